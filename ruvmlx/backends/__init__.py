@@ -1,0 +1,1 @@
+"""The one seam between the engine and the hardware."""

@@ -1,0 +1,71 @@
+"""The Backend protocol. T tokens, V vocabulary, D hidden size.
+
+A backend knows nothing of ratings, sessions or text. It is handed token ids, a cache that it made
+itself and, perhaps, an adapter; it hands back NumPy arrays that the caller may keep and change.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Step(NamedTuple):
+    """What the model says after the last token."""
+
+    logits: np.ndarray  # [V] float32, the adapter applied
+    hidden: np.ndarray  # [D] float32, input of the output head (after the final norm)
+
+
+class HeadAdapter(Protocol):
+    """A low-rank change of the output head, as a backend sees it."""
+
+    def add_to_logits(self, logits: np.ndarray, hidden: np.ndarray) -> None:
+        """logits [..., V] += scale * (hidden [..., D] @ lora_a [D, r]) @ lora_b [r, V], in place."""
+
+
+class KVCache(Protocol):
+    """Keys and values of one sequence."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens held, those that a sliding window has dropped included."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache occupies now."""
+
+    def trim(self, n: int) -> bool:
+        """Forget the newest n tokens. False when it cannot (a wrapped sliding window): start a new cache."""
+
+
+class Backend(Protocol):
+    name: str  # "mlx" | "native" | "hybrid" | "reference"
+    kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """Append tokens (T >= 1) to the cache, in chunks. `progress(tokens_done)` is called after each
+        chunk and may raise to stop: the cache then holds exactly the tokens reported done."""
+
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
+        """Append one token."""
+
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
+        """Append tokens and return the logits after each of them: [T, V] float32."""
+
+    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+        """Inputs of the output head for a sequence of its own: [T, D] float32."""
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        """The frozen output head: [T, D] -> [T, V] float32."""
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        """One vector for a text: the mean hidden state, [D] float32."""

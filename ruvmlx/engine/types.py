@@ -1,0 +1,75 @@
+"""Requests, chunks and responses: what crosses between the engine and the apps."""
+
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..models.base import Message
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off."""
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass
+class GenerationRequest:
+    """One reply wanted. Exactly one of `messages`, `prompt` (raw text) and `input_ids` is given."""
+
+    messages: Sequence[Message] | None = None
+    prompt: str | None = None
+    input_ids: Sequence[int] | None = None
+    session_id: str | None = None  # sessions keep their KV cache between requests
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    max_new_tokens: int = 512
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
+    cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probabilities at temperature 1, the adapter applied."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    request_id: str
+    session_id: str | None
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, already in the session's KV cache
+    generation_tokens: int
+    finish_reason: str  # "stop" | "length" | "cancelled"
+    ttft_ms: float
+    latency_ms: float
+    prompt_tps: float  # newly prefilled tokens per second
+    generation_tps: float
+    cache_bytes: int
+    cache_tokens: int
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a reply. Text is whole UTF-8 and may be empty; the last chunk alone has `response`."""
+
+    text: str
+    generated: int = 0  # tokens so far
+    prefilled: int = 0  # prompt tokens done so far, while the prompt is being read
+    prompt_tokens: int = 0
+    response: GenerationResponse | None = None

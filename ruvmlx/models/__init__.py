@@ -1,0 +1,1 @@
+"""Model name -> local files -> validated weights -> Model + tokenizer."""

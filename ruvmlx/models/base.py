@@ -1,0 +1,98 @@
+"""What a loaded model is, whatever file format it came from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """Llama-3 rope scaling: low frequencies are stretched by `factor`, high ones kept, the rest blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama or Mistral decoder. Rope is half-split; loaders undo interleaved layouts."""
+
+    model_type: str  # "llama" | "mistral"
+    hidden_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_context: int
+    tie_word_embeddings: bool
+    rope_scaling: Llama3Rope | None = None
+    rope_linear_factor: float = 1.0
+    sliding_window: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+# Weights are named as mlx-lm names them ("model.layers.0.self_attn.q_proj.weight", "lm_head.weight"...).
+# A plain tensor is one array [out, in], float32, float16 or ml_dtypes.bfloat16.
+# A quantised one is three, in MLX's affine layout: ".weight" uint32 [out, in * bits / 32] (little end first),
+# ".scales" and ".biases" float16/float32 [out, in / group_size]:   w = scale * q + bias.
+Weights = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str  # "system" | "user" | "assistant"
+    content: str
+
+
+class Tokenizer(Protocol):
+    """Text <-> token ids. User text can never become a special token unless `special=True` is asked for."""
+
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: frozenset[int]  # any of them ends a reply
+    special_tokens: Mapping[str, int]
+    chat_template: str | None
+    strips_leading_space: bool  # SentencePiece: the first token's leading space is not part of the text
+
+    def encode(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Text -> ids. `special=False` reads "<|im_end|>" as ten plain characters."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to the text; b"" for a special token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Conversation -> ids through the model's chat template, rendered in a sandbox."""
+
+
+@dataclass
+class Model:
+    """A validated model on this machine. `load_weights` does the heavy part, when asked."""
+
+    name: str
+    path: Path
+    format: str  # "gguf" | "safetensors"
+    config: ModelConfig
+    tokenizer: Tokenizer
+    load_weights: Callable[[], Weights]
+    fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
+    parameters: int
+    bytes: int
+    default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's own temperature, top_p...
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per parameter, scales and biases included."""
+        return 8 * self.bytes / self.parameters
