@@ -1,0 +1,116 @@
+/* A BLAS for MLX on Linux.
+ *
+ * MLX's wheel calls cblas_{s,d,c}gemm of a reference BLAS (4-8 GFLOP/s). This library exports the same
+ * three names and passes each call to an OpenBLAS whose symbols carry the prefix `scipy_` (PyPI:
+ * scipy-openblas32, 32-bit integers). Loaded into the global scope before MLX, it is what libmlx.so binds to.
+ *
+ * Order of use (ruvmlx/backends/blas.py):
+ *   1. dlopen this library RTLD_LOCAL
+ *   2. rvm_blas_init(path of OpenBLAS); 0 = every symbol found
+ *   3. only then dlopen it again RTLD_GLOBAL: a shim without a BLAS behind it never reaches MLX
+ *
+ * Enums of cblas.h are passed as int, which is their ABI. */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#define RVM_EXPORT __attribute__((visibility("default")))
+
+typedef void (*sgemm_fn)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                         const float *b, int ldb, float beta, float *c, int ldc);
+typedef void (*sgemv_fn)(int order, int trans, int m, int n, float alpha, const float *a, int lda, const float *x,
+                         int incx, float beta, float *y, int incy);
+typedef void (*dgemm_fn)(int order, int ta, int tb, int m, int n, int k, double alpha, const double *a, int lda,
+                         const double *b, int ldb, double beta, double *c, int ldc);
+typedef void (*cgemm_fn)(int order, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda,
+                         const void *b, int ldb, const void *beta, void *c, int ldc);
+typedef void (*set_threads_fn)(int n);
+typedef int (*get_threads_fn)(void);
+typedef char *(*config_fn)(void);
+
+static sgemm_fn sgemm;
+static sgemv_fn sgemv;
+static dgemm_fn dgemm;
+static cgemm_fn cgemm;
+static set_threads_fn set_threads;
+static get_threads_fn get_threads;
+static config_fn config;
+static atomic_long calls; /* since the process started; tests read it */
+
+/* Opens OpenBLAS and resolves what is forwarded.  0: ready.  -1: no such library.  -2: a symbol is missing. */
+RVM_EXPORT int rvm_blas_init(const char *openblas_path)
+{
+    void *lib = dlopen(openblas_path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) return -1;
+    sgemm = (sgemm_fn)dlsym(lib, "scipy_cblas_sgemm");
+    sgemv = (sgemv_fn)dlsym(lib, "scipy_cblas_sgemv");
+    dgemm = (dgemm_fn)dlsym(lib, "scipy_cblas_dgemm");
+    cgemm = (cgemm_fn)dlsym(lib, "scipy_cblas_cgemm");
+    set_threads = (set_threads_fn)dlsym(lib, "scipy_openblas_set_num_threads");
+    get_threads = (get_threads_fn)dlsym(lib, "scipy_openblas_get_num_threads");
+    config = (config_fn)dlsym(lib, "scipy_openblas_get_config");
+    return sgemm && sgemv && dgemm && cgemm && set_threads && get_threads && config ? 0 : -2;
+}
+
+/* "OpenBLAS 0.3.34 ... SkylakeX MAX_THREADS=64"; needs rvm_blas_init. */
+RVM_EXPORT const char *rvm_blas_config(void)
+{
+    return config ? config() : "";
+}
+
+RVM_EXPORT void rvm_blas_set_threads(int n)
+{
+    if (set_threads) set_threads(n);
+}
+
+RVM_EXPORT int rvm_blas_get_threads(void)
+{
+    return get_threads ? get_threads() : 0;
+}
+
+/* Matrix products that went through this library: the proof that MLX is bound to it. */
+RVM_EXPORT long rvm_blas_calls(void)
+{
+    return atomic_load_explicit(&calls, memory_order_relaxed);
+}
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+
+/* y = alpha op(B)^T x + beta y for one row x = op(A) [1, k]:  x[i] = a[i * incx], op(B) [k, n], y [n]. */
+static void one_row(int ta, int tb, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                    float beta, float *y)
+{
+    int incx = ta == NO_TRANS ? 1 : lda;
+    if (tb == NO_TRANS)
+        sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, a, incx, beta, y, 1);
+    else
+        sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, incx, beta, y, 1);
+}
+
+/* C = alpha op(A) op(B) + beta C:  op(A) [m, k], op(B) [k, n], C [m, n].
+ *
+ * Decoding asks for one row at a time. OpenBLAS's sgemm packs B first and reads it at a third of the memory's
+ * speed; its sgemv streams it (1 x 576 x 49152 on two cores: 20 against 60 GB/s). */
+RVM_EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                            const float *b, int ldb, float beta, float *c, int ldc)
+{
+    atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
+    if (order == ROW_MAJOR && m == 1)
+        one_row(ta, tb, n, k, alpha, a, lda, b, ldb, beta, c);
+    else
+        sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+RVM_EXPORT void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double *a, int lda,
+                            const double *b, int ldb, double beta, double *c, int ldc)
+{
+    atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
+    dgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+RVM_EXPORT void cblas_cgemm(int order, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
+                            int lda, const void *b, int ldb, const void *beta, void *c, int ldc)
+{
+    atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
+    cgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}

@@ -1,0 +1,112 @@
+"""KV caches of the MLX backend. keys, values: [1, n_kv_heads, T, head_dim]."""
+
+from collections.abc import Sequence
+
+from . import mlxlm
+from .mx import mx
+
+_cache = mlxlm.load("models.cache")
+_base = mlxlm.load("models.base")
+
+
+class SlidingKVCache:
+    """The last `window` tokens, in order, in a buffer that is shifted when it is full.
+
+    mlx-lm's RotatingKVCache overwrites its oldest token, so it cannot forget the newest ones again once it
+    has wrapped. Here `slack` older tokens stay behind the window: speculation and an edited last message
+    may trim that many. A token sees itself and the window - 1 tokens before it.
+    """
+
+    def __init__(self, window: int, slack: int = 256):
+        self.window, self.slack = window, slack
+        self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
+        self.values: mx.array | None = None
+        self.offset = 0  # tokens of the sequence so far
+        self.end = 0  # of them, still in the buffer
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
+        """What mlx-lm's graph adds to the scores of n new tokens; None and "causal" need no array."""
+        past = min(self.end, self.window - 1)
+        if n == 1:
+            return None
+        if past + n <= self.window and not return_array:
+            return "causal"
+        return _base.create_causal_mask(n, past, window_size=self.window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append T tokens; return what they may look at: at most window - 1 + T tokens."""
+        n = keys.shape[2]
+        past = min(self.end, self.window - 1)
+        self._make_room(keys, values)
+        stop = self.end + n
+        self.keys[..., self.end : stop, :] = keys
+        self.values[..., self.end : stop, :] = values
+        self.offset, self.end = self.offset + n, stop
+        return self.keys[..., stop - n - past : stop, :], self.values[..., stop - n - past : stop, :]
+
+    def _make_room(self, keys: mx.array, values: mx.array) -> None:
+        """Shift the newest window + slack tokens to the front of a fresh buffer when the old one is full."""
+        n = keys.shape[2]
+        if self.keys is not None and self.end + n <= self.keys.shape[2]:
+            return
+        keep = min(self.end, self.window + self.slack)
+        room = max(n, self.slack)
+        self.keys = _shifted(self.keys, self.end - keep, self.end, room, keys)
+        self.values = _shifted(self.values, self.end - keep, self.end, room, values)
+        self.end = keep
+
+    def can_trim(self, n: int) -> bool:
+        """After forgetting n, the window must still be whole (or reach back to the start)."""
+        left = self.end - n
+        return n <= self.offset and left >= min(self.offset - n, self.window - 1)
+
+    def trim(self, n: int) -> int:
+        self.offset -= n
+        self.end -= n
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+
+def _shifted(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:
+    """old[start:stop] with `room` empty tokens behind it."""
+    b, h, _, d = like.shape
+    empty = mx.zeros((b, h, room, d), like.dtype)
+    return empty if old is None else mx.concatenate([old[..., start:stop, :], empty], axis=2)
+
+
+class MLXCache:
+    """Keys and values of one sequence, over all layers. Belongs to the thread of its backend."""
+
+    def __init__(self, n_layers: int, sliding_window: int | None):
+        make = (lambda: SlidingKVCache(sliding_window)) if sliding_window else _cache.KVCache
+        self.layers = [make() for _ in range(n_layers)]
+
+    @property
+    def offset(self) -> int:
+        return self.layers[-1].offset
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def trim(self, n: int) -> bool:
+        if not all(self._can_trim(layer, n) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.trim(n)
+        return True
+
+    def rewind(self, offset: int) -> None:
+        """Back to `offset` after a step failed half way: the layers may stand at different tokens."""
+        for layer in self.layers:
+            layer.trim(layer.offset - offset)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
+
+    @staticmethod
+    def _can_trim(layer, n: int) -> bool:
+        return layer.can_trim(n) if isinstance(layer, SlidingKVCache) else 0 <= n <= layer.offset

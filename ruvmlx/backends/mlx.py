@@ -1,0 +1,165 @@
+"""The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
+
+An MLXBackend, its caches and every call belong to the thread that made it: MLX's streams are bound to threads.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import RuvmlxError, UsageError
+from ..models.base import Model, Weights
+from . import cpu, graph
+from .base import HeadAdapter, Step
+from .kvcache import MLXCache
+from .mx import BLAS, mx
+
+CHUNK = 512  # prompt tokens per prefill step
+
+
+class MLXBackend:
+    """Runs one model. On a GPU the weights stay as they are stored; on the CPU see `_cpu_plan`."""
+
+    name = "mlx"
+
+    def __init__(
+        self, model: Model, device: str | None = None, threads: int | None = None, chunk: int = CHUNK
+    ):
+        self.config = model.config
+        self.chunk = chunk
+        kind = device or default_device()
+        self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
+        if threads:
+            BLAS.set_threads(threads)
+        with mx.stream(self._device):
+            weights = model.load_weights()
+            plan = _cpu_plan(weights, model.config.vocab_size) if kind == "cpu" else (None, False)
+            self._graph = graph.build(model.config, weights, *plan)
+        self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
+
+    def new_cache(self) -> MLXCache:
+        return MLXCache(self.config.n_layers, self.config.sliding_window)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: MLXCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """tokens [T] -> the Step after the last; only that position goes through the output head."""
+        self._validate(tokens)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            outputs = self._run(part, cache, self._last if last else self._none)
+            if progress:
+                progress(start + len(part))
+        return _step(*outputs, adapter)
+
+    def decode(self, token: int, cache: MLXCache, adapter: HeadAdapter | None = None) -> Step:
+        self._validate([token])
+        return _step(*self._run([token], cache, self._last), adapter)
+
+    def verify(
+        self, tokens: Sequence[int], cache: MLXCache, adapter: HeadAdapter | None = None
+    ) -> np.ndarray:
+        """tokens [T] -> logits [T, V]: what follows each of them."""
+        self._validate(tokens)
+        parts = [
+            self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
+        ]
+        logits = np.concatenate([logits for logits, _ in parts])
+        if adapter is not None:
+            adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
+        return _finite(logits)
+
+    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+        self._validate(tokens)
+        cache = self.new_cache()
+        chunks = (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
+        return np.concatenate([self._run(part, cache, self._hidden)[0] for part in chunks])
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        with mx.stream(self._device):
+            x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
+            return _numpy(graph.head(self._graph, x))
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _run(self, tokens: Sequence[int], cache: MLXCache, read: Callable) -> list[np.ndarray]:
+        """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
+        start = cache.offset
+        try:
+            with mx.stream(self._device):
+                hidden = self._graph.model(mx.array([list(tokens)], mx.uint32), cache.layers)[0]
+                outputs = read(hidden)
+                mx.eval(*outputs, *cache.arrays())
+        except BaseException:
+            cache.rewind(start)
+            raise
+        return [np.array(a, copy=False) for a in outputs]
+
+    def _last(self, hidden: mx.array) -> list[mx.array]:
+        """[T, D] -> logits [V], hidden [D] of the last token."""
+        last = hidden[-1:]
+        return [graph.head(self._graph, last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+
+    def _all(self, hidden: mx.array) -> list[mx.array]:
+        return [graph.head(self._graph, hidden).astype(mx.float32), hidden.astype(mx.float32)]
+
+    def _hidden(self, hidden: mx.array) -> list[mx.array]:
+        return [hidden.astype(mx.float32)]
+
+    def _none(self, hidden: mx.array) -> list[mx.array]:
+        return []
+
+    def _compute_dtype(self) -> mx.Dtype:
+        return self._graph.model.norm.weight.dtype
+
+    def _validate(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("nothing to run: the prompt has no tokens")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.config.vocab_size:
+            raise UsageError(
+                f"token {low if low < 0 else high} is not in the vocabulary of {self.config.vocab_size} tokens"
+            )
+
+
+def default_device() -> str:
+    """ "metal", "cuda" or "cpu"."""
+    if mx.metal.is_available():
+        return "metal"
+    return "cuda" if mx.cuda.is_available() else "cpu"
+
+
+def _cpu_plan(weights: Weights, vocab_size: int) -> tuple[mx.Dtype, bool]:
+    """(dtype, dequantise): float32 throughout when that fits a quarter of RAM."""
+    unpacked = sum(_unpacked_size(name, w, weights) for name, w in weights.items())
+    return mx.float32, 4 * unpacked <= cpu.total_memory() // 4
+
+
+def _unpacked_size(name: str, value: np.ndarray, weights: Weights) -> int:
+    """Numbers that a tensor holds (a packed one at its 4 bits or more: an upper bound)."""
+    return value.size * 8 if value.dtype == np.uint32 else value.size
+
+
+def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+    return Step(_finite(logits), hidden)
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    if not np.isfinite(logits).all():
+        raise RuvmlxError(
+            "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in this "
+            "precision: try another model file, or another backend with --backend"
+        )
+    return logits
+
+
+def _numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
