@@ -1,0 +1,306 @@
+/* Every kernel of rvm.h, where the formulas are.  Compiled once per instruction set, with
+ * -DRVM_IMPL=<name>; exports the one table rvm_impl_<name>. */
+#include "rvm.h"
+#include "vec.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+#define REQUIRE(condition) \
+    if (!(condition)) return RVM_BAD_ARGUMENT
+
+static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
+
+static int k_exp(const float *x, size_t n, float *y) {
+    REQUIRE(x && y && n);
+    SIMD()
+    for (size_t i = 0; i < n; i++) y[i] = exp_f32(x[i]);
+    return RVM_OK;
+}
+
+/* In blocks, so that float rounding does not grow with n. */
+static int k_dot(const float *x, const float *y, size_t n, double *out) {
+    REQUIRE(x && y && n && out);
+    *out = 0;
+    for (size_t i = 0; i < n; i += BLOCK) *out += dot_of(x + i, y + i, min_size(BLOCK, n - i));
+    return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
+}
+
+/* sum_i 0 * c * x[i]: 0 when all products are finite, else NaN. */
+static float poison_of(const float *x, size_t n, float c) {
+    float poison = 0;
+    SIMD(reduction(+ : poison))
+    for (size_t i = 0; i < n; i++) poison += 0.0f * (c * x[i]);
+    return poison;
+}
+
+static int k_all_finite(const float *x, size_t n) {
+    REQUIRE(x && n);
+    return poison_of(x, n, 1) == 0 ? RVM_OK : RVM_NOT_FINITE;
+}
+
+static int k_scale(float *x, size_t n, float c) {
+    REQUIRE(x && n);
+    if (poison_of(x, n, c) != 0 || !isfinite(c)) return RVM_NOT_FINITE;
+    SIMD()
+    for (size_t i = 0; i < n; i++) x[i] *= c;
+    return RVM_OK;
+}
+
+/* Would the step leave p->w finite?  A finite sum w + v means that w and v are finite too. */
+static int step_is_finite(const rvm_param *p, float eta, float mu) {
+    const float *restrict w = p->w, *restrict v = p->velocity, *restrict g = p->g;
+    float poison = 0;
+    if (v) {
+        SIMD(reduction(+ : poison))
+        for (size_t i = 0; i < p->n; i++) poison += 0.0f * (w[i] + (mu * v[i] + eta * g[i]));
+    } else {
+        SIMD(reduction(+ : poison))
+        for (size_t i = 0; i < p->n; i++) poison += 0.0f * (w[i] + eta * g[i]);
+    }
+    return poison == 0;
+}
+
+static void step(const rvm_param *p, float eta, float mu) {
+    float *restrict w = p->w, *restrict v = p->velocity;
+    const float *restrict g = p->g;
+    if (v) {
+        SIMD()
+        for (size_t i = 0; i < p->n; i++) {
+            v[i] = mu * v[i] + eta * g[i];
+            w[i] += v[i];
+        }
+    } else {
+        SIMD()
+        for (size_t i = 0; i < p->n; i++) w[i] += eta * g[i];
+    }
+}
+
+static int k_micro_update(const rvm_param *params, size_t n_params, float eta, float mu) {
+    REQUIRE(params && n_params);
+    for (size_t i = 0; i < n_params; i++) REQUIRE(params[i].w && params[i].g && params[i].n);
+    for (size_t i = 0; i < n_params; i++)
+        if (!step_is_finite(&params[i], eta, mu)) return RVM_NOT_FINITE;
+    for (size_t i = 0; i < n_params; i++) step(&params[i], eta, mu);
+    return RVM_OK;
+}
+
+/* Tokens go in groups, the vocabulary in blocks: a block of lora_b is read once per group. */
+enum { GROUP = 32 };
+
+static int k_head_add(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
+                      size_t dim, size_t vocab, size_t rank, float *logits) {
+    REQUIRE(hidden && lora_a && lora_b && logits && tokens && dim && vocab && !bad_rank(rank));
+    float u[GROUP][RVM_MAX_RANK];
+    for (size_t t0 = 0; t0 < tokens; t0 += GROUP) {
+        size_t nt = min_size(GROUP, tokens - t0);
+        for (size_t t = 0; t < nt; t++) project(u[t], hidden + (t0 + t) * dim, lora_a, s, dim, rank);
+        for (size_t v = 0; v < vocab; v += BLOCK)
+            for (size_t t = 0; t < nt; t++)
+                add_rows(logits + (t0 + t) * vocab + v, lora_b + v, vocab, u[t], rank,
+                         min_size(BLOCK, vocab - v));
+    }
+    return RVM_OK;
+}
+
+/* x[i] = z[i] - shift[i]; returns 0, or NaN if a shift is not finite. */
+static float unshift(float *restrict x, const float *restrict z, const float *restrict shift, size_t n) {
+    float poison = 0;
+    SIMD(reduction(+ : poison))
+    for (size_t i = 0; i < n; i++) {
+        x[i] = z[i] - shift[i];
+        poison += 0.0f * shift[i];
+    }
+    return poison;
+}
+
+/* Both normalisers of one token, in one pass: logits, and logits without the adapter. */
+static void live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
+                            size_t rank, expsum *live, expsum *frozen) {
+    float x[BLOCK], tmp[BLOCK];
+    for (size_t v = 0; v < vocab; v += BLOCK) {
+        size_t n = min_size(BLOCK, vocab - v);
+        expsum_add(live, logits + v, n, tmp);
+        memset(tmp, 0, n * sizeof *tmp);
+        add_rows(tmp, lora_b + v, vocab, u, rank, n);
+        frozen->sum += unshift(x, logits + v, tmp, n);
+        expsum_add(frozen, x, n, tmp);
+    }
+}
+
+/* e[i] += c * x[i]; returns sum_i x[i] * b[i] */
+static float add_and_dot(float *restrict e, const float *restrict x, const float *restrict b, float c,
+                         size_t n) {
+    float s = 0;
+    SIMD(reduction(+ : s))
+    for (size_t i = 0; i < n; i++) {
+        e[i] += c * x[i];
+        s += x[i] * b[i];
+    }
+    return s;
+}
+
+static int k_trace_accumulate(const float *h, const float *logits, const float *lora_a, const float *lora_b,
+                              float s, size_t dim, size_t vocab, size_t rank, size_t y, float *e_a,
+                              float *e_b, double *logprob) {
+    REQUIRE(h && logits && lora_a && lora_b && e_a && e_b && logprob);
+    REQUIRE(dim && vocab && !bad_rank(rank) && y < vocab);
+    float u[RVM_MAX_RANK], delta[BLOCK], g[RVM_MAX_RANK];
+    double b_delta[RVM_MAX_RANK], frozen_y = logits[y];
+    expsum live = EXPSUM_EMPTY, frozen = EXPSUM_EMPTY;
+
+    project(u, h, lora_a, s, dim, rank);
+    live_and_frozen(logits, lora_b, u, vocab, rank, &live, &frozen);
+    for (size_t k = 0; k < rank; k++) frozen_y -= (double)u[k] * lora_b[k * vocab + y];
+    logprob[0] = logits[y] - expsum_log(&live);
+    logprob[1] = frozen_y - expsum_log(&frozen);
+    if (!isfinite(logprob[0]) || !isfinite(logprob[1])) return RVM_NOT_FINITE;
+
+    for (size_t k = 0; k < rank; k++) b_delta[k] = lora_b[k * vocab + y];
+    for (size_t v = 0; v < vocab; v += BLOCK) {
+        size_t n = min_size(BLOCK, vocab - v);
+        const float minus_p = (float)(-1 / live.sum);
+        SIMD()
+        for (size_t i = 0; i < n; i++) delta[i] = minus_p * exp_f32(logits[v + i] - live.max);
+        for (size_t k = 0; k < rank; k++)
+            b_delta[k] += add_and_dot(e_b + k * vocab + v, delta, lora_b + k * vocab + v, u[k], n);
+    }
+    for (size_t k = 0; k < rank; k++) {
+        e_b[k * vocab + y] += u[k];
+        g[k] = s * (float)b_delta[k];
+    }
+    add_outer(e_a, h, g, dim, rank);
+    return RVM_OK;
+}
+
+/* Weighted mean and spread of dz under softmax weights, gathered block by block (Chan et al. 1979). */
+typedef struct {
+    expsum weight;
+    double mean, m2;
+} spread;
+
+/* z: logits, overwritten by their weights   dz: [n] */
+static void spread_add(spread *a, float *z, const float *dz, size_t n) {
+    a->m2 *= expsum_raise(&a->weight, z, n);
+    double sum = exp_sum(z, a->weight.max, n, z);
+    if (sum == 0) return;
+    float mean = (float)(dot_of(z, dz, n) / sum), m2 = 0;
+    SIMD(reduction(+ : m2))
+    for (size_t i = 0; i < n; i++) m2 += z[i] * (dz[i] - mean) * (dz[i] - mean);
+    double total = a->weight.sum + sum, step = mean - a->mean;
+    a->mean += step * sum / total;
+    a->m2 += m2 + step * step * a->weight.sum * sum / total;
+    a->weight.sum = total;
+}
+
+static int k_direction_variance(const float *hidden, const float *logits, const float *lora_a,
+                                const float *lora_b, const float *g_a, const float *g_b, float s,
+                                size_t tokens, size_t dim, size_t vocab, size_t rank, double *out) {
+    REQUIRE(hidden && logits && lora_a && lora_b && g_a && g_b && out);
+    REQUIRE(tokens && dim && vocab && !bad_rank(rank));
+    float u[GROUP][RVM_MAX_RANK], c[GROUP][RVM_MAX_RANK], z[BLOCK], dz[BLOCK];
+    *out = 0;
+    for (size_t t0 = 0; t0 < tokens; t0 += GROUP) {
+        size_t nt = min_size(GROUP, tokens - t0);
+        spread acc[GROUP];
+        for (size_t t = 0; t < nt; t++) {
+            acc[t] = (spread){EXPSUM_EMPTY, 0, 0};
+            project(u[t], hidden + (t0 + t) * dim, lora_a, s, dim, rank);
+            project(c[t], hidden + (t0 + t) * dim, g_a, s, dim, rank);
+        }
+        for (size_t v = 0; v < vocab; v += BLOCK) {
+            size_t n = min_size(BLOCK, vocab - v);
+            for (size_t t = 0; t < nt; t++) {
+                memset(dz, 0, n * sizeof *dz);
+                add_rows(dz, g_b + v, vocab, u[t], rank, n);
+                add_rows(dz, lora_b + v, vocab, c[t], rank, n);
+                memcpy(z, logits + (t0 + t) * vocab + v, n * sizeof *z);
+                spread_add(&acc[t], z, dz, n);
+            }
+        }
+        for (size_t t = 0; t < nt; t++) *out += acc[t].m2 / acc[t].weight.sum / (double)tokens;
+    }
+    return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
+}
+
+/* Sums over v of p0, p0 e^x and p0 e^x x, with x = d - max d so far. */
+typedef struct {
+    float max;
+    double p0, s, t;
+} tilt;
+
+static void tilt_add(tilt *a, const float *p0, const float *d, size_t n) {
+    float m = max_of(d, n, a->max);
+    if (m > a->max) {
+        double rise = (double)m - a->max, keep = exp_f32((float)-rise);
+        a->t = keep * (a->t - rise * a->s);
+        a->s *= keep;
+        a->max = m;
+    }
+    float sum_p = 0, sum_s = 0, sum_t = 0;
+    SIMD(reduction(+ : sum_p, sum_s, sum_t))
+    for (size_t i = 0; i < n; i++) {
+        float x = d[i] - m, w = p0[i] * exp_f32(x);
+        sum_p += p0[i];
+        sum_s += w;
+        sum_t += w * x;
+    }
+    a->p0 += sum_p, a->s += sum_s, a->t += sum_t;
+}
+
+static int k_kl_to_frozen(const float *p0, const float *u, const float *lora_b, float s, size_t contexts,
+                          size_t vocab, size_t rank, double *out) {
+    REQUIRE(p0 && u && lora_b && out && contexts && vocab && !bad_rank(rank));
+    float c[GROUP][RVM_MAX_RANK], d[BLOCK];
+    *out = 0;
+    for (size_t m0 = 0; m0 < contexts; m0 += GROUP) {
+        size_t nm = min_size(GROUP, contexts - m0);
+        tilt acc[GROUP];
+        for (size_t m = 0; m < nm; m++) {
+            acc[m] = (tilt){-FLT_MAX, 0, 0, 0};
+            for (size_t k = 0; k < rank; k++) c[m][k] = s * u[(m0 + m) * rank + k];
+        }
+        for (size_t v = 0; v < vocab; v += BLOCK) {
+            size_t n = min_size(BLOCK, vocab - v);
+            for (size_t m = 0; m < nm; m++) {
+                memset(d, 0, n * sizeof *d);
+                add_rows(d, lora_b + v, vocab, c[m], rank, n);
+                tilt_add(&acc[m], p0 + (m0 + m) * vocab + v, d, n);
+            }
+        }
+        for (size_t m = 0; m < nm; m++)
+            *out += (acc[m].t / acc[m].s - log(acc[m].s / acc[m].p0)) / (double)contexts;
+    }
+    return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
+}
+
+static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob) {
+    REQUIRE(logits && y && logprob && tokens && vocab);
+    for (size_t t = 0; t < tokens; t++) REQUIRE(y[t] >= 0 && (size_t)y[t] < vocab);
+    float tmp[BLOCK];
+    int rc = RVM_OK;
+    for (size_t t = 0; t < tokens; t++) {
+        const float *z = logits + t * vocab;
+        expsum sum = EXPSUM_EMPTY;
+        for (size_t v = 0; v < vocab; v += BLOCK) expsum_add(&sum, z + v, min_size(BLOCK, vocab - v), tmp);
+        logprob[t] = z[y[t]] - expsum_log(&sum);
+        if (isnan(logprob[t])) rc = RVM_NOT_FINITE;
+    }
+    return rc;
+}
+
+const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
+    .name = TEXT(RVM_IMPL),
+    .exp = k_exp,
+    .dot = k_dot,
+    .scale = k_scale,
+    .all_finite = k_all_finite,
+    .micro_update = k_micro_update,
+    .head_add = k_head_add,
+    .trace_accumulate = k_trace_accumulate,
+    .direction_variance = k_direction_variance,
+    .kl_to_frozen = k_kl_to_frozen,
+    .logprobs = k_logprobs,
+};

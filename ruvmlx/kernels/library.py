@@ -1,0 +1,118 @@
+"""Finds and loads librvm, the C library that is built with the package (neon/include/rvm.h)."""
+
+import ctypes as C
+import functools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ruvmlx
+from ruvmlx.errors import RuvmlxError
+
+ABI_VERSION = 1
+OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
+MAX_RANK = 64
+
+_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+_P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
+
+# Field order and argument types of struct rvm_kernels. All pointers travel as plain addresses.
+_SIGNATURES: dict[str, list[Any]] = {
+    "exp": [_P, _N, _P],
+    "dot": [_P, _P, _N, _P],
+    "scale": [_P, _N, _F],
+    "all_finite": [_P, _N],
+    "micro_update": [_P, _N, _F, _F],
+    "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],
+    "trace_accumulate": [_P, _P, _P, _P, _F, _N, _N, _N, _N, _P, _P, _P],
+    "direction_variance": [_P, _P, _P, _P, _P, _P, _F, _N, _N, _N, _N, _P],
+    "kl_to_frozen": [_P, _P, _P, _F, _N, _N, _N, _P],
+    "logprobs": [_P, _P, _N, _N, _P],
+}
+KERNELS = tuple(_SIGNATURES)
+
+
+class Param(C.Structure):
+    """struct rvm_param: one weight array with its velocity and gradient."""
+
+    _fields_ = [("w", _P), ("velocity", _P), ("g", _P), ("n", _N)]
+
+
+class _Table(C.Structure):
+    _fields_ = [("name", C.c_char_p), *((name, _P) for name in KERNELS)]
+
+
+class LibraryError(RuvmlxError):
+    """librvm is missing, cannot be loaded, or is not the one these sources were written for."""
+
+
+def find(name: str) -> Path:
+    """Path of a library installed as ruvmlx/_lib/lib<name>: in a wheel or an editable install alike."""
+    wanted = f"lib{name}{_SUFFIX}"
+    for folder in _folders():
+        if (folder / wanted).is_file():
+            return folder / wanted
+    raise LibraryError(
+        f"{wanted} is not installed beside ruvmlx {ruvmlx.__version__} in {Path(ruvmlx.__file__).parent}; "
+        "build it with `uv sync --reinstall-package ruvmlx` or `pip install .` (needs a C compiler)."
+    )
+
+
+def _folders() -> list[Path]:
+    """Editable installs keep sources in the checkout and built files in site-packages: look in both."""
+    packages = [Path(p) for p in ruvmlx.__path__] + [Path(p) / "ruvmlx" for p in sys.path]
+    return [p / "_lib" for p in packages]
+
+
+@functools.cache
+def _load() -> C.CDLL:
+    path = find("rvm")
+    try:
+        lib = C.CDLL(str(path))
+        version = lib.rvm_abi_version()
+    except (OSError, AttributeError) as error:
+        raise LibraryError(f"cannot load {path}: {error}; reinstall ruvmlx on this machine.") from None
+    if version != ABI_VERSION:
+        raise LibraryError(
+            f"{path} has ABI version {version}, these sources need {ABI_VERSION}; "
+            "rebuild it with `uv sync --reinstall-package ruvmlx` or `pip install .`."
+        )
+    lib.rvm_impl.restype, lib.rvm_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_impl_name.restype, lib.rvm_impl_name.argtypes = C.c_char_p, [_N]
+    return lib
+
+
+@functools.cache
+def implementations() -> tuple[str, ...]:
+    """What this machine runs, fastest first: ("avx512", "avx2", "scalar") or ("neon", "scalar")."""
+    lib = _load()
+    names: list[str] = []
+    while name := lib.rvm_impl_name(len(names)):
+        names.append(name.decode())
+    return tuple(names)
+
+
+def available(kernel: str) -> tuple[str, ...]:
+    """Implementations of one kernel, for `pytest.mark.parametrize("impl", available("head_add"))`."""
+    if kernel not in _SIGNATURES:
+        raise KeyError(f"no kernel {kernel!r}; there are {', '.join(KERNELS)}")
+    return implementations()
+
+
+@functools.cache
+def functions(impl: str | None = None) -> SimpleNamespace:
+    """All kernels of one implementation, as ctypes functions that release the GIL; None: the fastest."""
+    table = _load().rvm_impl(impl.encode() if impl else None)
+    if not table:
+        raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
+    made = {
+        name: C.CFUNCTYPE(C.c_int, *types)(getattr(table.contents, name))
+        for name, types in _SIGNATURES.items()
+    }
+    return SimpleNamespace(**made)
+
+
+def registry() -> dict[str, str]:
+    """Kernel -> implementation in use, for `ruvmlx doctor`."""
+    return {kernel: implementations()[0] for kernel in KERNELS}

@@ -1,0 +1,275 @@
+"""The MicroLoRA kernels over NumPy arrays, each beside its obvious twin.
+
+float32, C-contiguous, any alignment; nothing is copied and the GIL is released. Shapes: T tokens,
+D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the signature of its kernel
+(`impl` aside) and computes in float64. Formulas: neon/include/rvm.h.
+
+`impl` names an implementation ("scalar", "avx2", ...); None is the fastest one of this machine.
+Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite, and then weights and
+accumulators are as they were.
+"""
+
+import ctypes as C
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ruvmlx.kernels.library import MAX_RANK, NOT_FINITE, OK, Param, functions
+
+Array = NDArray[np.float32]
+Step = tuple[Array, Array | None, Array]  # weights, velocity or None, gradient
+
+_F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
+_byte_at, _address = C.c_char.from_buffer, C.addressof
+
+
+class NotFinite(ArithmeticError):
+    """NaN or Inf came in, or would have come out; nothing was changed."""
+
+
+def exp(x: Array, impl: str | None = None) -> Array:
+    """e^x within 2 ulp on [-87, 88.37]; 0 below, inf above. What the other kernels use inside."""
+    y = np.empty_like(x)
+    _done("exp", functions(impl).exp(_in(x), x.size, _in(y)))
+    return y
+
+
+def dot(x: Array, y: Array, impl: str | None = None) -> float:
+    """Sum of x * y over all elements."""
+    _shape("y", y, x.shape)
+    out = C.c_double()
+    _done("dot", functions(impl).dot(_in(x), _in(y), x.size, _address(out)))
+    return out.value
+
+
+def dot_ref(x: Array, y: Array) -> float:
+    return float(np.sum(x.astype(np.float64) * y))
+
+
+def scale(x: Array, c: float, impl: str | None = None) -> None:
+    """x *= c, in place."""
+    _done("scale", functions(impl).scale(_inout(x), x.size, c))
+
+
+def all_finite(x: Array, impl: str | None = None) -> bool:
+    """Is every element finite?"""
+    rc = functions(impl).all_finite(_in(x), x.size)
+    if rc != NOT_FINITE:
+        _done("all_finite", rc)
+    return rc == OK
+
+
+def micro_update(
+    w: Array, velocity: Array | None, grad: Array, eta: float, mu: float = 0.0, impl: str | None = None
+) -> None:
+    """velocity = mu * velocity + eta * grad; w += velocity. In place; velocity None: w += eta * grad."""
+    micro_step([(w, velocity, grad)], eta, mu, impl)
+
+
+def micro_step(steps: Sequence[Step], eta: float, mu: float = 0.0, impl: str | None = None) -> None:
+    """micro_update of several arrays as one step: all of them change, or none."""
+    params = (Param * len(steps))()
+    for param, (w, velocity, grad) in zip(params, steps, strict=True):
+        _shape("grad", grad, w.shape)
+        param.w, param.g, param.n = _inout(w), _in(grad), w.size
+        if velocity is not None:
+            _shape("velocity", velocity, w.shape)
+            param.velocity = _inout(velocity)
+    _done("micro_update", functions(impl).micro_update(_address(params), len(steps), eta, mu))
+
+
+def micro_step_ref(steps: Sequence[Step], eta: float, mu: float = 0.0) -> None:
+    moves = [
+        eta * grad.astype(np.float64) + (0 if velocity is None else mu * velocity.astype(np.float64))
+        for _, velocity, grad in steps
+    ]
+    if not all(np.isfinite(w + move).all() for (w, _, _), move in zip(steps, moves, strict=True)):
+        raise NotFinite("micro_update: a new weight is not finite")
+    for (w, velocity, _), move in zip(steps, moves, strict=True):
+        w[...] = w + move
+        if velocity is not None:
+            velocity[...] = move
+
+
+def head_add(
+    logits: Array, hidden: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None
+) -> None:
+    """logits += s * (hidden @ lora_a) @ lora_b, in place. hidden: [T, D] or [D]; logits: [T, V] or [V]."""
+    dim, vocab, rank = _lora(lora_a, lora_b)
+    _shape("hidden", hidden, (*hidden.shape[:-1], dim))
+    _shape("logits", logits, (*hidden.shape[:-1], vocab))
+    f, tokens = functions(impl), hidden.size // dim
+    args = _in(hidden), _in(lora_a), _in(lora_b), s, tokens, dim, vocab, rank, _inout(logits)
+    _done("head_add", f.head_add(*args))
+
+
+def head_add_ref(logits: Array, hidden: Array, lora_a: Array, lora_b: Array, s: float) -> None:
+    u = hidden.astype(np.float64) @ lora_a
+    logits[...] = logits + s * (u @ lora_b)
+
+
+def trace_accumulate(
+    h: Array,
+    logits: Array,
+    y: int,
+    lora_a: Array,
+    lora_b: Array,
+    s: float,
+    e_a: Array,
+    e_b: Array,
+    impl: str | None = None,
+) -> tuple[float, float]:
+    """Add the eligibility of one generated token y to e_a [D, R] and e_b [R, V], in place.
+
+    u = lora_a^T h; delta = onehot(y) - softmax(logits); e_b += s u delta^T; e_a += s h (lora_b delta)^T.
+    h: [D]; logits: [V] with the adapter in. Returns log p(y) with and without the adapter.
+    """
+    dim, vocab, rank = _lora(lora_a, lora_b)
+    _shape("h", h, (dim,))
+    _shape("logits", logits, (vocab,))
+    _shape("e_a", e_a, lora_a.shape)
+    _shape("e_b", e_b, lora_b.shape)
+    if not 0 <= y < vocab:
+        raise ValueError(f"token y = {y} is outside the vocabulary of {vocab}")
+    out = (C.c_double * 2)()
+    args = _in(h), _in(logits), _in(lora_a), _in(lora_b), s, dim, vocab, rank, y
+    rc = functions(impl).trace_accumulate(*args, _inout(e_a), _inout(e_b), _address(out))
+    _done("trace_accumulate", rc)
+    return out[0], out[1]
+
+
+def trace_accumulate_ref(
+    h: Array, logits: Array, y: int, lora_a: Array, lora_b: Array, s: float, e_a: Array, e_b: Array
+) -> tuple[float, float]:
+    h64, z, b = h.astype(np.float64), logits.astype(np.float64), lora_b.astype(np.float64)
+    u = h64 @ lora_a
+    live, frozen = _log_softmax(z)[y], _log_softmax(z - s * (u @ b))[y]
+    if not np.isfinite([live, frozen]).all():
+        raise NotFinite("trace_accumulate: NaN, Inf or a token of probability 0")
+    delta = -np.exp(_log_softmax(z))
+    delta[y] += 1
+    e_b[...] = e_b + s * np.outer(u, delta)
+    e_a[...] = e_a + s * np.outer(h64, b @ delta)
+    return float(live), float(frozen)
+
+
+def direction_variance(
+    hidden: Array,
+    logits: Array,
+    lora_a: Array,
+    lora_b: Array,
+    g_a: Array,
+    g_b: Array,
+    s: float,
+    impl: str | None = None,
+) -> float:
+    """Mean over T tokens of Var_{softmax(logits_t)}(dz_t): how far a step along (g_a, g_b) moves logits.
+
+    dz_t = s (lora_a^T h_t) @ g_b + s (g_a^T h_t) @ lora_b. hidden: [T, D]; logits: [T, V].
+    """
+    dim, vocab, rank = _lora(lora_a, lora_b)
+    tokens = hidden.size // dim
+    _shape("hidden", hidden, (tokens, dim))
+    _shape("logits", logits, (tokens, vocab))
+    _shape("g_a", g_a, lora_a.shape)
+    _shape("g_b", g_b, lora_b.shape)
+    out = C.c_double()
+    args = _in(hidden), _in(logits), _in(lora_a), _in(lora_b), _in(g_a), _in(g_b), s
+    rc = functions(impl).direction_variance(*args, tokens, dim, vocab, rank, _address(out))
+    _done("direction_variance", rc)
+    return out.value
+
+
+def direction_variance_ref(
+    hidden: Array, logits: Array, lora_a: Array, lora_b: Array, g_a: Array, g_b: Array, s: float
+) -> float:
+    h = hidden.astype(np.float64)
+    dz = s * (h @ lora_a @ g_b + h @ g_a @ lora_b)
+    p = np.exp(_log_softmax(logits.astype(np.float64)))
+    mean = np.sum(p * dz, axis=-1, keepdims=True)
+    return float(np.mean(np.sum(p * (dz - mean) ** 2, axis=-1)))
+
+
+def kl_to_frozen(p0: Array, u: Array, lora_b: Array, s: float, impl: str | None = None) -> float:
+    """Mean over M contexts of KL(new || frozen), with new ~ p0 * exp(s * u @ lora_b).
+
+    p0: [M, V] frozen probabilities; u: [M, R] = hidden @ lora_a. Absolute error about 1e-6 nats.
+    """
+    contexts, vocab = p0.shape
+    rank = lora_b.shape[0]
+    _shape("u", u, (contexts, rank))
+    _shape("lora_b", lora_b, (rank, vocab))
+    out = C.c_double()
+    args = _in(p0), _in(u), _in(lora_b), s, contexts, vocab, rank
+    _done("kl_to_frozen", functions(impl).kl_to_frozen(*args, _address(out)))
+    return out.value
+
+
+def kl_to_frozen_ref(p0: Array, u: Array, lora_b: Array, s: float) -> float:
+    p0_64 = p0.astype(np.float64)
+    frozen = np.log(p0_64 / p0_64.sum(axis=-1, keepdims=True))
+    new = _log_softmax(frozen + s * (u.astype(np.float64) @ lora_b))
+    return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1)))
+
+
+def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> NDArray[np.float64]:
+    """log p(y_t) = logits[t, y_t] - logsumexp(logits[t]). logits: [T, V]; y: int32 [T]."""
+    tokens, vocab = logits.shape
+    _shape("y", y, (tokens,))
+    if tokens and not (0 <= y.min() and y.max() < vocab):
+        raise ValueError(f"token ids span {y.min()}..{y.max()}, outside the vocabulary of {vocab}")
+    out = np.empty(tokens)
+    _done("logprobs", functions(impl).logprobs(_in(logits), _in(y, _I32), tokens, vocab, out.ctypes.data))
+    return out
+
+
+def logprobs_ref(logits: Array, y: NDArray[np.int32]) -> NDArray[np.float64]:
+    return _log_softmax(logits.astype(np.float64))[np.arange(len(y)), y]
+
+
+def _log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.sum(np.exp(z), axis=-1, keepdims=True))
+
+
+def _lora(lora_a: Array, lora_b: Array) -> tuple[int, int, int]:
+    """D, V and R of a pair."""
+    dim, rank = lora_a.shape
+    _shape("lora_b", lora_b, (rank, lora_b.shape[-1]))
+    if not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"rank is {rank}, must be 1 to {MAX_RANK}")
+    return dim, lora_b.shape[1], rank
+
+
+def _shape(name: str, x: NDArray, expected: tuple[int, ...]) -> None:
+    if x.shape != expected:
+        raise ValueError(f"{name} has shape {x.shape}, expected {expected}")
+
+
+def _inout(x: NDArray, dtype: np.dtype = _F32) -> int:
+    """Address of an array that the kernel writes to."""
+    if x.dtype != dtype:
+        raise ValueError(f"array is {x.dtype}, expected {dtype}")
+    try:
+        return _address(_byte_at(x))  # type: ignore[arg-type]  # 4x faster than x.ctypes.data
+    except (TypeError, ValueError):
+        why = "not contiguous" if not x.flags.c_contiguous else "empty" if not x.size else "read-only"
+        raise ValueError(f"array of shape {x.shape} is {why}") from None
+
+
+def _in(x: NDArray, dtype: np.dtype = _F32) -> int:
+    """Address of an array that the kernel only reads."""
+    if x.flags.writeable:
+        return _inout(x, dtype)
+    if x.dtype != dtype or not x.flags.c_contiguous:
+        raise ValueError(f"array is {x.dtype} with strides {x.strides}, expected contiguous {dtype}")
+    return x.ctypes.data
+
+
+def _done(kernel: str, rc: int) -> None:
+    if rc == OK:
+        return
+    if rc == NOT_FINITE:
+        raise NotFinite(f"{kernel}: NaN or Inf in its input, or it would have produced one")
+    raise ValueError(f"{kernel}: bad argument (an empty array or a rank over {MAX_RANK})")

@@ -1,0 +1,267 @@
+"""Every kernel, in every implementation this machine runs, against its float64 twin."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.kernels import micro
+from ruvmlx.kernels.library import available
+
+SIZES = [(1, 1), (3, 1), (5, 7), (31, 1023), (17, 1025), (64, 3001)]  # (D, V): blocks hold 1024
+RANKS = [1, 2, 3, 4, 8]
+
+
+def odd(rng, *shape, spread=1.0):
+    """Random float32 array that starts 4 bytes past any 8-byte boundary."""
+    n = int(np.prod(shape))
+    raw = np.empty(n + 4, np.float32)
+    start = 1 + (raw.ctypes.data // 4) % 2
+    view = raw[start : start + n].reshape(shape)
+    view[...] = rng.normal(0, spread, shape)
+    assert view.ctypes.data % 8 == 4
+    return view
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("impl", available("exp"))
+def test_exp_is_within_2_ulp_over_its_whole_range(impl):
+    """Every 2,048th float from -87 to 88.37, and the range's own ends."""
+    down = np.arange(0, np.float32(87).view(np.int32), 2048, np.int32).view(np.float32)
+    up = np.arange(0, np.float32(88.37).view(np.int32), 2048, np.int32).view(np.float32)
+    x = np.concatenate([-down, up, np.float32([-87, 88.37])])
+    exact = np.exp(x.astype(np.float64))
+    ulps = np.abs(micro.exp(x, impl) - exact) / np.spacing(exact.astype(np.float32))
+    assert ulps.max() < 2
+
+
+@pytest.mark.parametrize("impl", available("exp"))
+def test_exp_keeps_masks_and_nan(impl):
+    """A masked logit has probability 0; NaN is not swallowed, whatever its payload."""
+    x = np.float32([-np.inf, -1e30, -87.01, 0, 88.5, np.inf, np.nan] * 9)
+    x[6::7] = np.array([0x7FC00001], np.uint32).view(np.float32)
+    y = micro.exp(x, impl).reshape(9, 7)
+    np.testing.assert_array_equal(y[:, :6], np.tile(np.float32([0, 0, 0, 1, np.inf, np.inf]), (9, 1)))
+    assert np.isnan(y[:, 6]).all()
+
+
+@pytest.mark.parametrize("impl", available("dot"))
+@pytest.mark.parametrize("n", [1, 2, 1023, 1025, 70_001])
+def test_dot(impl, n, rng):
+    x, y = odd(rng, n), odd(rng, n)
+    assert micro.dot(x, y, impl) == pytest.approx(micro.dot_ref(x, y), abs=2e-6 * n**0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("impl", available("scale"))
+def test_scale_changes_all_or_nothing(impl, rng):
+    x = odd(rng, 67)
+    before = x.copy()
+    micro.scale(x, 0.3, impl)
+    np.testing.assert_array_equal(x, before * np.float32(0.3))
+    x[66] = 1e38
+    before = x.copy()
+    for factor in (1e9, np.nan, np.inf):
+        with pytest.raises(micro.NotFinite):
+            micro.scale(x, factor, impl)
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("impl", available("all_finite"))
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
+def test_all_finite_sees_every_position(impl, n, rng):
+    x = odd(rng, n, spread=1e38)
+    x[~np.isfinite(x)] = 0
+    assert micro.all_finite(x, impl)
+    for position in {0, n // 2, n - 1}:
+        for bad in (np.nan, np.inf, -np.inf):
+            y = x.copy()
+            y[position] = bad
+            assert not micro.all_finite(y, impl)
+
+
+def steps(rng, sizes, momentum):
+    return [(odd(rng, n), odd(rng, n) if momentum else None, odd(rng, n)) for n in sizes]
+
+
+def copied(some):
+    return [tuple(None if x is None else x.copy() for x in step) for step in some]
+
+
+@pytest.mark.parametrize("impl", available("micro_update"))
+@pytest.mark.parametrize("momentum", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 33), (1536, 1537)])
+def test_micro_step_matches_its_twin(impl, sizes, momentum, rng):
+    got = steps(rng, sizes, momentum)
+    want = copied(got)
+    micro.micro_step(got, 0.37, 0.9, impl)
+    micro.micro_step_ref(want, 0.37, 0.9)
+    for (w, v, g), (w_ref, v_ref, g_ref) in zip(got, want, strict=True):
+        np.testing.assert_allclose(w, w_ref, atol=1e-6)
+        np.testing.assert_array_equal(g, g_ref)
+        if momentum:
+            np.testing.assert_allclose(v, v_ref, atol=1e-6)
+
+
+@pytest.mark.parametrize("impl", available("micro_update"))
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3.4e38])
+def test_micro_step_changes_nothing_when_one_weight_would_break(impl, which, bad, rng):
+    """The bad number sits in the last weight, velocity or gradient of the second array."""
+    some = steps(rng, (40, 19), momentum=True)
+    some[1][which][-1] = bad
+    some[1][0][-1] = bad  # 3.4e38 overflows only as a sum
+    some[1][2][-1] = bad
+    before = copied(some)
+    with pytest.raises(micro.NotFinite):
+        micro.micro_step(some, 1.0, 0.9, impl)
+    for step, old in zip(some, before, strict=True):
+        for x, x_old in zip(step, old, strict=True):
+            np.testing.assert_array_equal(x, x_old)
+
+
+@pytest.mark.parametrize("impl", available("head_add"))
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("dim,vocab", SIZES)
+def test_head_add(impl, dim, vocab, rank, rng):
+    for tokens in (1, 35):
+        h, a, b = odd(rng, tokens, dim), odd(rng, dim, rank), odd(rng, rank, vocab)
+        got = odd(rng, tokens, vocab)
+        want = got.copy()
+        micro.head_add(got, h, a, b, 0.7, impl)
+        micro.head_add_ref(want, h, a, b, 0.7)
+        np.testing.assert_allclose(got, want, atol=2e-5, rtol=1e-5)
+
+
+def token(rng, dim, vocab, rank):
+    """h, logits, y, lora_a, lora_b, s, e_a, e_b of one token, none of them zero."""
+    h, z, a, b = odd(rng, dim), odd(rng, vocab, spread=4), odd(rng, dim, rank), odd(rng, rank, vocab)
+    a /= dim**0.5
+    return h, z, vocab // 3, a, b, 0.8, odd(rng, dim, rank), odd(rng, rank, vocab)
+
+
+@pytest.mark.parametrize("impl", available("trace_accumulate"))
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("dim,vocab", SIZES)
+def test_trace_accumulate(impl, dim, vocab, rank, rng):
+    args = token(rng, dim, vocab, rank)
+    *inputs, e_a, e_b = args
+    want_a, want_b = e_a.copy(), e_b.copy()
+    got = micro.trace_accumulate(*args, impl=impl)
+    want = micro.trace_accumulate_ref(*inputs, want_a, want_b)
+    assert got == pytest.approx(want, abs=1e-5)
+    np.testing.assert_allclose(e_a, want_a, atol=2e-5)
+    np.testing.assert_allclose(e_b, want_b, atol=2e-5)
+
+
+@pytest.mark.parametrize("impl", available("trace_accumulate"))
+def test_trace_keeps_a_steep_softmax_exact(impl, rng):
+    """Logits of +-300 with the maximum in the last block, and whole blocks masked to -inf."""
+    args = token(rng, 9, 5000, 2)
+    h, z, y, a, b, s, e_a, e_b = args
+    z *= 75
+    z[:1100], z[3000:4200], z[-1] = -np.inf, -np.inf, z[y] + 3
+    want_a, want_b = e_a.copy(), e_b.copy()
+    got = micro.trace_accumulate(*args, impl=impl)
+    assert got == pytest.approx(micro.trace_accumulate_ref(h, z, y, a, b, s, want_a, want_b), rel=1e-5)
+    np.testing.assert_allclose(e_a, want_a, atol=2e-5)
+    np.testing.assert_allclose(e_b, want_b, atol=2e-5)
+
+
+@pytest.mark.parametrize("impl", available("trace_accumulate"))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", [0, 1, 3, 4])
+def test_trace_reports_bad_input_and_leaves_the_accumulators(impl, bad, where, rng):
+    """NaN or Inf as the last element of h, logits, lora_a or lora_b."""
+    args = token(rng, 5, 1031, 2)
+    args[where].reshape(-1)[-1] = bad
+    before = args[6].copy(), args[7].copy()
+    with pytest.raises(micro.NotFinite):
+        micro.trace_accumulate(*args, impl=impl)
+    np.testing.assert_array_equal(args[6], before[0])
+    np.testing.assert_array_equal(args[7], before[1])
+
+
+@pytest.mark.parametrize("impl", available("trace_accumulate"))
+def test_trace_refuses_a_token_that_cannot_have_been_drawn(impl, rng):
+    """-inf everywhere, or at the token itself: no probability, no gradient."""
+    for masked in (slice(None), slice(10, 11)):
+        h, z, _, *rest = token(rng, 5, 31, 1)
+        z[masked] = -np.inf
+        with pytest.raises(micro.NotFinite):
+            micro.trace_accumulate(h, z, 10, *rest, impl=impl)
+
+
+@pytest.mark.parametrize("impl", available("direction_variance"))
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("dim,vocab", SIZES)
+def test_direction_variance(impl, dim, vocab, rank, rng):
+    for tokens in (1, 33):
+        h, z = odd(rng, tokens, dim), odd(rng, tokens, vocab, spread=5)
+        a, b, g_a, g_b = (odd(rng, *shape) for shape in [(dim, rank), (rank, vocab)] * 2)
+        z[:, : vocab // 2] = -np.inf
+        args = h, z, a, b, g_a, g_b, 0.6
+        want = micro.direction_variance_ref(*args)
+        assert micro.direction_variance(*args, impl=impl) == pytest.approx(want, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("impl", available("direction_variance"))
+def test_direction_variance_survives_a_common_shift(impl, rng):
+    """dz = 1000 +- 1: the plain E[dz^2] - E[dz]^2 would lose every digit in float32."""
+    h, a, g_a = np.ones((3, 1), np.float32), np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    z, b, g_b = odd(rng, 3, 4001), odd(rng, 1, 4001), 1000 + odd(rng, 1, 4001)
+    args = h, z, a, b, g_a, g_b, 1.0
+    got = micro.direction_variance(*args, impl=impl)
+    assert got == pytest.approx(micro.direction_variance_ref(*args), rel=1e-3)
+
+
+@pytest.mark.parametrize("impl", available("kl_to_frozen"))
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("vocab", [1, 7, 1023, 3001])
+def test_kl_to_frozen(impl, vocab, rank, rng):
+    for contexts in (1, 33):
+        z = odd(rng, contexts, vocab, spread=3).astype(np.float64)
+        p0 = (np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)).astype(np.float32)
+        u, b = odd(rng, contexts, rank), odd(rng, rank, vocab)
+        for s in (0.0, 0.02, 1.3):
+            want = micro.kl_to_frozen_ref(p0, u, b, s)
+            assert micro.kl_to_frozen(p0, u, b, s, impl) == pytest.approx(want, rel=1e-4, abs=2e-6)
+
+
+@pytest.mark.parametrize("impl", available("kl_to_frozen"))
+def test_kl_does_not_overflow_where_the_adapter_is_far_off(impl, rng):
+    """Logit shifts of +-300: e^300 has no float32."""
+    p0 = np.full((2, 2050), 1 / 2050, np.float32)
+    u, b = np.float32([[1], [-1]]), odd(rng, 1, 2050, spread=100)
+    want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
+    assert micro.kl_to_frozen(p0, u, b, 1.0, impl) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("impl", available("logprobs"))
+@pytest.mark.parametrize("tokens,vocab", [(1, 1), (3, 7), (5, 1025), (2, 4099)])
+def test_logprobs(impl, tokens, vocab, rng):
+    z, y = odd(rng, tokens, vocab, spread=6), rng.integers(0, vocab, tokens, dtype=np.int32)
+    np.testing.assert_allclose(micro.logprobs(z, y, impl), micro.logprobs_ref(z, y), atol=1e-5)
+    z[:, : vocab // 2] = -np.inf
+    y[:] = vocab // 2
+    np.testing.assert_allclose(micro.logprobs(z, y, impl), micro.logprobs_ref(z, y), atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", available("logprobs"))
+@pytest.mark.parametrize("kernel", ["logprobs", "direction_variance", "kl_to_frozen", "dot"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scalars_are_never_nan(impl, kernel, bad, rng):
+    """The last element alone is bad; a whole bad row is too."""
+    for broken in (np.s_[-1, -1], np.s_[-1]):
+        big, small = odd(rng, 2, 1025), odd(rng, 2, 1)
+        big[broken] = bad
+        a, b = odd(rng, 1, 1), odd(rng, 1, 1025)
+        calls = {
+            "logprobs": lambda: micro.logprobs(big, np.int32([0, 1]), impl),
+            "direction_variance": lambda: micro.direction_variance(small, big, a, b, a, b, 1.0, impl),
+            "kl_to_frozen": lambda: micro.kl_to_frozen(big, small, b, 1.0, impl),
+            "dot": lambda: micro.dot(big, big, impl),
+        }
+        with pytest.raises(micro.NotFinite):
+            calls[kernel]()
