@@ -1,0 +1,138 @@
+"""Chat templates: Jinja that came with a model, run in a sandbox.
+
+Typed text cannot become a special token. In every message U+FDD0, a noncharacter, is put behind each
+character that begins a special token's string; the tokenizer matches special tokens on the rendered text,
+where typed ones no longer match, and only then takes the marks out. What the template itself writes
+is untouched, so the ids are otherwise those of the rendered text.
+
+Without a template: ChatML when the vocabulary has <|im_start|> and <|im_end|>, else lines of
+"User: ..." and "Assistant: ..." with an empty line between turns.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from ..errors import UnsupportedModel, UsageError
+from .base import Message
+from .tokenizer_base import GUARD
+
+ROLES = ("system", "user", "assistant", "tool")
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+class ChatTemplate:
+    """Renders conversations with typed text guarded. bos, eos: the strings templates know by those names."""
+
+    def __init__(self, source: str | None, special_tokens: Iterable[str], bos: str = "", eos: str = ""):
+        specials = [text for text in special_tokens if text]
+        self.source = (source or _fallback(specials)).replace(GUARD, "")
+        self._names = {"bos_token": bos, "eos_token": eos}
+        self._guard = Guard(specials)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Conversation -> text with U+FDD0 marks; system text goes into the first user turn if it has no place."""
+        turns = [self._turn(message) for message in messages]
+        if not turns:
+            raise UsageError("an empty conversation cannot be rendered; give at least one message.")
+        if turns[0]["role"] != "system":
+            return self._run(turns, add_generation_prompt)
+        return self._run_with_system(turns, add_generation_prompt)
+
+    def _turn(self, message: Message) -> dict[str, str]:
+        if message.role not in ROLES:
+            raise UsageError(f"message role {message.role[:20]!r} is not known; known are {', '.join(ROLES)}.")
+        return {"role": message.role, "content": self._guard(message.content)}
+
+    def _run_with_system(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """Some templates refuse a system turn, some leave it out without a word: fold it in then."""
+        system = turns[0]["content"].strip()
+        try:
+            text = self._run(turns, add_generation_prompt)
+        except (UsageError, UnsupportedModel):
+            return self._run(fold_system(turns), add_generation_prompt)
+        if system in text:
+            return text
+        folded = self._run(fold_system(turns), add_generation_prompt)
+        return folded if system in folded else text
+
+    def _run(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        from .sandbox import Refused, run
+
+        names = {**self._names, "messages": turns, "add_generation_prompt": add_generation_prompt}
+        try:
+            return run(self._compiled, {**names, "tools": None, "documents": None})
+        except Refused as error:
+            raise UsageError(f"the model's chat template refuses this conversation: {one_line(error)}.") from None
+        except Exception as error:  # a template can fail in any way that Python code can
+            raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
+
+    @cached_property
+    def _compiled(self):
+        from .sandbox import compile_template
+
+        try:
+            return compile_template(self.source)
+        except Exception as error:
+            raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
+
+
+class Guard:
+    """Marks typed text so that no special token's string is left in it, nor can form at its edges."""
+
+    def __init__(self, specials: Sequence[str]):
+        firsts = {text[0] for text in specials}
+        self._first = re.compile(f"([{''.join(map(re.escape, sorted(firsts)))}])") if firsts else None
+        self._tails = {text[i:] for text in specials for i in range(1, len(text))}
+        self._inside = "\0".join(text[1:] for text in specials)
+        self._longest = max(map(len, specials), default=0)
+
+    def __call__(self, content: str) -> str:
+        content = content.replace(GUARD, "")
+        if not self._first or not content:
+            return content
+        marked = self._first.sub("\\1" + GUARD, content)
+        if not self._completes(content.strip()):
+            return marked
+        head = len(content) - len(content.lstrip())
+        return marked[:head] + GUARD + marked[head:]
+
+    def _completes(self, text: str) -> bool:
+        """Could the template's own text before this one make a special token together with it?"""
+        if any(text[:k] in self._tails for k in range(1, self._longest)):
+            return True
+        return 0 < len(text) < self._longest and text in self._inside
+
+
+def fold_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The system text, an empty line, then the first user turn."""
+    system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
+    if rest and rest[0]["role"] == "user":
+        rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
+        return rest
+    return [{"role": "user", "content": system}, *rest]
+
+
+def _fallback(specials: Sequence[str]) -> str:
+    return CHATML if {"<|im_start|>", "<|im_end|>"} <= set(specials) else PLAIN
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+
+
+def pick(templates: str | list | Mapping | None) -> str | None:
+    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant."""
+    if isinstance(templates, str) or templates is None:
+        return templates
+    if isinstance(templates, list):
+        templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+    found = templates.get("default") or next(iter(templates.values()), None)
+    return found if isinstance(found, str) else None

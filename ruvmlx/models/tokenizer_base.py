@@ -1,0 +1,133 @@
+"""What all tokenizers share: special tokens, BOS, decoding, chats.
+
+A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text reaches it only through
+`special=True` or through the chat template, never by being typed. Added tokens that are plain text
+(runs of spaces, <think>...) are matched in any text, as Hugging Face and llama.cpp do.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from .base import Message
+
+# Tokens that end a reply under any model that has them, whatever its eos entry says.
+END_TOKENS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
+    "<|end_of_sentence|> <｜end▁of▁sentence｜>".split()
+)
+LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
+GUARD = "\ufdd0"  # a noncharacter: stands in rendered chats where typed text must not become special
+
+
+def is_special_text(text: str, chat_template: str | None) -> bool:
+    """Should an added token that its file calls plain be special? Yes when it steers chats."""
+    return bool(text) and (
+        text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text)) or text in (chat_template or "")
+    )
+
+
+class BaseTokenizer:
+    """Implements the Tokenizer protocol over two methods of a subclass: `_encode_run` and `_piece_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        special_tokens: Mapping[str, int],
+        bos_id: int | None = None,
+        adds_bos: bool = False,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+        strips_leading_space: bool = False,
+    ):
+        self.vocab_size = vocab_size
+        self.special_tokens = {text: i for text, i in special_tokens.items() if text}
+        self.bos_id = bos_id
+        self.adds_bos = adds_bos and bos_id is not None
+        ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
+        self.eos_ids = frozenset(ends.union(eos_ids))
+        self.chat_template = chat_template
+        self.strips_leading_space = strips_leading_space
+        self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids
+        self._bytes: dict[int, bytes] = {}
+
+    # For subclasses ------------------------------------------------------------------------------
+
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        """Ids of a stretch of plain text, never special ones. `first`: the text begins with it."""
+        raise NotImplementedError
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        """Bytes of an ordinary token."""
+        raise NotImplementedError
+
+    # The protocol --------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Text -> ids. `add_bos=True` leaves the decision to the model's own rule (`adds_bos`)."""
+        ids = self._encode_special(text) if special else self._encode_run(_clean(text), True)
+        return self._with_bos(ids) if add_bos else ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to the text; b"" for a special token or a padding row."""
+        if token_id not in self._bytes:
+            plain = 0 <= token_id < self.vocab_size and token_id not in self._special_ids
+            self._bytes[token_id] = self._piece_bytes(token_id) if plain else b""
+        return self._bytes[token_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
+        data = b"".join(map(self.token_bytes, ids))
+        if self.strips_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
+        text = self._chat.render(messages, add_generation_prompt)
+        return self._with_bos(self._encode_special(text))
+
+    # Inside --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _chat(self):
+        from .chat_template import ChatTemplate
+
+        return ChatTemplate(self.chat_template, self.special_tokens, self.token_text(self.bos_id), self._eos_text())
+
+    def token_text(self, token_id: int | None) -> str:
+        """A special token as it is written, or ""."""
+        return next((text for text, i in self.special_tokens.items() if i == token_id), "")
+
+    def _eos_text(self) -> str:
+        return next((text for text, i in self.special_tokens.items() if i in self.eos_ids), "")
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return [self.bos_id, *ids] if self.adds_bos and ids[:1] != [self.bos_id] else ids
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern | None:
+        """Longest first, so that a special string wins over its own prefixes."""
+        texts = sorted(self.special_tokens, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+
+    def _encode_special(self, text: str) -> list[int]:
+        """Special strings become their ids; the runs between them lose their guards and are encoded."""
+        text = _clean(text)
+        parts = self._special_pattern.split(text) if self._special_pattern else [text]
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            if i % 2:
+                ids.append(self.special_tokens[part])
+            elif run := part.replace(GUARD, ""):
+                ids += self._encode_run(run, first=not ids)
+        return ids
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates (undecodable bytes of a terminal) become U+FFFD; tokenizers take UTF-8 only."""
+    return text.encode("utf-8", "replace").decode() if _SURROGATE.search(text) else text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")

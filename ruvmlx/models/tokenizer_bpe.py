@@ -1,0 +1,59 @@
+"""Byte-level BPE from a GGUF vocabulary, merged by the `tokenizers` library."""
+
+from typing import Any
+
+from ..errors import CorruptFile
+from .byte_level import byte_chars, piece_to_bytes
+from .gguf_vocab import GGUFVocab
+from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
+from .tokenizer_base import BaseTokenizer
+
+
+class GGUFByteLevelTokenizer(BaseTokenizer):
+    """`tokenizer.ggml.model` = "gpt2"."""
+
+    def __init__(self, vocab: GGUFVocab):
+        pre = vocab.text("tokenizer.ggml.pre") or "default"
+        super().__init__(**vocab.common(adds_bos=pre in ADDS_BOS))
+        self._tokens = vocab.tokens
+        self._added = vocab.user_defined
+        self._added_ids = frozenset(self._added.values())
+        self._bpe = _build(vocab, pre, self._added)
+
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        return self._bpe.encode(text, add_special_tokens=False).ids
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        piece = self._tokens[token_id]
+        return piece.encode() if token_id in self._added_ids else piece_to_bytes(piece)
+
+
+def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+    ids = {token: i for i, token in enumerate(vocab.tokens)}
+    merges = _merges(vocab)
+    steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns(pre, vocab.where)]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    if missing := [c for c in byte_chars() if c not in ids]:
+        # A byte without a token is dropped, and nothing is merged across the gap.
+        steps.append(pre_tokenizers.Split(Regex(_char_class(missing)), "removed"))
+    try:
+        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
+    except Exception as error:
+        raise CorruptFile(f"{vocab.where}: the vocabulary does not add up: {str(error)[:100]}.") from None
+    return tokenizer
+
+
+def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
+    pairs = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
+    bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
+    if bad is not None:
+        raise CorruptFile(f"{vocab.where}: merge {bad} of tokenizer.ggml.merges is not a pair.")
+    return pairs
+
+
+def _char_class(chars: list[str]) -> str:
+    return "[" + "".join(f"\\x{{{ord(c):x}}}" for c in chars) + "]"
