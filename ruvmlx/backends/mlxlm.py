@@ -12,8 +12,8 @@ import sys
 import threading
 from types import ModuleType
 
-from . import mx  # noqa: F401  MLX must be imported through our door first
 from ..errors import RuvmlxError
+from . import mx  # noqa: F401  MLX must be imported through our door first
 
 _lock = threading.RLock()
 

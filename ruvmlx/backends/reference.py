@@ -1,0 +1,232 @@
+"""The oracle: a Llama/Mistral decoder in NumPy, float32, slow and obvious. No MLX, no cleverness.
+
+Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
+Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import CorruptFile, RuvmlxError, UsageError
+from ..models.base import Model, ModelConfig, Weights
+from .base import HeadAdapter, Step
+
+CHUNK = 128  # prompt tokens per prefill step
+
+
+class ReferenceCache:
+    """Every key and value of one sequence, for ever: a sliding window is only a mask here."""
+
+    def __init__(self, config: ModelConfig):
+        empty = (config.n_kv_heads, 0, config.head_dim)
+        self.keys = [np.zeros(empty, np.float32) for _ in range(config.n_layers)]  # [n_kv_heads, T, head_dim]
+        self.values = [np.zeros(empty, np.float32) for _ in range(config.n_layers)]
+        self.offset = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.keys + self.values)
+
+    def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values behind `offset`; the caller moves `offset` when all layers are done."""
+        for held, new in ((self.keys, keys), (self.values, values)):
+            held[layer] = np.concatenate([held[layer][:, : self.offset], new], axis=1)
+        return self.keys[layer], self.values[layer]
+
+    def trim(self, n: int) -> bool:
+        if not 0 <= n <= self.offset:
+            return False
+        self.offset -= n
+        self.keys = [k[:, : self.offset] for k in self.keys]
+        self.values = [v[:, : self.offset] for v in self.values]
+        return True
+
+
+class ReferenceBackend:
+    name = "reference"
+    kernels = "numpy"
+
+    def __init__(self, model: Model, chunk: int = CHUNK):
+        self.config = model.config
+        self.chunk = chunk
+        self._weights = unpacked(model.load_weights(), model.config)
+        self._frequencies = rope_frequencies(model.config)
+
+    def new_cache(self) -> ReferenceCache:
+        return ReferenceCache(self.config)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: ReferenceCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        self._validate(tokens)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            hidden = self._forward(part, cache)
+            if progress:
+                progress(start + len(part))
+        return Step(self._logits(hidden[-1], adapter), hidden[-1])
+
+    def decode(self, token: int, cache: ReferenceCache, adapter: HeadAdapter | None = None) -> Step:
+        return self.prefill([token], cache, adapter)
+
+    def verify(
+        self, tokens: Sequence[int], cache: ReferenceCache, adapter: HeadAdapter | None = None
+    ) -> np.ndarray:
+        self._validate(tokens)
+        return self._logits(self._forward(tokens, cache), adapter)
+
+    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+        self._validate(tokens)
+        return self._forward(tokens, self.new_cache())
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        tied = self.config.tie_word_embeddings
+        return hidden @ self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _logits(self, hidden: np.ndarray, adapter: HeadAdapter | None) -> np.ndarray:
+        logits = self.head(hidden)
+        if adapter is not None:
+            adapter.add_to_logits(logits, hidden)
+        if not np.isfinite(logits).all():
+            raise RuvmlxError("the model answered NaN or infinity instead of logits; its weights are damaged")
+        return logits
+
+    def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
+        """tokens [T] -> hidden [T, D] after the final norm; the cache holds T more."""
+        w, eps = self._weights, self.config.rms_norm_eps
+        h = w["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
+        for i in range(self.config.n_layers):
+            p = f"model.layers.{i}"
+            h = h + self._attention(i, rms_norm(h, w[f"{p}.input_layernorm.weight"], eps), cache)
+            h = h + self._mlp(p, rms_norm(h, w[f"{p}.post_attention_layernorm.weight"], eps))
+        cache.offset += len(tokens)
+        return rms_norm(h, w["model.norm.weight"], eps)
+
+    def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
+        """x [T, D] -> [T, D]. Query head h looks at key/value head h // (n_heads / n_kv_heads)."""
+        c, p = self.config, f"model.layers.{layer}.self_attn"
+        angles = np.outer(cache.offset + np.arange(len(x)), self._frequencies)
+        q = rope(_heads(self._linear(f"{p}.q_proj", x), c.n_heads), angles)
+        k = rope(_heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads), angles)
+        k, v = cache.append(layer, k, _heads(self._linear(f"{p}.v_proj", x), c.n_kv_heads))
+        seen = visible(cache.offset, len(x), c.sliding_window)
+        out = np.empty_like(q)
+        for head in range(c.n_heads):
+            group = head * c.n_kv_heads // c.n_heads
+            scores = q[head] @ k[group].T / np.sqrt(c.head_dim)
+            out[head] = softmax(np.where(seen, scores, -np.inf)) @ v[group]
+        return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
+
+    def _mlp(self, layer: str, x: np.ndarray) -> np.ndarray:
+        gate = self._linear(f"{layer}.mlp.gate_proj", x).astype(np.float64)
+        silu = gate / (1.0 + np.exp(-np.clip(gate, -80, 80)))
+        return self._linear(
+            f"{layer}.mlp.down_proj", (silu * self._linear(f"{layer}.mlp.up_proj", x)).astype(np.float32)
+        )
+
+    def _linear(self, path: str, x: np.ndarray) -> np.ndarray:
+        """x [T, in] @ W [out, in]^T (+ bias)."""
+        y = x @ self._weights[f"{path}.weight"].T
+        bias = self._weights.get(f"{path}.bias")
+        return y if bias is None else y + bias
+
+    def _validate(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("nothing to run: the prompt has no tokens")
+        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
+            raise UsageError(f"a token is not in the vocabulary of {self.config.vocab_size} tokens")
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    x64 = x.astype(np.float64)
+    return (x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + eps) * weight).astype(np.float32)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    e = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+    return (e / e.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def visible(offset: int, n: int, window: int | None) -> np.ndarray:
+    """[n, offset + n] bool: token t sees itself and what is before it, at most `window` tokens in all."""
+    t, s = np.arange(offset, offset + n)[:, None], np.arange(offset + n)[None]
+    return (s <= t) & (t - s < (window or offset + n))
+
+
+def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Rotate the pairs (x_i, x_{i + d/2}) by angles[t, i]; x [H, T, d], angles [T, d/2]. (Su et al. 2021)"""
+    cos, sin = np.cos(angles), np.sin(angles)
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(np.float32)
+
+
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """Radians per position of each pair, [head_dim / 2].
+
+    f_i = theta^(-2i/d). Llama-3 divides a frequency by `factor` when its wavelength exceeds original /
+    low_freq_factor, keeps it below original / high_freq_factor, and blends linearly (in original / wavelength)
+    between. Linear scaling divides all of them. (Llama 3 model card, 2024)
+    """
+    f = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return f / config.rope_linear_factor
+    rotations = scaling.original_max_position * f / (2 * np.pi)  # over the original context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    return keep * f + (1 - keep) * f / scaling.factor
+
+
+def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
+    """All weights as float32 [out, in]."""
+    out = {}
+    for name, value in weights.items():
+        path, _, kind = name.rpartition(".")
+        if f"{path}.scales" not in weights or kind == "bias":
+            out[name] = np.asarray(value, np.float32)
+        elif kind == "weight":
+            scales, biases = weights[f"{path}.scales"], weights[f"{path}.biases"]
+            out[name] = dequantise(value, scales, biases, _width(path, config))
+    return out
+
+
+def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
+    """w = scale * q + bias. packed uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
+
+    Value i of a row is bits i * bits ... i * bits + bits - 1 of the row's bit string, low bit first.
+    """
+    bits, rest = divmod(32 * packed.shape[1], width)
+    if rest or width % scales.shape[1]:
+        raise CorruptFile(
+            f"{packed.shape[1]} packed words and {scales.shape[1]} scales do not fit {width} inputs"
+        )
+    stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
+    digits = stream.reshape(len(packed), width, bits)
+    q = np.zeros((len(packed), width), np.float32)
+    for b in range(bits):
+        q += digits[..., b] * np.float32(1 << b)
+    group = width // scales.shape[1]
+    wide = [np.repeat(np.asarray(a, np.float32), group, axis=1) for a in (scales, biases)]
+    return wide[0] * q + wide[1]
+
+
+def _width(path: str, config: ModelConfig) -> int:
+    """Inputs of a module."""
+    if path.endswith("o_proj"):
+        return config.n_heads * config.head_dim
+    return config.intermediate_size if path.endswith("down_proj") else config.hidden_size
+
+
+def _heads(x: np.ndarray, n: int) -> np.ndarray:
+    """[T, n * head_dim] -> [n, T, head_dim]."""
+    return x.reshape(len(x), n, -1).swapaxes(0, 1)
