@@ -1,6 +1,24 @@
-"""Everything one user has open: store, model, engine and learner, behind plain calls for the apps."""
+"""Everything one user has open: store, model, engine and learner, behind plain calls for the apps.
 
+A Runtime belongs to the thread that opened it (MLX binds its streams to threads). From any other thread only
+the `cancel` event of a request may be set.
+"""
+
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from . import config
+from .backends.base import Backend
+from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .errors import NotFound
+from .models.base import Message, Model
+from .sona.learner import Learner, RatingResult
+from .sona.ledger import LearnStatus
+from .sona.trace import Trace
+from .store import ReplyRow, Store
+
+__all__ = ["LearnStatus", "RatingResult", "Runtime", "Turn"]
 
 
 @dataclass(frozen=True)
@@ -14,28 +32,205 @@ class Turn:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True)
-class RatingResult:
-    """What a rating did. Log-probabilities are means per token of the rated reply."""
+class Runtime:
+    """Open one with `Runtime.open`; close it when done (or use it as a context manager)."""
 
-    reply_id: str
-    rating: str
-    applied: bool
-    apply_us: float  # the weight update alone
-    total_us: float  # ... with the commit
-    logprob_before: float
-    logprob_after: float
-    kl: float  # KL(new || frozen), nats per token, on neutral text
-    kl_cap: float
-    micro_norm: float
-    adapter_version: int
+    def __init__(self, store: Store, model: Model, backend: Backend, adapter: str | None):
+        self.store, self.model, self.backend = store, model, backend
+        self.engine = LLMInferenceEngine(model, backend)
+        self.learner = Learner(store, model, backend, adapter) if adapter else None
+        self.last_reply_id: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        model: str | None = None,
+        backend: str = "auto",
+        adapter: str | None = "default",
+        threads: int | None = None,
+    ) -> "Runtime":
+        """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError."""
+        from .backends.select import open_backend
+        from .models.load import load_model
+
+        store = Store(config.store_file())
+        try:
+            loaded = load_model(model)
+            return cls(store, loaded, open_backend(backend, loaded, threads), adapter)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    @property
+    def adapter_label(self) -> str | None:
+        """"default@3": the adapter and its version; None without one."""
+        return f"{self.learner.ledger.name}@{self.learner.version}" if self.learner else None
+
+    def sampling(self, **given) -> Sampling:
+        """Values given > the model's own > Sampling's defaults; None means not given."""
+        own = {k: v for k, v in self.model.default_sampling.items() if k in Sampling.__dataclass_fields__}
+        if "top_k" in own:
+            own["top_k"] = int(own["top_k"])
+        return Sampling(**{**own, **{k: v for k, v in given.items() if v is not None}})
+
+    # -- generation ----------------------------------------------------------------------------------
+
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
+        """Stream one reply and commit it, so that it can be rated.
+
+        `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
+        """
+        trace = self._new_trace()
+        adapter = self.learner.micro if self.learner else None
+        for chunk in self.engine.stream(request, adapter, trace):
+            if chunk.response is not None:
+                self._commit(request, chunk.response, trace, session_id)
+            yield chunk
+
+    def _new_trace(self) -> "Trace | _Tokens":
+        if self.learner is None:
+            return _Tokens()
+        self.learner.sync()
+        return self.learner.trace()
+
+    def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
+        self.last_reply_id = request.request_id
+        reply = ReplyRow(
+            id=request.request_id,
+            model=self.model.name,
+            fingerprint=self.model.fingerprint,
+            adapter=self.learner.ledger.name if self.learner else None,
+            adapter_version=self.learner.version if self.learner else 0,
+            prompt_ids=self.engine.prompt_ids(request),
+            sampled_ids=list(trace.tokens),
+            prompt=_question(request),
+            text=response.text,
+            finish_reason=response.finish_reason,
+            query=trace.first_hidden,
+        )
+        self.store.add_reply(reply, session_id)
+        if self.learner is not None:
+            self.learner.keep(reply.id, trace)
+
+    def settle(self) -> None:
+        """Prepare the newest reply for its rating: what is done while the user reads."""
+        if self.learner is not None:
+            self.learner.settle()
+
+    # -- chats ---------------------------------------------------------------------------------------
+
+    def new_chat(self, system: str | None = None) -> str:
+        return self.store.new_session(self.model.name, system or None)
+
+    def last_chat(self) -> str | None:
+        """The chat used last, if there is one."""
+        sessions = self.store.sessions()
+        return sessions[0].id if sessions else None
+
+    def set_system(self, session_id: str, system: str | None) -> None:
+        """Change a chat's system prompt; it holds from the next reply on."""
+        self.store.set_system(session_id, system or None)
+
+    def turns(self, session_id: str) -> list[Turn]:
+        system = self.store.session(session_id).system
+        head = [Turn("system", system)] if system else []
+        return head + [
+            Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason)
+            for m in self.store.messages(session_id)
+        ]
+
+    def say(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        sampling: Sampling,
+        max_new_tokens: int,
+        cancel: threading.Event,
+    ) -> Iterator[Chunk]:
+        """Answer one message of a chat. The user's words are committed before the first token."""
+        messages = self._fitting([*self.turns(session_id), Turn("user", text)], max_new_tokens)
+        request = GenerationRequest(
+            messages=messages,
+            session_id=session_id,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            cancel=cancel,
+        )
+        self.engine.prompt_ids(request)  # refuse an empty or too long message before it is saved
+        self.store.add_user_message(session_id, text)
+        yield from self.generate(request, session_id)
+
+    def _fitting(self, turns: list[Turn], max_new_tokens: int) -> list[Message]:
+        """The conversation as messages; its oldest exchanges are left out when the context is full.
+
+        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply.
+        """
+        tokenizer, context = self.model.tokenizer, self.model.config.max_context
+        limit = context - min(max_new_tokens, context // 4)
+        messages = _alternating(turns)
+        head = 1 if messages and messages[0].role == "system" else 0
+        while len(messages) > head + 1 and len(tokenizer.encode_chat(messages)) > limit:
+            del messages[head]
+            while len(messages) > head + 1 and messages[head].role != "user":
+                del messages[head]
+        return messages
+
+    # -- learning ------------------------------------------------------------------------------------
+
+    def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult:
+        return self._learner().rate(reply_id, rating, note)
+
+    def undo(self) -> LearnStatus:
+        return self._learner().ledger.undo()
+
+    def rollback(self, version: int) -> LearnStatus:
+        return self._learner().ledger.rollback(version)
+
+    def status(self) -> LearnStatus:
+        return self._learner().ledger.status()
+
+    def _learner(self) -> Learner:
+        if self.learner is None:
+            raise NotFound("no adapter is loaded, so there is nothing to learn; start without --adapter none.")
+        return self.learner
 
 
-@dataclass(frozen=True)
-class LearnStatus:
-    ratings: int
-    updates: int
-    adapter_version: int
-    kl: float
-    kl_cap: float
-    micro_norm: float
+def _alternating(turns: list[Turn]) -> list[Message]:
+    """Turns as messages; neighbours of one role are joined (a reply stopped before its first word is no turn)."""
+    messages: list[Message] = []
+    for turn in turns:
+        if messages and messages[-1].role == turn.role and turn.content:
+            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
+        elif turn.content:
+            messages.append(Message(turn.role, turn.content))
+    return messages
+
+
+def _question(request: GenerationRequest) -> str:
+    """The user's words that a reply answers."""
+    if request.messages is None:
+        return request.prompt or ""
+    return next((m.content for m in reversed(request.messages) if m.role == "user"), "")
+
+
+class _Tokens:
+    """The recorder of a runtime that does not learn: it only remembers what was drawn."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.first_hidden = None
+
+    def add(self, hidden, logits, token: int) -> None:
+        if self.first_hidden is None:
+            self.first_hidden = hidden
+        self.tokens.append(token)

@@ -1,1 +1,13 @@
+"""Request -> tokens -> stream."""
 
+from .engine import LLMInferenceEngine
+from .types import Chunk, GenerationRequest, GenerationResponse, Sampling, TokenLogprob
+
+__all__ = [
+    "Chunk",
+    "GenerationRequest",
+    "GenerationResponse",
+    "LLMInferenceEngine",
+    "Sampling",
+    "TokenLogprob",
+]

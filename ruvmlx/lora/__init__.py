@@ -1,1 +1,5 @@
+"""Low-rank adapters."""
 
+from .micro import MicroLoRA
+
+__all__ = ["MicroLoRA"]

@@ -1,0 +1,34 @@
+"""The command line: one verb a function, a group of verbs a file.
+
+Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a second.
+"""
+
+import sys
+
+import click
+
+from ruvmlx import __version__
+
+from .output import run_plainly
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ruvmlx", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Chat with a local model that learns from your ratings."""
+
+
+def _add_verbs() -> None:
+    from . import generate, learn, models, sessions, settings
+
+    for module in (generate, learn, models, sessions, settings):
+        for verb in module.VERBS:
+            cli.add_command(verb)
+
+
+_add_verbs()
+
+
+def main() -> None:
+    """Entry point of the `ruvmlx` command."""
+    sys.exit(run_plainly(cli))

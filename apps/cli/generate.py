@@ -1,0 +1,161 @@
+"""`generate` and `chat`."""
+
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
+from ruvmlx.errors import Interrupted, UsageError
+from ruvmlx.models.base import Message
+from ruvmlx.text import Sanitizer
+
+from .options import model_options, open_runtime, resolve, sampling_flags, sampling_options
+from .output import json_option, print_json
+
+
+@click.command()
+@click.argument("prompt")
+@model_options
+@sampling_options
+@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same reply.")
+@click.option("--stop", multiple=True, help="End the reply before this text; may be given several times.")
+@click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end of the reply.")
+@click.option("--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: the K likeliest tokens.")
+@json_option
+def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
+    """Write one reply to PROMPT (- reads it from standard input)."""
+    settings = resolve(flags)
+    text = _read_stdin() if prompt == "-" else prompt
+    if not text.strip():
+        raise UsageError("the prompt is empty; give some text.")
+    with open_runtime(settings) as runtime:
+        request = GenerationRequest(
+            prompt=text if raw else None,
+            messages=None if raw else _messages(text, settings["system"]),
+            max_new_tokens=settings["max_tokens"],
+            sampling=runtime.sampling(seed=seed, **sampling_flags(settings)),
+            stop=flags["stop"],
+            ignore_eos=flags["ignore_eos"],
+            logprobs=flags["logprobs"],
+        )
+        with _ctrl_c_stops(request):
+            response = _print_reply(runtime.generate(request), quiet=as_json)
+        runtime.settle()
+        if as_json:
+            print_json(_report(runtime, response))
+    if response.finish_reason == "cancelled":
+        raise Interrupted("stopped; the text so far is kept and can be rated.")
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise UsageError(f"standard input is not UTF-8 text (byte {e.start}).") from e
+
+
+def _messages(text: str, system: str | None) -> list[Message]:
+    return [*([Message("system", system)] if system else []), Message("user", text)]
+
+
+@contextmanager
+def _ctrl_c_stops(request: GenerationRequest) -> Iterator[None]:
+    """The first Ctrl-C ends the reply and keeps it; the second ends the program."""
+
+    def stop(*_: object) -> None:
+        request.cancel.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
+    sanitizer = Sanitizer()
+    for chunk in chunks:
+        if not quiet:
+            click.echo(sanitizer.feed(chunk.text), nl=False)
+            sys.stdout.flush()
+        if chunk.response is not None:
+            response = chunk.response
+    if not quiet:
+        click.echo("")
+    return response
+
+
+def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
+    """The fields of CLI.md, for --json."""
+    report = {
+        "reply_id": response.request_id,
+        "text": response.text,
+        "token_ids": response.token_ids,
+        "prompt_tokens": response.prompt_tokens,
+        "generation_tokens": response.generation_tokens,
+        "prompt_tps": round(response.prompt_tps, 2),
+        "generation_tps": round(response.generation_tps, 2),
+        "ttft_ms": round(response.ttft_ms, 2),
+        "finish_reason": response.finish_reason,
+        "model": runtime.model.name,
+        "backend": runtime.backend.name,
+        "kernels": runtime.backend.kernels,
+        "adapter": runtime.adapter_label,
+        "kv": _kv(runtime.model.config, response),
+        "peak_rss_bytes": _peak_rss(),
+    }
+    if response.logprobs:
+        report["logprobs"] = [
+            {"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in response.logprobs
+        ]
+    return report
+
+
+def _kv(config: Any, response: GenerationResponse) -> dict[str, Any]:
+    """Nothing is quantised yet: every token is hot."""
+    per_token = 2 * 2 * config.n_layers * config.n_kv_heads * config.head_dim
+    return {
+        "policy": "full",
+        "hot_tokens": response.cache_tokens,
+        "warm_tokens": 0,
+        "cold_tokens": 0,
+        "bytes": response.cache_bytes,
+        "f16_bytes": per_token * response.cache_tokens,
+    }
+
+
+def _peak_rss() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@click.command()
+@model_options
+@sampling_options
+@click.option("--continue", "-c", "continue_", is_flag=True, help="Go on with the last chat.")
+@click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
+def chat(continue_: bool, plain: bool, **flags: Any) -> None:
+    """Chat, and rate the replies: each rating changes the weights that write the next one."""
+    from ..chat import run_chat
+
+    settings = resolve(flags)
+    given = {k: v for k, v in sampling_flags(settings).items() if v is not None}
+    code = run_chat(
+        lambda: open_runtime(settings),
+        plain=plain,
+        continue_=continue_,
+        sampling=Sampling(**given),
+        max_new_tokens=settings["max_tokens"],
+        system=settings["system"],
+    )
+    sys.exit(code)
+
+
+VERBS = [chat, generate]

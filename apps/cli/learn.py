@@ -1,0 +1,117 @@
+"""`rate` and `learn`: what the model learns from you, and how to take it back."""
+
+import json
+from typing import Any
+
+import click
+
+from ruvmlx import config
+from ruvmlx.sona.objective import check_rating
+
+from .options import adapter_name, model_options, open_runtime, resolve
+from .output import json_option, print_json, show, show_facts
+
+
+@click.command()
+@click.argument("reply_id")
+@click.argument("rating", metavar="up|down|1..5")
+@click.option("--note", default="", help="Why, in your words; kept with the rating.")
+@model_options
+@json_option
+def rate(reply_id: str, rating: str, note: str, as_json: bool, **flags: Any) -> None:
+    """Rate a reply (its id, or last): the rating changes the weights at once."""
+    check_rating(rating)
+    with open_runtime(resolve(flags)) as runtime:
+        result = runtime.rate(reply_id, rating, note)
+    if as_json:
+        print_json(result)
+        return
+    show(
+        f"{result.rating}: log-probability of the reply {result.logprob_before:.4f} -> "
+        f"{result.logprob_after:.4f} per token; KL {result.kl:.4f} of {result.kl_cap}; "
+        f"adapter version {result.adapter_version} ({result.apply_us / 1e3:.2f} ms)"
+    )
+
+
+@click.group()
+def learn() -> None:
+    """What was learned, and the way back."""
+
+
+def _ledger(flags: dict[str, Any]):
+    """The ledger of the chosen model's adapter; no weights are loaded."""
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.store import Store
+
+    settings = resolve(flags)
+    model = load_model(settings["model"])
+    return Ledger(Store(config.store_file()), model.fingerprint, adapter_name(settings) or "default")
+
+
+def _show_status(status: Any, as_json: bool) -> None:
+    facts = {
+        "ratings": status.ratings,
+        "updates": status.updates,
+        "pending": status.updates,
+        "consolidations": 0,
+        "adapter_version": status.adapter_version,
+        "kl": status.kl,
+        "kl_cap": status.kl_cap,
+        "micro_norm": status.micro_norm,
+        "versions": status.versions,
+        "ppl_change": None,
+        "promoted": None,
+        "reason": None,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts({k: v for k, v in facts.items() if v is not None})
+
+
+@learn.command()
+@model_options
+@json_option
+def status(as_json: bool, **flags: Any) -> None:
+    """How many ratings, which version, how far from the untouched model."""
+    _show_status(_ledger(flags).status(), as_json)
+
+
+@learn.command()
+@model_options
+@json_option
+def undo(as_json: bool, **flags: Any) -> None:
+    """Take the last rating back, bit for bit."""
+    _show_status(_ledger(flags).undo(), as_json)
+
+
+@learn.command()
+@click.argument("version", type=click.IntRange(min=0))
+@model_options
+@json_option
+def rollback(version: int, as_json: bool, **flags: Any) -> None:
+    """Use an earlier adapter VERSION again (0 is the untouched model)."""
+    _show_status(_ledger(flags).rollback(version), as_json)
+
+
+@learn.command()
+@model_options
+@json_option
+def reset(as_json: bool, **flags: Any) -> None:
+    """Start over from the untouched model. Versions stay on disk: `learn rollback` brings one back."""
+    _show_status(_ledger(flags).rollback(0), as_json)
+
+
+@learn.command()
+@click.option("--format", "format_", type=click.Choice(["kto", "dpo", "sft"]), default="kto", show_default=True)
+@model_options
+def export(format_: str, **flags: Any) -> None:
+    """Print your rated replies as JSON lines, for training elsewhere."""
+    from ruvmlx.sona.export import rows
+
+    for row in rows(_ledger(flags), format_):
+        click.echo(json.dumps(row, ensure_ascii=False))
+
+
+VERBS = [rate, learn]

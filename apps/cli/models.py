@@ -1,0 +1,64 @@
+"""`pull`, `ls` and `show`: models."""
+
+from typing import Any
+
+import click
+
+from .output import json_option, print_json, show_facts, show as show_line
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "format": model.format,
+        "bits": round(model.bits, 2),
+        "parameters": model.parameters,
+        "bytes": model.bytes,
+    }
+
+
+@click.command()
+@click.argument("name")
+@json_option
+def pull(name: str, as_json: bool) -> None:
+    """Fetch a model from Hugging Face (owner/name) and check it."""
+    from ruvmlx.models.load import load_model
+
+    facts = _facts(load_model(name))
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts(facts)
+
+
+@click.command("ls")
+@json_option
+def list_models(as_json: bool) -> None:
+    """Models on this machine."""
+    from ruvmlx.models.resolve import list_local_models
+
+    rows = list_local_models()
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        show_line(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {row['path']}")
+
+
+@click.command("show")
+@click.argument("name", default="starter")
+@json_option
+def show_model(name: str, as_json: bool) -> None:
+    """One model's files and shape."""
+    from ruvmlx.models.load import load_model
+
+    model = load_model(name)
+    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.config}
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts(facts)
+
+
+VERBS = [pull, list_models, show_model]

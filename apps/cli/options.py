@@ -1,0 +1,66 @@
+"""Flags that several verbs share, and the runtime that they describe."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ruvmlx import config
+from ruvmlx.errors import UsageError
+
+BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
+
+_MODEL = [
+    click.option("--model", "-m", help="Folder, .gguf file, Hugging Face repo; the starter model by default."),
+    click.option("--backend", type=click.Choice(BACKENDS), help="What computes; chosen by itself if not given."),
+    click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
+    click.option("--adapter", help="Named adapter that ratings change, or none."),
+]
+_SAMPLING = [
+    click.option("--max-tokens", type=click.IntRange(min=1), help="Longest reply, in tokens."),
+    click.option("--temp", "temperature", type=float, help="0 is greedy; the model's own by default, or 0.7."),
+    click.option("--top-p", type=float, help="Nucleus mass, over 0 and at most 1."),
+    click.option("--min-p", type=float, help="Least share of the likeliest token's probability."),
+    click.option("--top-k", type=int, help="How many tokens may be drawn; 0 is all."),
+    click.option("--system", help="System prompt."),
+]
+
+
+def _decorated(options: list) -> Callable:
+    def decorate(function: Callable) -> Callable:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+model_options = _decorated(_MODEL)
+sampling_options = _decorated(_SAMPLING)
+
+
+def resolve(flags: dict[str, Any]) -> dict[str, Any]:
+    """Settings by name: what the flags say, else environment, files, defaults."""
+    known = {k: v for k, v in flags.items() if k in config.SETTINGS}
+    return {name: setting.value for name, setting in config.load(known).items()}
+
+
+def adapter_name(settings: dict[str, Any]) -> str | None:
+    """The adapter's name; None when the user said "none"."""
+    name = settings["adapter"]
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"an adapter's name has letters, digits, - and _ only; got {name!r}.")
+    return None if name == "none" else name
+
+
+def open_runtime(settings: dict[str, Any]):
+    """Load everything; seconds."""
+    from ruvmlx.runtime import Runtime
+
+    return Runtime.open(
+        settings["model"], settings["backend"], adapter_name(settings), settings["threads"]
+    )
+
+
+def sampling_flags(settings: dict[str, Any]) -> dict[str, Any]:
+    return {k: settings[k] for k in ("temperature", "top_p", "top_k", "min_p")}

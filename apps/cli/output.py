@@ -1,0 +1,75 @@
+"""How a verb talks: data on stdout, everything else on stderr, errors in one line with the right exit code."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import click
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.text import sanitize
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)
+
+
+def show(text: str) -> None:
+    """A line for people; whatever it quotes cannot control the terminal."""
+    click.echo(sanitize(text))
+
+
+def show_facts(facts: Mapping[str, Any]) -> None:
+    """name  value, one a line."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        show(f"{name:<{width}}  {value}")
+
+
+def log(text: str) -> None:
+    """Progress and remarks, on stderr."""
+    click.echo(sanitize(text), err=True)
+
+
+def run_plainly(command: click.Command) -> int:
+    """Run a click command; every way to fail is one line and an exit code."""
+    try:
+        return command.main(standalone_mode=False) or 0
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.UsageError as e:
+        where = f" (`{e.ctx.command_path} --help` tells more)" if e.ctx else ""
+        return _fail(e.format_message() + where, 2)
+    except click.ClickException as e:
+        return _fail(e.format_message(), e.exit_code)
+    except RuvmlxError as e:
+        return _fail(str(e), e.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted.", 130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as e:
+        if os.environ.get("RUVMLX_DEBUG"):
+            traceback.print_exc()
+        return _fail(
+            f"internal error: {type(e).__name__}: {e}. Run again with RUVMLX_DEBUG=1 and report what it prints.", 1
+        )
+
+
+def _fail(message: str, code: int) -> int:
+    log("ruvmlx: " + " ".join(message.split()))
+    return code

@@ -1,0 +1,136 @@
+"""Settings: flag > RUVMLX_* environment > project toml > user toml > default.
+
+The project file is `ruvmlx.toml` in the working folder, the user file `config.toml` in the data folder.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from .errors import UsageError
+
+# name -> (type, default, meaning). None: the model's own value, or the engine's.
+SETTINGS: dict[str, tuple[type, Any, str]] = {
+    "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
+    "backend": (str, "auto", "auto, mlx, native, hybrid or reference"),
+    "threads": (int, None, "CPU threads; all physical cores by default"),
+    "adapter": (str, "default", "named adapter that ratings change, or none"),
+    "temperature": (float, None, "0 is greedy; the model's own, or 0.7"),
+    "top_p": (float, None, "nucleus mass"),
+    "top_k": (int, None, "0 is off"),
+    "min_p": (float, None, "0 is off"),
+    "max_tokens": (int, 512, "longest reply, in tokens"),
+    "system": (str, None, "system prompt of new chats"),
+}
+
+
+def home() -> Path:
+    """The folder that holds all of the user's data."""
+    moved = os.environ.get("RUVMLX_HOME")
+    return Path(moved).expanduser() if moved else Path(platformdirs.user_data_dir("ruvmlx", appauthor=False))
+
+
+def user_file() -> Path:
+    return home() / "config.toml"
+
+
+def project_file() -> Path:
+    return Path("ruvmlx.toml")
+
+
+def store_file() -> Path:
+    return home() / "ruvmlx.db"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and where it came from."""
+
+    value: Any
+    origin: str
+
+
+def load(flags: Mapping[str, Any] | None = None) -> dict[str, Setting]:
+    """Every setting, resolved. Flags that are None were not given."""
+    project, user = _read(project_file()), _read(user_file())
+    sources = [
+        ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
+        ("environment", _environment()),
+        (str(project_file()), project),
+        (str(user_file()), user),
+        ("default", {name: default for name, (_, default, _) in SETTINGS.items()}),
+    ]
+    return {name: _first(name, sources) for name in SETTINGS}
+
+
+def _first(name: str, sources: list[tuple[str, Mapping[str, Any]]]) -> Setting:
+    for origin, values in sources:
+        if name in values:
+            value = values[name]
+            return Setting(value if origin == "default" else parse(name, value, origin), origin)
+    raise KeyError(name)
+
+
+def parse(name: str, value: Any, origin: str) -> Any:
+    """A value of the setting's type; UsageError otherwise, or for an unknown name."""
+    if name not in SETTINGS:
+        raise UsageError(f"no setting {name!r}; there are: {', '.join(SETTINGS)}.")
+    kind = SETTINGS[name][0]
+    try:
+        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} = {value!r} (from {origin}): expected {kind.__name__}.") from None
+
+
+def _environment() -> dict[str, str]:
+    found = {name: os.environ.get(f"RUVMLX_{name.upper()}") for name in SETTINGS}
+    return {name: value for name, value in found.items() if value}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise UsageError(f"cannot read {path}: {e}. Mend or remove it.") from e
+    unknown = [name for name in values if name not in SETTINGS]
+    if unknown:
+        raise UsageError(f"{path}: no setting {unknown[0]!r}; there are: {', '.join(SETTINGS)}.")
+    return values
+
+
+def save(name: str, value: str) -> Path:
+    """Set one value in the user file."""
+    values = {**_read(user_file()), name: parse(name, value, "the command line")}
+    path = user_file()
+    lines = [f"{key} = {_toml(v)}\n" for key, v in values.items()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Write beside the target, then rename: a full disk leaves the old file intact.
+        fresh = path.with_suffix(".new")
+        with open(fresh, "w", encoding="utf-8") as f:
+            f.writelines(lines)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(fresh, path)
+    except OSError as e:
+        raise UsageError(
+            f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
+        ) from e
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = "".join(c if c.isprintable() else f"\\u{ord(c):04X}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)

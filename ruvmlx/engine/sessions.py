@@ -1,0 +1,59 @@
+"""KV caches that outlive a request, so that turn N prefills only what is new."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ..backends.base import Backend, KVCache
+
+
+@dataclass
+class Session:
+    """A cache and the token ids that it holds, in order."""
+
+    cache: KVCache
+    tokens: list[int] = field(default_factory=list)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Number of leading ids that both share."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+class SessionManager:
+    """Keeps the caches of the `capacity` sessions used last."""
+
+    def __init__(self, backend: Backend, capacity: int = 4):
+        self._backend = backend
+        self._capacity = capacity
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def get_or_create(self, session_id: str | None) -> Session:
+        """The session's cache; a request without a session gets one of its own, which nobody keeps."""
+        if session_id is None:
+            return Session(self._backend.new_cache())
+        session = self._sessions.pop(session_id, None) or Session(self._backend.new_cache())
+        self._sessions[session_id] = session
+        while len(self._sessions) > self._capacity:
+            self._sessions.popitem(last=False)
+        return session
+
+    def rewind(self, session: Session, prompt: list[int]) -> int:
+        """Cut the cache back to what it shares with the prompt; return how many tokens that is.
+
+        At least one prompt token is always left to prefill: its logits start the reply.
+        """
+        keep = min(common_prefix(session.tokens, prompt), len(prompt) - 1)
+        extra = len(session.tokens) - keep
+        if extra and not session.cache.trim(extra):
+            session.cache, keep = self._backend.new_cache(), 0
+        del session.tokens[keep:]
+        return keep
+
+    def drop(self, session_id: str) -> None:
+        self._sessions.pop(session_id, None)
+
+    def clear(self) -> None:
+        self._sessions.clear()

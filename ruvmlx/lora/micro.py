@@ -1,0 +1,129 @@
+"""MicroLoRA: a rank-2 change of the output head, small enough to be updated by one rating.
+
+    z = W h + scale * lora_b^T (lora_a^T h)        scale = alpha / rank       (Hu et al. 2021)
+
+Only the head is changed, so keys and values stay valid after a rating.
+"""
+
+import io
+import zipfile
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import AdapterMismatch, CorruptFile
+from ..kernels import micro as kernels
+
+RANK = 2
+ALPHA = 4.0
+
+
+@dataclass(frozen=True)
+class MicroLoRA:
+    """lora_a [D, r], lora_b [r, V], and the momentum of both; float32, contiguous.
+
+    Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in
+    flight keeps the weights it started with.
+    """
+
+    lora_a: np.ndarray
+    lora_b: np.ndarray
+    momentum_a: np.ndarray
+    momentum_b: np.ndarray
+    alpha: float = ALPHA
+
+    @classmethod
+    def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
+        """Reads along the given directions [D, r] and changes nothing yet: lora_b is zero."""
+        a = np.ascontiguousarray(directions, np.float32)
+        b = np.zeros((a.shape[1], vocab_size), np.float32)
+        return cls(a, b, np.zeros_like(a), np.zeros_like(b), alpha)
+
+    @property
+    def rank(self) -> int:
+        return self.lora_a.shape[1]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * (self.lora_a.nbytes + self.lora_b.nbytes)
+
+    @property
+    def norm(self) -> float:
+        """Frobenius norm of scale * A B, without building the product."""
+        gram_a = self.lora_a.astype(np.float64).T @ self.lora_a
+        gram_b = self.lora_b.astype(np.float64) @ self.lora_b.T
+        return self.scale * float(np.sqrt(max(0.0, np.sum(gram_a * gram_b))))
+
+    def add_to_logits(self, logits: np.ndarray, hidden: np.ndarray) -> None:
+        """logits [V] or [T, V] += scale * (hidden @ lora_a) @ lora_b, in place."""
+        kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
+
+    def stepped(self, grad_a: np.ndarray, grad_b: np.ndarray, eta: float, mu: float) -> "MicroLoRA":
+        """v = mu v + eta grad;  w += v, for both factors. Raises kernels.NotFinite, unless all is finite."""
+        new = replace(
+            self,
+            lora_a=self.lora_a.copy(),
+            lora_b=self.lora_b.copy(),
+            momentum_a=self.momentum_a.copy(),
+            momentum_b=self.momentum_b.copy(),
+        )
+        kernels.micro_step(
+            [(new.lora_a, new.momentum_a, grad_a), (new.lora_b, new.momentum_b, grad_b)], eta, mu
+        )
+        return new
+
+    def shrunk(self, factor: float) -> "MicroLoRA":
+        """lora_b and its momentum times factor."""
+        f = np.float32(factor)
+        return replace(self, lora_b=self.lora_b * f, momentum_b=self.momentum_b * f)
+
+    def moved(self, other: "MicroLoRA", origin: "MicroLoRA") -> "MicroLoRA":
+        """This adapter plus (other - origin): how one past update is taken back."""
+        return replace(
+            self,
+            lora_a=self.lora_a + (other.lora_a - origin.lora_a),
+            lora_b=self.lora_b + (other.lora_b - origin.lora_b),
+        )
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        np.savez(
+            out,
+            lora_a=self.lora_a,
+            lora_b=self.lora_b,
+            momentum_a=self.momentum_a,
+            momentum_b=self.momentum_b,
+            alpha=np.float32(self.alpha),
+        )
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, hidden_size: int, vocab_size: int) -> "MicroLoRA":
+        """Read back; CorruptFile if damaged, AdapterMismatch if it is for a model of another shape."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
+            alpha = float(arrays.pop("alpha"))
+            adapter = cls(**arrays, alpha=alpha)
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
+            raise CorruptFile(
+                f"the stored adapter is damaged ({e}); `ruvmlx learn undo` goes back one version."
+            ) from e
+        adapter._check(hidden_size, vocab_size)
+        return adapter
+
+    def _check(self, hidden_size: int, vocab_size: int) -> None:
+        (d, r), (r2, v) = self.lora_a.shape, self.lora_b.shape
+        if (d, v) != (hidden_size, vocab_size) or r != r2:
+            raise AdapterMismatch(
+                f"the adapter is for hidden size {d} and {v} tokens; the model has {hidden_size} and "
+                f"{vocab_size}. Start with --adapter none, or load the adapter's own model."
+            )
+        if not all(np.isfinite(w).all() for w in (self.lora_a, self.lora_b)):
+            raise CorruptFile(
+                "the stored adapter holds NaN or Inf; `ruvmlx learn undo` goes back one version."
+            )

@@ -1,0 +1,65 @@
+"""From a rating to one number: how hard, and which way, to push the reply (DRO, arXiv 2405.19107).
+
+    w = clip(r - V(x) - tau * rho, -1, 1)
+
+r: what the rating says about the reply, -1 to 1.   V(x): what this user gives to such questions.
+rho: how far the reply has already been moved, nats per token.  The last term makes every push vanish at a
+finite log-ratio: a reply cannot be rewarded, or punished, without end.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import UsageError
+
+TAU = 0.25
+PRIOR_RATINGS = 4.0  # V(x) starts from zero with the weight of this many ratings
+RATINGS = ("up", "down", "1", "2", "3", "4", "5")
+
+
+def check_rating(rating: str) -> str:
+    rating = str(rating).strip().lower()
+    if rating not in RATINGS:
+        raise UsageError(f"a rating is up, down or 1 to 5; got {rating!r}.")
+    return rating
+
+
+def reward(rating: str, history: Sequence[str]) -> float:
+    """r in [-1, 1]. up = 1, down = -1; a star is its mid-rank among the user's earlier stars.
+
+    One imaginary rating of each star comes first, so that the first 5 counts 0.67, and 5 counts less
+    from someone who always gives 5.
+    """
+    if rating in ("up", "down"):
+        return 1.0 if rating == "up" else -1.0
+    stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
+    star = int(rating)
+    rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
+    low, high = 0.1, 0.9  # mid-ranks of 1 and 5 with no history
+    return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
+
+
+def baseline(query: np.ndarray | None, centre: np.ndarray, past: Sequence[tuple[np.ndarray, float]]) -> float:
+    """V(x): mean reward of earlier replies, each weighted by how alike its question was, shrunk to zero.
+
+    query [D]; centre [D], subtracted from all; past: (query, reward) of each earlier rating.
+    """
+    if query is None or not past:
+        return 0.0
+    queries = np.stack([q for q, _ in past]) - centre
+    x = query - centre
+    cosine = queries @ x / (np.linalg.norm(queries, axis=1) * np.linalg.norm(x) + 1e-9)
+    weight = np.clip(cosine, 0, 1) ** 4
+    rewards = np.array([r for _, r in past])
+    return float(weight @ rewards / (weight.sum() + PRIOR_RATINGS))
+
+
+def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
+    """w in [-1, 1], never against the rating: thumbs-up and 4-5 push up or not at all; down and 1-2, down."""
+    w = float(np.clip(r - value - tau * log_ratio, -1, 1))
+    if rating in ("up", "4", "5"):
+        return max(0.0, w)
+    if rating in ("down", "1", "2"):
+        return min(0.0, w)
+    return w

@@ -1,0 +1,159 @@
+"""The trace: everything a later rating needs, gathered while the reply is generated.
+
+With u = a^T h, z = W h + s b^T u and delta = onehot(y) - softmax(z), the gradient of the reply's
+log-probability (temperature 1) is the sum over its tokens of
+
+    E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
+
+so that a rating, a scalar, needs nothing but these two: its update is one axpy.
+"""
+
+import io
+import zipfile
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..kernels import micro as kernels
+from ..lora import MicroLoRA
+
+
+@dataclass
+class Trace:
+    """One reply's gradient under one adapter version; `add` is called once per drawn token.
+
+    hidden [T, D] is kept so that the gradient can be taken again when the adapter has moved on.
+    """
+
+    adapter: MicroLoRA
+    version: int
+    grad_a: np.ndarray = field(init=False)
+    grad_b: np.ndarray = field(init=False)
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0  # sum of log p(y), the adapter applied
+    frozen_logprob: float = 0.0  # the same without it
+    variance: float | None = None  # mean_t Var_{p_t}(dz_t) along the gradient; None until settled
+    drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
+
+    def __post_init__(self) -> None:
+        self.grad_a = np.zeros_like(self.adapter.lora_a)
+        self.grad_b = np.zeros_like(self.adapter.lora_b)
+        self._hidden: list[np.ndarray] = []
+
+    def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
+        """hidden [D], logits [V] with the adapter applied, the token drawn from them."""
+        logprob, frozen = kernels.trace_accumulate(
+            hidden,
+            logits,
+            token,
+            self.adapter.lora_a,
+            self.adapter.lora_b,
+            self.adapter.scale,
+            self.grad_a,
+            self.grad_b,
+        )
+        self.logprob += logprob
+        self.frozen_logprob += frozen
+        self.tokens.append(token)
+        self._hidden.append(hidden)
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """[T, D] float32."""
+        return np.stack(self._hidden)
+
+    @property
+    def first_hidden(self) -> np.ndarray | None:
+        """The state after the prompt [D]: what the question looked like to the model."""
+        return self._hidden[0] if self._hidden else None
+
+    @property
+    def log_ratio(self) -> float:
+        """rho: mean over tokens of log p_adapter(y) - log p_frozen(y), nats."""
+        return (self.logprob - self.frozen_logprob) / len(self.tokens)
+
+    @property
+    def importance(self) -> float:
+        """p_now(reply) / p_drawn(reply), at most 1: TOPR's taper for replies rated late (2503.14286)."""
+        drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
+        return float(np.exp(min(0.0, self.logprob - drawn)))
+
+    def settle(self, head) -> None:
+        """Measure `variance`. head: hidden [T, D] -> frozen logits [T, V]."""
+        total = 0.0
+        for hidden, logits in adapted_logits(self.adapter, self.hidden, head):
+            total += len(hidden) * kernels.direction_variance(
+                hidden,
+                logits,
+                self.adapter.lora_a,
+                self.adapter.lora_b,
+                self.grad_a,
+                self.grad_b,
+                self.adapter.scale,
+            )
+        self.variance = total / len(self.tokens)
+
+    def replayed(self, adapter: MicroLoRA, version: int, head) -> "Trace":
+        """The same reply's trace under another adapter, settled."""
+        new = Trace(adapter, version)
+        at = 0
+        for hidden, logits in adapted_logits(adapter, self.hidden, head):
+            for h, z in zip(hidden, logits, strict=True):
+                new.add(h, z, self.tokens[at])
+                at += 1
+        new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
+        new.settle(head)
+        return new
+
+    @classmethod
+    def from_hidden(cls, adapter, version, hidden, tokens, head) -> "Trace":
+        """A reply known only by its tokens and hidden states [T, D]; settled."""
+        seed = cls(adapter, version, tokens=list(tokens))
+        seed._hidden = list(hidden)
+        new = seed.replayed(adapter, version, head)
+        new.drawn_logprob = None
+        return new
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        facts = [self.version, self.logprob, self.frozen_logprob, self.variance, self.drawn_logprob]
+        np.savez(
+            out,
+            grad_a=self.grad_a,
+            grad_b=self.grad_b,
+            hidden=self.hidden,
+            tokens=np.asarray(self.tokens, np.int32),
+            facts=np.array([np.nan if f is None else f for f in facts]),
+        )
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
+        """Read back; None if damaged or of another shape: the caller replays from the tokens.
+
+        `adapter` must be the one of the stored version, or the trace must be replayed before use.
+        """
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                stored = {k: f[k] for k in f.files}
+            facts = [None if np.isnan(x) else float(x) for x in stored["facts"]]
+            new = cls(adapter, int(facts[0] or 0), tokens=stored["tokens"].tolist())
+            if stored["grad_b"].shape != new.grad_b.shape or stored["grad_a"].shape != new.grad_a.shape:
+                return None
+            new.grad_a, new.grad_b = stored["grad_a"], stored["grad_b"]
+            new._hidden = list(stored["hidden"])
+            new.logprob, new.frozen_logprob = facts[1] or 0.0, facts[2] or 0.0
+            new.variance, new.drawn_logprob = facts[3], facts[4]
+            return new
+        except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+            return None
+
+
+def adapted_logits(adapter: MicroLoRA | None, hidden: np.ndarray, head, chunk: int = 64):
+    """Yield (hidden [t, D], logits [t, V] with the adapter applied), a chunk of tokens at a time."""
+    for start in range(0, len(hidden), chunk):
+        h = np.ascontiguousarray(hidden[start : start + chunk])
+        logits = head(h)
+        if adapter is not None:
+            adapter.add_to_logits(logits, h)
+        yield h, logits
