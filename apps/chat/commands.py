@@ -1,0 +1,92 @@
+"""Slash commands: one table and one parser for the app and the plain mode."""
+
+import re
+from dataclasses import dataclass
+
+from ruvmlx.errors import UsageError
+
+RATINGS = ("up", "down", "1", "2", "3", "4", "5")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed line: `/rate up too long` is Command("rate", "up too long")."""
+
+    name: str
+    argument: str = ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    usage: str
+    help: str
+    takes_argument: bool = False
+
+
+COMMANDS = {
+    "rate": Spec(
+        "/rate up|down|1-5 [NOTE]", "rate the reply; /up, /down and /1 to /5 are short for it", True
+    ),
+    "undo": Spec("/undo", "take the last rating back"),
+    "new": Spec("/new", "start a new chat"),
+    "system": Spec("/system [TEXT]", "start a new chat with this system prompt; alone, show it", True),
+    "status": Spec("/status", "the model, and what it has learned"),
+    "help": Spec("/help", "this list"),
+    "quit": Spec("/quit", "leave; the chat is saved"),
+}
+_SHORT = {
+    **{word: Command("rate", word) for word in RATINGS},
+    "+": Command("rate", "up"),
+    "-": Command("rate", "down"),
+    "?": Command("help"),
+    "exit": Command("quit"),
+    "q": Command("quit"),
+}
+# "/usr/bin is full" and "/ what?" are no commands; "//text" sends "/text".
+_FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
+
+
+def parse(text: str) -> Command | None:
+    """A line -> its command, or None when it is a message for the model.
+
+    >>> parse("/rate up")
+    Command(name='rate', argument='up')
+    """
+    match = _FORM.fullmatch(text.strip())
+    if not match:
+        return None
+    word, argument = match[1].lower(), (match[2] or "").strip()
+    if word in _SHORT:
+        short = _SHORT[word]
+        return Command(short.name, f"{short.argument} {argument}".strip())
+    return _known(Command(word, argument))
+
+
+def _known(command: Command) -> Command:
+    spec = COMMANDS.get(command.name)
+    if spec is None:
+        raise UsageError(
+            f"no command /{command.name}; /help lists them, and //{command.name} sends it as text"
+        )
+    if command.argument and not spec.takes_argument:
+        raise UsageError(f"/{command.name} takes nothing after it, got {command.argument[:40]!r}")
+    return command
+
+
+def message_text(text: str) -> str:
+    """What is sent to the model: "//path" was an escaped "/path"."""
+    return text[1:] if text.startswith("//") else text
+
+
+def parse_rating(argument: str) -> tuple[str, str]:
+    """ "up too long" -> ("up", "too long")."""
+    word, _, note = argument.partition(" ")
+    rating = {"+": "up", "-": "down"}.get(word, word.lower())
+    if rating not in RATINGS:
+        raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {COMMANDS['rate'].usage}")
+    return rating, note.strip()
+
+
+def help_lines() -> list[str]:
+    width = max(len(spec.usage) for spec in COMMANDS.values())
+    return [f"{spec.usage:<{width}}  {spec.help}" for spec in COMMANDS.values()]

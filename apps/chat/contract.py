@@ -1,0 +1,99 @@
+"""What the chat apps need of a runtime. `ruvmlx.runtime.Runtime` is one; so are the tests' scripted fakes.
+
+A runtime belongs to the thread that opened it: every call comes from there. Only the `cancel` event of
+`say` may be set from elsewhere.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ruvmlx.engine.types import Chunk, Sampling
+from ruvmlx.runtime import LearnStatus, RatingResult, Turn
+
+
+class HasShape(Protocol):
+    @property
+    def max_context(self) -> int: ...
+
+
+class HasName(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> HasShape: ...
+
+
+class HasKernels(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernels(self) -> str: ...
+
+
+class ChatRuntime(Protocol):
+    @property
+    def model(self) -> HasName: ...
+
+    @property
+    def backend(self) -> HasKernels: ...
+
+    @property
+    def last_reply_id(self) -> str | None:
+        """The newest reply, after `say`."""
+
+    def new_chat(self, system: str | None = None) -> str:
+        """A new session's id."""
+
+    def last_chat(self) -> str | None:
+        """The session used last."""
+
+    def turns(self, session_id: str) -> list[Turn]: ...
+
+    def say(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        sampling: Sampling,
+        max_new_tokens: int,
+        cancel: threading.Event,
+    ) -> Iterator[Chunk]:
+        """Commits the user's turn, streams the reply, commits it. The last chunk has the response."""
+
+    def settle(self) -> None:
+        """Work that a later rating needs, done while the user reads."""
+
+    def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult: ...
+
+    def undo(self) -> LearnStatus:
+        """Takes the last rating back, bit for bit. NotFound when there is none."""
+
+    def status(self) -> LearnStatus: ...
+
+    def close(self) -> None: ...
+
+
+OpenRuntime = Callable[[], ChatRuntime]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What the command line chose. `session` is "new", "continue" (the last one) or a session's id."""
+
+    session: str = "new"
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int = 1024
+    system: str | None = None
+
+
+def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:
+    """The session to chat in; "continue" without an earlier chat begins one."""
+    if options.session == "new":
+        return runtime.new_chat(options.system)
+    if options.session == "continue":
+        return runtime.last_chat() or runtime.new_chat(options.system)
+    return options.session

@@ -1,0 +1,74 @@
+"""Numbers as people read them: short signs for the app, words for the plain mode."""
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.runtime import LearnStatus, RatingResult
+from ruvmlx.text import one_line
+
+from .contract import ChatRuntime
+
+
+def rating_mark(rating: str) -> str:
+    """ "up" -> "▲ up", "4" -> "★★★★☆"."""
+    if rating in ("up", "down"):
+        return "▲ up" if rating == "up" else "▼ down"
+    stars = int(rating)
+    return "★" * stars + "☆" * (5 - stars)
+
+
+def rating_words(rating: str) -> str:
+    return rating if rating in ("up", "down") else f"{rating} of 5"
+
+
+def milliseconds(microseconds: float) -> str:
+    """ "0.41 ms", "12 ms"."""
+    value = microseconds / 1000
+    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def effect(result: RatingResult) -> str:
+    """One quiet line: what a rating did to the reply's own probability."""
+    if not result.applied:
+        return f"{rating_mark(result.rating)} · noted, nothing to change · v{result.adapter_version}"
+    return " · ".join((
+        rating_mark(result.rating),
+        f"log-prob {result.logprob_before:.3f} → {result.logprob_after:.3f} per token",
+        f"KL {result.kl:.3f} of {result.kl_cap:g}",
+        milliseconds(result.apply_us),
+        f"v{result.adapter_version}",
+    ))  # fmt: skip
+
+
+def effect_words(result: RatingResult) -> str:
+    """The same, to be read aloud."""
+    rated = f"Rated {rating_words(result.rating)}"
+    if not result.applied:
+        return f"{rated}: noted, nothing to change."
+    return (
+        f"{rated}: log-probability {result.logprob_before:.3f} to {result.logprob_after:.3f} per token, "
+        f"KL {result.kl:.3f} of {result.kl_cap:g}, {milliseconds(result.apply_us)}, "
+        f"version {result.adapter_version}."
+    )
+
+
+def undone(status: LearnStatus) -> str:
+    return f"Last rating taken back: {status.ratings} left, version {status.adapter_version}."
+
+
+def status_lines(runtime: ChatRuntime, learned: LearnStatus) -> list[str]:
+    """What /status says."""
+    return [
+        f"model     {one_line(runtime.model.name)}",
+        f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
+        f"context   {runtime.model.config.max_context:,} tokens",
+        f"ratings   {learned.ratings}, {learned.updates} updates",
+        f"adapter   version {learned.adapter_version}, norm {learned.micro_norm:.3g}",
+        f"KL        {learned.kl:.4f} of {learned.kl_cap:g} nats per token",
+    ]
+
+
+def error_line(error: BaseException) -> str:
+    """Any error on one line; the kind is named only where it was not meant for people."""
+    text = one_line(str(error))
+    if isinstance(error, RuvmlxError):
+        return text
+    return f"unexpected {type(error).__name__}: {text}" if text else f"unexpected {type(error).__name__}"

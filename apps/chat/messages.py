@@ -1,0 +1,191 @@
+"""What stands in the conversation: what the user said, replies, and quiet notices."""
+
+import time
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.message import Message
+from textual.reactive import var
+from textual.widget import Widget
+from textual.widgets import Markdown, Static
+
+from ruvmlx.runtime import RatingResult, Turn
+from ruvmlx.text import sanitize
+
+from . import describe
+from .markdown import ReplyMarkdown
+
+ENDINGS = {"cancelled": "stopped", "length": "cut at the limit of new tokens"}
+
+WELCOME = """{model} learns from what you think of its replies.
+
+Ctrl+Y  more like this      Ctrl+N  less like this
+Tab  choose a reply, then 1 to 5      /help  all commands"""
+
+
+class UserMessage(Vertical):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = sanitize(text)
+
+    def compose(self) -> ComposeResult:
+        yield Static(self.text, markup=False, classes="text")
+
+
+class Notice(Static):
+    """A line of the app itself; kind "error" or "info"."""
+
+    def __init__(self, text: str, kind: str = "info") -> None:
+        super().__init__(sanitize(text), markup=False, classes=kind)
+
+
+class Welcome(Static):
+    """The empty conversation: what is loading, then what can be done."""
+
+    def __init__(self, model: str = "") -> None:
+        super().__init__(markup=False)
+        self.model = model
+        self._since = time.monotonic()
+
+    def on_mount(self) -> None:
+        if self.model:
+            self.update(WELCOME.format(model=self.model))
+        else:
+            self._tick()
+            self.set_interval(1, self._tick)
+
+    def _tick(self) -> None:
+        seconds = int(time.monotonic() - self._since)
+        self.update("Opening the model…" + (f" {seconds} s" if seconds > 1 else ""))
+
+
+class Reply(Vertical, can_focus=True):
+    """A reply, its rating, and what the rating did. Focus selects it; then bare keys rate it."""
+
+    BINDINGS: ClassVar = [
+        Binding("plus,equals_sign", "app.rate('up')", "Up", key_display="+"),
+        Binding("minus", "app.rate('down')", "Down", key_display="-"),
+        *[Binding(str(n), f"app.rate('{n}')", "Stars", key_display="1-5", show=n == 1) for n in range(1, 6)],
+        Binding("up,k", "app.select(-1)", "Choose", key_display="↑↓"),
+        Binding("down,j", "app.select(1)", "Next", show=False),
+        Binding("u,backspace", "app.undo", "Take back", show=False),
+        Binding("escape,tab,shift+tab,enter", "app.write", "Back", key_display="esc"),
+    ]
+
+    reply_id: var[str | None] = var(None)
+    rating: var[str | None] = var(None)
+    progress: var[str] = var("")
+    ending: var[str] = var("")
+    effect: var[str] = var("")
+
+    class Selected(Message):
+        """This reply has got the focus, or lost it."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.text = sanitize(text)
+        self.finished = bool(text)
+
+    @classmethod
+    def of_turn(cls, turn: Turn) -> "Reply":
+        reply = cls(turn.content)
+        reply.finished = True
+        reply.set_reactive(Reply.reply_id, turn.reply_id)
+        reply.set_reactive(Reply.rating, turn.rating)
+        reply.set_reactive(Reply.ending, ENDINGS.get(turn.finish_reason or "", ""))
+        return reply
+
+    def compose(self) -> ComposeResult:
+        yield ReplyMarkdown(self.text)
+        yield Static(markup=False, classes="note")
+
+    def on_mount(self) -> None:
+        self._show_note()
+
+    @property
+    def body(self) -> ReplyMarkdown:
+        return self.query_one(ReplyMarkdown)
+
+    async def grow(self, text: str) -> None:
+        """More of the reply, sanitised by the caller's stream."""
+        self.progress = ""
+        self.text += text
+        await self.body.show(self.text)
+
+    async def finish(self, text: str, finish_reason: str) -> None:
+        """The whole reply as it was committed."""
+        self.text, self.finished = sanitize(text), True
+        await self.body.show(self.text, final=True)
+        self.progress, self.ending = "", ENDINGS.get(finish_reason, "")
+
+    def rated(self, result: RatingResult) -> None:
+        self.rating, self.effect = result.rating, describe.effect(result)
+
+    def restore_rating(self, rating: str | None) -> None:
+        """The rating that the store has now; an effect that no longer holds is dropped."""
+        if rating != self.rating:
+            self.rating, self.effect = rating, ""
+
+    def _show_note(self) -> None:
+        if not self.is_mounted:
+            return
+        rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
+        note = self.query_one(".note", Static)
+        text = " · ".join(filter(None, (self.progress, self.ending, rating)))
+        note.update(text)
+        note.display = bool(text)
+        note.set_class(bool(self.progress), "progress")
+
+    watch_rating = watch_progress = watch_ending = watch_effect = _show_note
+
+    def on_focus(self) -> None:
+        self.post_message(self.Selected())
+
+    def on_blur(self) -> None:
+        self.post_message(self.Selected())
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """Only web addresses are opened: a reply may not point at files or programs."""
+        event.stop()
+        if event.href.startswith(("https://", "http://")):
+            self.app.open_url(sanitize(event.href))
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """The conversation. It follows a growing reply until the user scrolls up, and again from the end on."""
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    async def add(self, *widgets: Widget) -> None:
+        await self.query(Welcome).remove()
+        await self.mount_all(widgets)
+
+    async def exchange(self, *widgets: Widget) -> None:
+        """What the user sends is always in view, and the reply is followed from there."""
+        await self.add(*widgets)
+        self.anchor()
+
+    async def restart(self, turns: list[Turn], model: str) -> None:
+        """Show these turns and nothing else."""
+        shown = [self._of_turn(turn) for turn in turns if turn.role != "system"]
+        with self.app.batch_update():
+            await self.remove_children()
+            await self.mount_all(shown or [Welcome(model)])
+        self.anchor()
+
+    @staticmethod
+    def _of_turn(turn: Turn) -> Vertical:
+        return UserMessage(turn.content) if turn.role == "user" else Reply.of_turn(turn)
+
+    @property
+    def replies(self) -> list[Reply]:
+        """Those that can be rated, oldest first."""
+        return [reply for reply in self.query(Reply) if reply.finished and reply.reply_id]
+
+    def neighbour(self, of: Reply, step: int) -> Reply:
+        replies = self.replies
+        place = replies.index(of) + step if of in replies else len(replies) - 1
+        return replies[max(0, min(place, len(replies) - 1))]

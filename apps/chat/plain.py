@@ -1,0 +1,228 @@
+"""The linear chat, for pipes and screen readers: lines in, words out, nothing that moves.
+
+Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the
+chat. While a rating or a turn is being committed it waits. Answers go to stdout, errors to stderr.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Self, TextIO
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.errors import NotFound
+from ruvmlx.text import Sanitizer, sanitize
+
+from . import commands, describe
+from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session
+
+
+class PlainChat:
+    """One conversation over two text streams. `run` returns the exit code."""
+
+    def __init__(self, runtime: ChatRuntime, options: ChatOptions, source: TextIO, sink: TextIO) -> None:
+        self.runtime = runtime
+        self.options = options
+        self.source = source
+        self.sink = sink
+        self.interactive = source.isatty()
+        self.system = options.system
+        self.session = ""
+        self.failure = 0  # the first error's exit code; a script wants to know, a person has read it
+        self.done = False
+        self.interrupts = Interrupts()
+
+    def run(self) -> int:
+        with self.interrupts:
+            self._attempt(self._begin)
+            while not self.done and self.session:
+                line = self._read()
+                if line is None:
+                    break
+                self._attempt(lambda line=line: self._handle(line))
+        return self.failure if not (self.interactive and self.session) else 0
+
+    def _begin(self) -> None:
+        session = start_session(self.runtime, self.options)
+        turns = self.runtime.turns(session) if self.options.session != "new" else []
+        self.system = next((t.content for t in turns if t.role == "system"), self.system)
+        for turn in turns if self.interactive else []:
+            if turn.role != "system":
+                self._print(f"{'You' if turn.role == 'user' else 'Assistant'}: {turn.content}")
+        self.session = session
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of input or on Ctrl-C."""
+        if self.interactive:
+            self._prompt()
+        try:
+            with self.interrupts.raising():
+                line = self.source.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line and self.interactive:
+            self._print("")
+        return line or None
+
+    def _prompt(self) -> None:
+        where = self.sink if self.sink.isatty() else sys.stderr
+        where.write("You: ")
+        where.flush()
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """An error is one line, and the chat goes on."""
+        try:
+            step()
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            self.failure = self.failure or getattr(error, "exit_code", 1)
+            self.sink.flush()
+            print(f"Error: {describe.error_line(error)}", file=sys.stderr, flush=True)
+
+    def _handle(self, line: str) -> None:
+        line = sanitize(line).strip()
+        command = commands.parse(line) if line else None
+        if command:
+            getattr(self, f"do_{command.name}")(command.argument)
+        elif line:
+            self._say(commands.message_text(line))
+
+    def _say(self, text: str) -> None:
+        cancel = threading.Event()
+        reply = self.runtime.say(
+            self.session,
+            text,
+            sampling=self.options.sampling,
+            max_new_tokens=self.options.max_new_tokens,
+            cancel=cancel,
+        )
+        with self.interrupts.setting(cancel):
+            self._stream(reply)
+        self.runtime.settle()
+
+    def _stream(self, reply: Iterator[Chunk]) -> None:
+        """Words as they come. The label waits for the first of them, so an error stands on its own line."""
+        safe, begun, reason = Sanitizer(), False, ""
+        try:
+            for chunk in reply:
+                text = safe.feed(chunk.text)
+                if text or chunk.response:
+                    self._write(text if begun else f"Assistant: {text.lstrip()}")
+                    begun = True
+                reason = chunk.response.finish_reason if chunk.response else reason
+        finally:
+            if begun:
+                self._write("\n")
+        ends = {"cancelled": "(stopped)", "length": "(cut: the limit of new tokens is reached)"}
+        if reason in ends:
+            self._print(ends[reason])
+
+    def do_rate(self, argument: str) -> None:
+        rating, note = commands.parse_rating(argument)
+        reply = self.runtime.last_reply_id or self._last_stored()
+        self._print(describe.effect_words(self.runtime.rate(reply, rating, note)))
+
+    def _last_stored(self) -> str:
+        """After -c the newest reply is one of an earlier run."""
+        replies = [turn.reply_id for turn in self.runtime.turns(self.session) if turn.reply_id]
+        if not replies:
+            raise NotFound("there is no reply to rate yet")
+        return replies[-1]
+
+    def do_undo(self, _: str) -> None:
+        self._print(describe.undone(self.runtime.undo()))
+
+    def do_new(self, _: str) -> None:
+        self.session = self.runtime.new_chat(self.system)
+        self._print("New chat.")
+
+    def do_system(self, argument: str) -> None:
+        if not argument:
+            self._print(f"System prompt: {self.system or 'none'}")
+            return
+        self.session = self.runtime.new_chat(argument)
+        self.system = argument
+        self._print("New chat with this system prompt.")
+
+    def do_status(self, _: str) -> None:
+        for line in describe.status_lines(self.runtime, self.runtime.status()):
+            self._print(line)
+
+    def do_help(self, _: str) -> None:
+        for line in commands.help_lines():
+            self._print(line)
+
+    def do_quit(self, _: str) -> None:
+        self.done = True
+
+    def _print(self, text: str) -> None:
+        self._write(sanitize(text) + "\n")
+
+    def _write(self, text: str) -> None:
+        self.sink.write(text)
+        self.sink.flush()
+
+
+class Interrupts:
+    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through."""
+
+    def __init__(self) -> None:
+        self._cancel: threading.Event | None = None
+        self._raise = False
+        self._pending = False
+
+    def __enter__(self) -> Self:
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, *_: object) -> None:
+        if self._cancel is not None:
+            self._cancel.set()
+        elif self._raise:
+            raise KeyboardInterrupt
+        else:
+            self._pending = True
+
+    @contextlib.contextmanager
+    def setting(self, cancel: threading.Event) -> Iterator[None]:
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        self._raise = True
+        try:
+            if self._pending:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raise = False
+
+
+def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
+    """Chat over stdin and stdout. Errors while opening are the caller's to show."""
+    for stream in (sys.stdin, sys.stdout):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    runtime = open_runtime()
+    try:
+        return PlainChat(runtime, options, sys.stdin, sys.stdout).run()
+    except BrokenPipeError:
+        # The reader has gone (`| head`). Leave Python nothing to flush into the broken pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    finally:
+        runtime.close()

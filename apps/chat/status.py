@@ -1,0 +1,141 @@
+"""The two quiet lines below the input: what the machine does, and which keys work now."""
+
+import time
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len
+from textual.binding import ActiveBinding
+from textual.content import Content
+from textual.events import Click
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.runtime import LearnStatus
+
+GAP = "  ·  "
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Numbers of the newest reply, live while it streams."""
+
+    tps: float = 0.0
+    ttft_ms: float = 0.0
+    context: int = 0  # tokens in the KV cache
+    max_context: int = 0
+    tokens: int = 0
+    first_at: float = 0.0  # time.perf_counter() of the first token seen
+
+    def after(self, chunk: Chunk, asked_at: float) -> "Meter":
+        """These numbers with one more chunk counted; the response's own, once it is there, are exact."""
+        if chunk.response:
+            done = chunk.response
+            tps = done.generation_tps or self.tps
+            return replace(self, tps=tps, ttft_ms=done.ttft_ms, context=done.cache_tokens)
+        if not chunk.generated:
+            return replace(self, context=max(self.context, chunk.prefilled))
+        now = time.perf_counter()
+        first = self.first_at or now
+        tps = (chunk.generated - 1) / (now - first) if chunk.generated > 1 and now > first else self.tps
+        context = self.context + chunk.generated - self.tokens
+        ttft = self.ttft_ms if self.first_at else (now - asked_at) * 1000
+        return replace(self, tps=tps, ttft_ms=ttft, context=context, tokens=chunk.generated, first_at=first)
+
+    def parts(self) -> list[str]:
+        shown = []
+        if self.tps:
+            shown.append(f"{self.tps:.0f} tok/s")
+        if self.ttft_ms:
+            shown.append(f"TTFT {duration(self.ttft_ms)}")
+        if self.context:
+            of = f"/{self.max_context}" if self.max_context else ""
+            shown.append(f"ctx {self.context}{of}")
+        return shown
+
+
+def duration(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def bar(fraction: float, cells: int = 5) -> str:
+    """0.3 -> "▰▰▱▱▱"; anything above nothing fills one cell."""
+    filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
+    return "▰" * filled + "▱" * (cells - filled)
+
+
+def learned_parts(learned: LearnStatus | None) -> list[str]:
+    if learned is None:
+        return []
+    share = learned.kl / learned.kl_cap if learned.kl_cap else 0.0
+    return [f"v{learned.adapter_version}", f"KL {bar(share)} {learned.kl:.3f}/{learned.kl_cap:g}"]
+
+
+def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
+    """The line's two ends; on a narrow screen the left end goes first, then parts from the left."""
+    parts = list(parts)
+    while parts and cell_len(GAP.join(parts)) > width:
+        parts.pop(0)
+    right = GAP.join(parts)
+    room = width - cell_len(right) - 2
+    return (left if cell_len(left) <= room else ""), right
+
+
+class StatusLine(Static):
+    backend: reactive[str] = reactive("")
+    meter: reactive[Meter] = reactive(Meter)
+    learned: reactive[LearnStatus | None] = reactive(None)
+    message: reactive[str] = reactive("")  # in place of the numbers, for a moment
+
+    def render(self) -> Content:
+        width = self.size.width
+        if self.message:
+            return Content.styled(self.message, "$text-accent")
+        left, right = fit(self.backend, self.meter.parts() + learned_parts(self.learned), width)
+        return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
+
+    def flash(self, message: str, seconds: float = 3.0) -> None:
+        """Say something for a moment."""
+        self.message = message
+        self.set_timer(seconds, lambda: self._unflash(message))
+
+    def _unflash(self, message: str) -> None:
+        if self.message == message:
+            self.message = ""
+
+
+class KeyHints(Static):
+    """The keys that work now, most useful first, as many as fit. A click presses them."""
+
+    ORDER = ("Stop", "Send", "New line", "Up", "Down", "Stars", "Choose", "Take back", "Back", "Quit")
+
+    def on_mount(self) -> None:
+        self._spans: list[tuple[int, int, ActiveBinding]] = []
+        self.screen.bindings_updated_signal.subscribe(self, lambda _: self.refresh())
+
+    def render(self) -> Content:
+        self._spans, line, at = [], Content(""), 0
+        for active in self._active():
+            hint = self._hint(active)
+            if at + hint.cell_length > self.size.width:
+                break
+            self._spans.append((at, at + hint.cell_length, active))
+            line, at = line + hint + "   ", at + hint.cell_length + 3
+        return line.rstrip()
+
+    def _hint(self, active: ActiveBinding) -> Content:
+        key = self.app.get_key_display(active.binding)
+        return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
+
+    def _active(self) -> list[ActiveBinding]:
+        """One per description, in ORDER."""
+        shown = {a.binding.description: a for a in self.screen.active_bindings.values() if self._is_shown(a)}
+        return [shown[name] for name in self.ORDER if name in shown]
+
+    def _is_shown(self, active: ActiveBinding) -> bool:
+        return active.binding.show and active.enabled
+
+    async def on_click(self, event: Click) -> None:
+        for start, end, active in self._spans:
+            if start <= event.x - self.gutter.left < end:
+                await self.app.run_action(active.binding.action, active.node)

@@ -1,0 +1,44 @@
+"""Two calm themes. Textual's own are in the palette (Ctrl+P) as well."""
+
+import os
+
+from textual.theme import Theme
+
+DARK = Theme(
+    name="ruvmlx-dark",
+    dark=True,
+    background="#15171c",
+    surface="#1b1e25",
+    panel="#232730",
+    foreground="#d5d9e0",
+    primary="#7fa7d6",
+    secondary="#8b93a7",
+    accent="#c2a56b",
+    success="#83b58a",
+    warning="#c2a56b",
+    error="#d08585",
+    variables={"footer-key-foreground": "#c2a56b", "input-selection-background": "#7fa7d6 30%"},
+)
+LIGHT = Theme(
+    name="ruvmlx-light",
+    dark=False,
+    background="#faf9f6",
+    surface="#f1efe9",
+    panel="#e6e3da",
+    foreground="#2c2f36",
+    primary="#2f6299",
+    secondary="#6d7280",
+    accent="#8a6414",
+    success="#35703e",
+    warning="#8a6414",
+    error="#a53a3a",
+    variables={"footer-key-foreground": "#8a6414", "input-selection-background": "#2f6299 25%"},
+)
+
+
+def preferred() -> str:
+    """TEXTUAL_THEME if set; light where the terminal says so (COLORFGBG), else dark."""
+    if chosen := os.environ.get("TEXTUAL_THEME"):
+        return chosen
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT.name if background in ("7", "15") else DARK.name

@@ -1,0 +1,88 @@
+"""The one thread that owns the runtime, as awaitable calls for the app.
+
+MLX's streams are bound to threads, and a reply takes seconds: everything that touches the runtime,
+`open` and `close` included, runs here, one call at a time and in order. The app's own thread never waits.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ruvmlx.engine.types import Chunk
+
+from .contract import ChatOptions, ChatRuntime, OpenRuntime
+
+T = TypeVar("T")
+
+
+class RuntimeThread:
+    def __init__(self, open_runtime: OpenRuntime) -> None:
+        self._open_runtime = open_runtime
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
+        self._runtime: ChatRuntime | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        await self._run(self._open)
+
+    async def call(self, work: Callable[[ChatRuntime], T]) -> T:
+        """work(runtime), in the runtime's thread."""
+        return await self._run(lambda: work(self._opened()))
+
+    async def say(
+        self, session: str, text: str, options: ChatOptions, cancel: threading.Event
+    ) -> AsyncIterator[list[Chunk]]:
+        """The reply's chunks, all that have come since the last look: a slow screen never falls behind."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        chunks: deque[Chunk] = deque()
+
+        def pump() -> None:
+            for chunk in self._opened().say(
+                session,
+                text,
+                sampling=options.sampling,
+                max_new_tokens=options.max_new_tokens,
+                cancel=cancel,
+            ):
+                chunks.append(chunk)
+                loop.call_soon_threadsafe(arrived.set)
+
+        pumping = asyncio.ensure_future(self._run(pump))
+        pumping.add_done_callback(lambda _: arrived.set())
+        while not (pumping.done() and not chunks):
+            await arrived.wait()
+            arrived.clear()
+            batch = [chunks.popleft() for _ in range(len(chunks))]
+            if batch:
+                yield batch
+        await pumping  # raises what the runtime raised
+
+    async def close(self) -> None:
+        """Waits for what is running, then closes the runtime."""
+        await self._run(self._close)
+        self._pool.shutdown(wait=False)
+
+    def close_now(self) -> None:
+        """The same without an event loop, for an app that ended some other way. Harmless when repeated."""
+        if not self._closed:
+            self._pool.submit(self._close).result()
+        self._pool.shutdown(wait=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _open(self) -> None:
+        self._runtime = self._open_runtime()
+
+    def _opened(self) -> ChatRuntime:
+        assert self._runtime is not None, "the app calls only after open()"
+        return self._runtime
+
+    def _close(self) -> None:
+        self._closed = True
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()

@@ -1,0 +1,135 @@
+"""One sanitiser for everything that reaches a terminal: model output, typed and pasted text, names.
+
+A terminal obeys what it is sent. Text from a model or a file may hold escape sequences (move the
+cursor, set the clipboard, retitle the window), direction overrides (show code in another order than
+it runs) and characters that cannot be seen. `sanitize` takes all of these out and keeps the words:
+
+* escape sequences go whole, in 7-bit (ESC [) and 8-bit (U+009B) form, unfinished ones too;
+* C0 but tab and newline, DEL, C1; CR LF and CR become newline, and so do U+2028 and U+2029;
+* direction marks, overrides and isolates; zero-width spaces, soft hyphens, tags, annotations;
+* lone surrogates and noncharacters, which no UTF-8 stream can carry or should.
+
+Kept: ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors that emoji use.
+What it does not do: it judges no letter by its looks (homoglyphs) and strips no combining marks.
+"""
+
+import re
+from enum import Enum, auto
+
+_DROPPED = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0, DEL, C1
+    "\u00ad\u061c\u180e\u200b\u200e\u200f"  # soft hyphen, direction marks, zero-width space
+    "\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # overrides, isolates, joiners, annotations
+    "\ud800-\udfff\ufdd0-\ufdef"  # surrogates, noncharacters
+    "\U000e0000-\U000e0fff"  # tags and the variation selectors that smuggle bytes
+    + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
+)
+_SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
+_DROP = re.compile(f"[{_DROPPED}]")
+
+# Longer sequences are no sequences: what follows is text again, so nothing can swallow a whole reply.
+_CSI_LIMIT = 64
+_STRING_LIMIT = 4096
+
+
+class _State(Enum):
+    TEXT = auto()
+    ESCAPE = auto()  # after ESC, and ESC with intermediates
+    CSI = auto()  # ESC [ parameters, up to a final byte
+    STRING = auto()  # OSC, DCS, SOS, PM, APC, up to BEL or ST
+    STRING_ESCAPE = auto()  # an ESC inside one: ST if a backslash follows
+
+
+_INTRODUCERS = {"\x9b": _State.CSI} | dict.fromkeys("\x90\x98\x9d\x9e\x9f", _State.STRING)
+_AFTER_ESCAPE = {"[": _State.CSI} | dict.fromkeys("]PX^_", _State.STRING)
+
+
+class Sanitizer:
+    """Sanitises a stream: however the text is cut into pieces, the pieces' outputs join to the same text."""
+
+    def __init__(self) -> None:
+        self._state = _State.TEXT
+        self._length = 0  # of the sequence being read
+        self._after_cr = False
+
+    def feed(self, text: str) -> str:
+        """The next piece, made safe. Nothing is held back, so there is nothing to flush."""
+        if self._state is _State.TEXT and not self._after_cr and not _SUSPECT.search(text):
+            return text
+        return "".join(map(self._one, text))
+
+    def _one(self, char: str) -> str:
+        if self._state is _State.TEXT:
+            return self._text(char)
+        self._length += 1
+        return _HANDLERS[self._state](self, char)
+
+    def _text(self, char: str) -> str:
+        after_cr, self._after_cr = self._after_cr, char == "\r"
+        if char == "\n":
+            return "" if after_cr else "\n"
+        if char in "\r\u2028\u2029":
+            return "\n"
+        if char == "\x1b" or char in _INTRODUCERS:
+            return self._enter(_INTRODUCERS.get(char, _State.ESCAPE))
+        return _DROP.sub("", char)
+
+    def _enter(self, state: _State) -> str:
+        self._state, self._length = state, 0
+        return ""
+
+    def _again(self, char: str) -> str:
+        """Not a part of the sequence: back to text, where it is looked at anew."""
+        self._state = _State.TEXT
+        return self._text(char)
+
+    def _escape(self, char: str) -> str:
+        if char in _AFTER_ESCAPE and self._length == 1:
+            return self._enter(_AFTER_ESCAPE[char])
+        if " " <= char <= "/" and self._length < _CSI_LIMIT:
+            return ""
+        if "0" <= char <= "~":
+            return self._enter(_State.TEXT)
+        return self._again(char)
+
+    def _csi(self, char: str) -> str:
+        if "@" <= char <= "~":
+            return self._enter(_State.TEXT)
+        if " " <= char <= "?" and self._length < _CSI_LIMIT:
+            return ""
+        return self._again(char)
+
+    def _string(self, char: str) -> str:
+        if char in "\x07\x9c":
+            return self._enter(_State.TEXT)
+        if char == "\x1b":
+            self._state = _State.STRING_ESCAPE
+            return ""
+        if char in "\r\n" or self._length >= _STRING_LIMIT:
+            return self._again(char)
+        return ""
+
+    def _string_escape(self, char: str) -> str:
+        if char == "\\":
+            return self._enter(_State.TEXT)
+        self._enter(_State.ESCAPE)
+        self._length = 1
+        return self._escape(char)
+
+
+_HANDLERS = {
+    _State.ESCAPE: Sanitizer._escape,
+    _State.CSI: Sanitizer._csi,
+    _State.STRING: Sanitizer._string,
+    _State.STRING_ESCAPE: Sanitizer._string_escape,
+}
+
+
+def sanitize(text: str) -> str:
+    """Text that is safe to show: see the module's words."""
+    return Sanitizer().feed(text)
+
+
+def one_line(text: str) -> str:
+    """The same on a single line: for errors, titles and status texts."""
+    return " ".join(sanitize(text).split())
