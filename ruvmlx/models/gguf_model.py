@@ -77,7 +77,7 @@ class _Keys:
         value = self.file.metadata.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise self._bad(key, value, "a number")
-        return float(value)
+        return float(str(np.float32(value)))  # 1e-05 as it was meant, not 9.999999747e-06
 
     def uniform(self, key: str, default: int | None = None) -> int:
         """An integer, or an array that says the same for every layer."""

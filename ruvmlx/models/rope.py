@@ -49,4 +49,4 @@ def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
     a, minus_b = np.polyfit(frequencies(2 * len(f), theta)[blended] / (2 * np.pi), s[blended], 1)
     if not (a > 0 and minus_b < 0):
         return None
-    return Llama3Rope(factor, 1.0, 1 - 1 / minus_b, round(-a / minus_b))
+    return Llama3Rope(factor, 1.0, round(float(1 - 1 / minus_b), 4), round(float(-a / minus_b)))

@@ -1,0 +1,28 @@
+"""JSON files of a model folder, read with one-line errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptFile
+
+MAX_BYTES = 200_000_000
+
+
+def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
+    """A JSON object; {} for a file that may be missing and is."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CorruptFile(f"{path.name} is {path.stat().st_size} bytes; at most {MAX_BYTES} were expected.")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if missing_ok:
+            return {}
+        raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
+    except OSError as error:
+        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path.name} is not sound JSON: {str(error)[:80]}. Fetch the model again.") from None
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path.name} does not hold a JSON object. Fetch the model again.")
+    return value

@@ -1,0 +1,152 @@
+"""A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptFile, UnsupportedModel
+from .base import Model, ModelConfig, Weights
+from .fingerprint import fingerprint
+from .gguf_blocks import check_finite
+from .hf_config import Affine, config_from_json, quantization
+from .json_files import read_object
+from .layout import check_shapes, matrices, parameter_count, vectors
+from .safetensors_file import Tensor, read_safetensors
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SAMPLED = ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight")
+
+
+def load_folder(path: Path, name: str) -> Model:
+    """Check everything but the weights' values."""
+    from .load import check_vocab, sampling_defaults
+    from .tokenizer_json import folder_tokenizer
+
+    data = read_object(path / "config.json", missing_ok=False)
+    tensors = _drop_unused(_read_all(path), data)
+    config = config_from_json(data, "lm_head.weight" in tensors, name)
+    plan = _plan(tensors, config, data, name)
+    generation = read_object(path / "generation_config.json")
+    tokenizer = folder_tokenizer(path, [data.get("eos_token_id"), generation.get("eos_token_id")])
+    check_vocab(tokenizer.vocab_size, config.vocab_size, name)
+    layout = {t.name: (t.dtype, t.shape) for t in tensors.values()}
+    return Model(
+        name=name,
+        path=path,
+        format="safetensors",
+        config=config,
+        tokenizer=tokenizer,
+        load_weights=_loader(tensors, plan),
+        fingerprint=fingerprint(config, layout, (tensors[n].raw() for n in SAMPLED if n in tensors)),
+        parameters=parameter_count(config),
+        bytes=sum(tensors[n].nbytes for n in plan),
+        default_sampling=sampling_defaults(generation),
+    )
+
+
+def _read_all(path: Path) -> dict[str, Tensor]:
+    """Every tensor of every file, by name."""
+    found: dict[str, Tensor] = {}
+    for file in _files(path):
+        for name, tensor in read_safetensors(file).items():
+            if name in found:
+                raise CorruptFile(f"tensor {name[:60]!r} is in both {found[name].file} and {file.name}.")
+            found[name] = tensor
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    """What the index names, or model*.safetensors."""
+    index = read_object(path / "model.safetensors.index.json")
+    if index:
+        return [_shard(path, name) for name in _shard_names(index)]
+    files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("weights*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(p.name for p in path.iterdir() if p.suffix in PICKLES)
+    if pickles:
+        raise UnsupportedModel(
+            f"{path.name}: {pickles[0]} is a pickle, which can run code; only safetensors are read. "
+            "Get the model in safetensors form."
+        )
+    raise CorruptFile(f"{path.name}: no model*.safetensors in this folder. Fetch the model again.")
+
+
+def _shard_names(index: dict[str, Any]) -> list[str]:
+    where = index.get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(v, str) for v in where.values()) or not where:
+        raise CorruptFile("model.safetensors.index.json names no files (weight_map). Fetch the model again.")
+    return sorted(set(where.values()))
+
+
+def _shard(path: Path, name: str) -> Path:
+    """A file beside the index: no way out of the folder."""
+    if Path(name).name != name or not name.endswith(".safetensors"):
+        raise CorruptFile(f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it.")
+    if not (path / name).is_file():
+        raise CorruptFile(f"{path.name}: {name} is missing. Fetch the model again.")
+    return path / name
+
+
+def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Leave out precomputed rope tables, and a head that tying makes a second copy."""
+    tied = data.get("tie_word_embeddings") is True
+    return {
+        name: t
+        for name, t in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq") and not (tied and name.startswith("lm_head."))
+    }
+
+
+def _plan(tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str) -> dict[str, str]:
+    """Tensor name -> what it is ("plain", "packed" or "scale"), all shapes checked, none left over."""
+    default, own = quantization(data, where)
+    expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
+    plan = dict.fromkeys(expected, "plain")
+    for module, shape in matrices(config):
+        affine = own.get(module, default) if f"{module}.scales" in tensors else None
+        if affine is None:
+            expected[f"{module}.weight"], plan[f"{module}.weight"] = shape, "plain"
+            continue
+        expected |= _packed_shapes(module, shape, affine, where)
+        plan |= {f"{module}.weight": "packed", f"{module}.scales": "scale", f"{module}.biases": "scale"}
+    check_shapes({name: t.shape for name, t in tensors.items()}, expected, where)
+    _check_kinds(tensors, plan, where)
+    return plan
+
+
+def _packed_shapes(module: str, shape: tuple[int, int], affine: Affine, where: str) -> dict[str, tuple]:
+    rows, cols = shape
+    if cols % affine.group_size or cols * affine.bits % 32:
+        raise CorruptFile(f"{where}: rows of {module} have {cols} weights, not whole groups of {affine.group_size}.")
+    groups = (rows, cols // affine.group_size)
+    packed = (rows, cols * affine.bits // 32)
+    return {f"{module}.weight": packed, f"{module}.scales": groups, f"{module}.biases": groups}
+
+
+def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: str) -> None:
+    for name, kind in plan.items():
+        if (tensors[name].dtype == "U32") != (kind == "packed"):
+            hint = "quantised" if kind == "packed" else "plain"
+            raise CorruptFile(f"{where}: tensor {name!r} is {tensors[name].dtype}; config.json says it is {hint}.")
+    extra = next((name for name in tensors if name not in plan), None)
+    if extra:
+        raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} belongs to no Llama or Mistral decoder.")
+
+
+def _loader(tensors: Mapping[str, Tensor], plan: Mapping[str, str]) -> Callable[[], Weights]:
+    def load() -> Weights:
+        return {name: _value(tensors[name], kind) for name, kind in plan.items()}
+
+    return load
+
+
+def _value(tensor: Tensor, kind: str) -> np.ndarray:
+    """A view of the file. bfloat16 scales become float32, which holds them exactly; float16 would not."""
+    array = tensor.array()
+    if kind == "packed":
+        return array
+    check_finite(array, tensor.name)
+    return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array

@@ -1,0 +1,208 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json, else tokenizer.model.
+
+tokenizer.json is read by the `tokenizers` library and then taken apart: special tokens are matched by us
+(only where the caller allows it), its model and its text steps do the rest.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptFile, UnsupportedModel
+from .byte_level import piece_to_bytes
+from .chat_template import pick
+from .json_files import read_object
+from .tokenizer_base import BaseTokenizer, is_special_text
+
+SPACE = "\u2581"
+
+
+def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
+    """`eos`: eos_token_id entries of the folder's configuration files, numbers or lists of them."""
+    config = read_object(path / "tokenizer_config.json")
+    template = _template(path, config)
+    eos_ids = {i for entry in eos for i in _ids(entry)}
+    if (path / "tokenizer.json").is_file():
+        return JsonTokenizer(path / "tokenizer.json", config, template, eos_ids)
+    if (path / "tokenizer.model").is_file():
+        return _sentencepiece(path, config, template, eos_ids)
+    raise UnsupportedModel(f"{path.name} holds neither tokenizer.json nor tokenizer.model. Fetch the model again.")
+
+
+def _ids(entry: Any) -> list[int]:
+    entries = entry if isinstance(entry, list) else [entry]
+    return [i for i in entries if type(i) is int and i >= 0]
+
+
+def _template(path: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
+    try:
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        own = read_object(path / "chat_template.json").get("chat_template")
+        found = own if own is not None else config.get("chat_template")
+        return pick(found) if isinstance(found, str | list | dict) else None
+    except (OSError, UnicodeDecodeError):
+        raise CorruptFile(f"{path.name}: chat_template.jinja cannot be read. Fetch the model again.") from None
+
+
+def _token_name(config: dict[str, Any], key: str) -> str:
+    """"bos_token": "<s>" or {"content": "<s>", ...}."""
+    value = config.get(key)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else ""
+
+
+class JsonTokenizer(BaseTokenizer):
+    """tokenizer.json: byte-level or SentencePiece-like BPE."""
+
+    def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
+        full = _read(path)
+        added = full.get_added_tokens_decoder()
+        special = {
+            t.content: i for i, t in added.items() if t.special or is_special_text(t.content, template)
+        }
+        bos = special.get(_token_name(config, "bos_token"), _template_bos(full, special))
+        ends = {*eos_ids, special.get(_token_name(config, "eos_token"), -1)} - {-1}
+        self._full, self._steps = full, _Steps(full, path.name)
+        super().__init__(
+            vocab_size=1 + max([*added, full.get_vocab_size(with_added_tokens=True) - 1]),
+            special_tokens=special,
+            bos_id=bos,
+            adds_bos=_adds_bos(full, config, bos),
+            eos_ids=ends,
+            chat_template=template,
+            strips_leading_space=self._steps.prefixes_space,
+        )
+        self._plain_added = {i: t.content for i, t in added.items() if t.content not in special}
+        plain = [t for t in added.values() if t.content not in special]
+        self._first = self._steps.tokenizer(full, plain, first=True)
+        self._later = self._steps.tokenizer(full, plain, first=False)
+
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        return (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        if token_id in self._plain_added:
+            return self._plain_added[token_id].encode()
+        piece = self._full.id_to_token(token_id) or ""
+        return piece_to_bytes(piece) if self._steps.byte_level else _metaspace_bytes(piece)
+
+
+def _read(path: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise CorruptFile(f"{path.name} is not a sound tokenizer: {' '.join(str(error).split())[:100]}.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _template_bos(full: Any, special: dict[str, int]) -> int | None:
+    """The special token that the file's own post-processor puts in front."""
+    ids = full.encode("", add_special_tokens=True).ids
+    return ids[0] if ids and ids[0] in special.values() else None
+
+
+def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
+    said = config.get("add_bos_token")
+    if isinstance(said, bool):
+        return said
+    return bos is not None and full.encode("a", add_special_tokens=True).ids[:1] == [bos]
+
+
+def _metaspace_bytes(piece: str) -> bytes:
+    """"▁Paris" -> b" Paris", "<0x0A>" -> b"\\n"."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            pass
+    return piece.replace(SPACE, " ").encode()
+
+
+class _Steps:
+    """The normalizer and pre-tokenizer of a tokenizer.json, and what they mean for single tokens."""
+
+    def __init__(self, full: Any, where: str):
+        self._pre = _state(full.pre_tokenizer)
+        self._normalizer = _state(full.normalizer)
+        parts = {part.get("type"): part for state in (self._pre, _state(full.decoder)) for part in _flat(state)}
+        self.byte_level = "ByteLevel" in parts
+        metaspace = "Metaspace" in parts or "Replace" in parts or "ByteFallback" in parts
+        if not self.byte_level and not metaspace:
+            raise UnsupportedModel(f"{where}: neither byte-level nor SentencePiece-like; no other kind is known.")
+        self.prefixes_space = self._prefixes_space()
+
+    def _prefixes_space(self) -> bool:
+        """Does a text get a space in front? By a Prepend, a Metaspace or a ByteLevel step."""
+        for part in [*_flat(self._pre), *_flat(self._normalizer)]:
+            if part.get("prepend_scheme") in ("always", "first") or part.get("type") == "Prepend":
+                return True
+            if part.get("add_prefix_space") and "prepend_scheme" not in part:
+                return True
+        return False
+
+    def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
+        """The same model and steps without special tokens. `first=False`: not at the start of a text."""
+        from tokenizers import Tokenizer
+
+        out = Tokenizer(full.model)
+        if self._normalizer:
+            out.normalizer = full.normalizer
+        if self._pre:
+            out.pre_tokenizer = full.pre_tokenizer if first else self._inner_pre(full)
+        out.add_tokens(plain_added)
+        return out
+
+    def _inner_pre(self, full: Any) -> Any:
+        """Metaspace with prepend_scheme "first" puts nothing in front of later runs."""
+        if not any(part.get("prepend_scheme") == "first" for part in _flat(self._pre)):
+            return full.pre_tokenizer
+        from tokenizers import Tokenizer
+
+        changed = json.dumps(self._pre).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        shell = {"version": "1.0", "added_tokens": [], "model": empty, "pre_tokenizer": json.loads(changed)}
+        return Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+
+
+def _state(step: Any) -> dict[str, Any]:
+    return json.loads(step.__getstate__()) if step is not None else {}
+
+
+def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a Sequence, or the step itself."""
+    inner = next((state[k] for k in ("pretokenizers", "normalizers", "decoders") if k in state), None)
+    return [state] if inner is None else [part for step in inner for part in _flat(step)]
+
+
+def _sentencepiece(path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]) -> BaseTokenizer:
+    """tokenizer.model, with the added tokens that tokenizer_config.json or added_tokens.json lists."""
+    from .tokenizer_spm import read_tokenizer_model
+
+    added = _added_tokens(path, config)
+    special = {text: i for text, (i, special) in added.items() if special or is_special_text(text, template)}
+    adds = config.get("add_bos_token", True)
+    common = {
+        "special_tokens": special,
+        "bos_id": special.get(_token_name(config, "bos_token")),
+        "adds_bos": adds if isinstance(adds, bool) else True,
+        "eos_ids": eos_ids,
+        "chat_template": template,
+    }
+    return read_tokenizer_model(path / "tokenizer.model", common, {t: i for t, (i, _) in added.items()})
+
+
+def _added_tokens(path: Path, config: dict[str, Any]) -> dict[str, tuple[int, bool]]:
+    """text -> (id, special)."""
+    found = {t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0}
+    table = config.get("added_tokens_decoder")
+    for key, entry in (table if isinstance(table, dict) else {}).items():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdecimal():
+            found[entry["content"]] = (int(key), entry.get("special") is not False)
+    return found

@@ -1,0 +1,291 @@
+"""Small random Llama and Mistral models, made on the spot, in every format that the loaders read.
+
+    folder = make_safetensors_model(tmp_path / "m", bits=4, sliding_window=64)
+    file = make_gguf_model(tmp_path / "m.gguf", quant="Q8_0", llama3=True)
+
+Both take the fields of `Shape` as keywords. The same shape and seed give the same float32 weights
+(`random_weights`), so that formats can be compared with each other.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ruvmlx.models.base import Llama3Rope, ModelConfig
+from ruvmlx.models.byte_level import byte_chars
+from ruvmlx.models.layout import matrices, vectors
+from ruvmlx.models.rope import llama3_divisors
+
+from .gguf_writer import encode_blocks, f32, u32, write_gguf
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("a", "n"), ("an", "d"), ("Ġ", "Ġ"), ("o", "n")]
+TOKENS = SPECIALS + list(byte_chars()) + ["".join(pair) for pair in MERGES]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+LLAMA3 = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tiny decoder with grouped heads; every size differs from the others, so no axis can be swapped unseen."""
+
+    seed: int = 0
+    hidden_size: int = 64
+    n_layers: int = 2
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 32
+    intermediate_size: int = 192
+    vocab_size: int = 320
+    max_context: int = 512
+    rope_theta: float = 10000.0
+    tie: bool = False
+    sliding_window: int | None = None  # makes it a Mistral
+    llama3: bool = False  # LLAMA3 rope scaling
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def config(self) -> ModelConfig:
+        return ModelConfig(
+            model_type="mistral" if self.sliding_window else "llama",
+            hidden_size=self.hidden_size,
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+            rms_norm_eps=1e-5,
+            rope_theta=self.rope_theta,
+            max_context=self.max_context,
+            tie_word_embeddings=self.tie,
+            rope_scaling=LLAMA3 if self.llama3 else None,
+            sliding_window=self.sliding_window,
+            attention_bias=self.attention_bias,
+            mlp_bias=self.mlp_bias,
+        )
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """float32 weights by mlx-lm's names: matrices ~ N(0, 1/in), norms near 1, biases near 0."""
+    rng = np.random.default_rng(seed)
+    out: dict[str, np.ndarray] = {}
+    for module, (rows, cols) in matrices(config):
+        scale = 1.0 if module == "model.embed_tokens" else cols**-0.5
+        out[f"{module}.weight"] = (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
+    for name, shape in vectors(config):
+        middle = 0.0 if name.endswith(".bias") else 1.0
+        out[name] = (middle + 0.1 * rng.standard_normal(shape)).astype(np.float32)
+    return out
+
+
+# safetensors --------------------------------------------------------------------------------------
+
+
+def make_safetensors_model(
+    folder: Path, *, dtype: str = "float16", bits: int | None = None, group_size: int = 64, shards: int = 1, **shape: Any
+) -> Path:
+    """A Hugging Face folder. dtype: float32, float16 or bfloat16; bits: None, 4 or 8 (MLX affine)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Shape(**shape)
+    weights = random_weights(made.config(), made.seed)
+    tensors = _stored(weights, dtype, bits, group_size)
+    config = hf_config(made, bits, group_size)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9})
+    write_tokenizer(folder)
+    _write_shards(folder, tensors, shards)
+    return folder
+
+
+def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dict[str, Any]:
+    """What config.json says of a Shape."""
+    config = made.config()
+    out = {
+        "model_type": config.model_type,
+        "architectures": ["MistralForCausalLM" if made.sliding_window else "LlamaForCausalLM"],
+        "hidden_size": made.hidden_size,
+        "num_hidden_layers": made.n_layers,
+        "num_attention_heads": made.n_heads,
+        "num_key_value_heads": made.n_kv_heads,
+        "head_dim": made.head_dim,
+        "intermediate_size": made.intermediate_size,
+        "vocab_size": made.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": made.rope_theta,
+        "max_position_embeddings": made.max_context,
+        "tie_word_embeddings": made.tie,
+        "attention_bias": made.attention_bias,
+        "mlp_bias": made.mlp_bias,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+    }
+    if made.sliding_window:  # mlx-lm keeps a window only where layer_types asks for it
+        out |= {"sliding_window": made.sliding_window, "layer_types": ["sliding_attention"] * made.n_layers}
+    if made.llama3:
+        out["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": LLAMA3.factor,
+            "low_freq_factor": LLAMA3.low_freq_factor,
+            "high_freq_factor": LLAMA3.high_freq_factor,
+            "original_max_position_embeddings": LLAMA3.original_max_position,
+        }
+    if bits:
+        out["quantization"] = {"group_size": group_size, "bits": bits}
+    return out
+
+
+def _stored(weights: dict[str, np.ndarray], dtype: str, bits: int | None, group_size: int) -> dict[str, np.ndarray]:
+    kind = _dtype(dtype)
+    out: dict[str, np.ndarray] = {}
+    for name, w in weights.items():
+        if bits and w.ndim == 2:
+            packed, scales, biases = quantize_affine(w, bits, group_size)
+            module = name.removesuffix(".weight")
+            out |= {name: packed, f"{module}.scales": scales.astype(kind), f"{module}.biases": biases.astype(kind)}
+        else:
+            out[name] = w.astype(kind)
+    return out
+
+
+def _dtype(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.dtype(name)
+
+
+def quantize_affine(w: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """MLX's affine layout from float32 [out, in]: uint32 [out, in * bits / 32], two float32 [out, in / group]."""
+    rows, cols = w.shape
+    groups = w.reshape(rows, -1, group_size)
+    low, high = groups.min(2), groups.max(2)
+    scales = (high - low) / (2**bits - 1)
+    q = np.rint((groups - low[..., None]) / scales[..., None]).astype(np.uint32).reshape(rows, -1, 32 // bits)
+    packed = (q << (bits * np.arange(32 // bits, dtype=np.uint32))).sum(2, dtype=np.uint32)
+    return packed, scales, low
+
+
+_SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
+
+
+def safetensors_bytes(tensors: dict[str, np.ndarray]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    at = 0
+    for name, a in tensors.items():
+        span = [at, at + a.nbytes]
+        header[name] = {"dtype": _SAFETENSORS_NAMES[a.dtype.name], "shape": list(a.shape), "data_offsets": span}
+        at += a.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in tensors.values())
+
+
+def _write_shards(folder: Path, tensors: dict[str, np.ndarray], shards: int) -> None:
+    if shards == 1:
+        (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+        return
+    names, where = list(tensors), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        part = names[i::shards]
+        (folder / file).write_bytes(safetensors_bytes({name: tensors[name] for name in part}))
+        where |= dict.fromkeys(part, file)
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": where})
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer.json of 3 special tokens, 256 bytes and a few merges, with a ChatML template."""
+    added = [
+        {"id": i, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+        for i, text in enumerate(SPECIALS)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(TOKENS)}, "merges": [list(m) for m in MERGES]}
+    body = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None}
+    body |= {"pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}
+    _write_json(folder / "tokenizer.json", body)
+    names = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[2], "chat_template": CHAT_TEMPLATE}
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+# GGUF ---------------------------------------------------------------------------------------------
+
+
+def make_gguf_model(path: Path, *, quant: str = "Q4_0", **shape: Any) -> Path:
+    """A GGUF file. quant: Q4_0, Q4_1, Q8_0, F16, BF16 or F32; norms and biases are F32 as llama.cpp writes them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = Shape(**shape)
+    return write_gguf(path, gguf_metadata(made), gguf_tensors(made, quant))
+
+
+def gguf_metadata(made: Shape) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": u32(made.n_layers),
+        "llama.context_length": u32(made.max_context),
+        "llama.embedding_length": u32(made.hidden_size),
+        "llama.feed_forward_length": u32(made.intermediate_size),
+        "llama.attention.head_count": u32(made.n_heads),
+        "llama.attention.head_count_kv": u32(made.n_kv_heads),
+        "llama.attention.key_length": u32(made.head_dim),
+        "llama.attention.value_length": u32(made.head_dim),
+        "llama.rope.dimension_count": u32(made.head_dim),
+        "llama.rope.freq_base": f32(made.rope_theta),
+        "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
+    }
+    if made.sliding_window:
+        out["llama.attention.sliding_window"] = u32(made.sliding_window)
+    return out | gguf_vocab_keys()
+
+
+def gguf_vocab_keys() -> dict[str, Any]:
+    """The vocabulary of `write_tokenizer`, as GGUF keys."""
+    types = np.array([3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS)), np.int32)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in MERGES],
+        "tokenizer.ggml.bos_token_id": u32(0),
+        "tokenizer.ggml.eos_token_id": u32(2),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """name -> (type, shape, bytes), q and k rows interleaved as llama.cpp's converter does."""
+    from ruvmlx.models.gguf_model import gguf_name
+
+    config = made.config()
+    out = {}
+    for name, w in random_weights(config, made.seed).items():
+        kind = quant if w.ndim == 2 else "F32"
+        out[gguf_name(name)] = (kind, w.shape, encode_blocks(_interleaved(w, name, config), kind))
+    if made.llama3:
+        divisors = llama3_divisors(LLAMA3, made.head_dim, made.rope_theta).astype("<f4")
+        out["rope_freqs.weight"] = ("F32", divisors.shape, divisors.tobytes())
+    return out
+
+
+def _interleaved(w: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
+    """llama.cpp's permute(): half-split rows of each head -> interleaved."""
+    heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(name.split(".")[-2])
+    if not heads:
+        return w
+    return w.reshape(heads, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
