@@ -23,7 +23,7 @@ from ruvmlx.runtime import LearnStatus, Turn
 from ruvmlx.text import Sanitizer, one_line
 
 from . import commands, describe, theme
-from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session
+from .contract import ChatOptions, ChatRuntime, OpenRuntime, learned, start_session
 from .messages import Notice, Reply, Transcript, UserMessage, Welcome
 from .prompt import Prompt
 from .status import KeyHints, Meter, StatusLine
@@ -32,10 +32,13 @@ from .worker import RuntimeThread
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 FRAME = 1 / 30  # seconds between two looks at a growing reply
 KEYS_HELP = (
-    "Enter sends, Ctrl+J (or Shift+Enter) begins a new line, Esc stops a reply and keeps its text.",
-    "Ctrl+Y rates the newest reply up, Ctrl+N down, Ctrl+R takes the last rating back.",
-    "Tab chooses a reply: ↑ ↓ move, + - and 1 to 5 rate it, Esc goes back. PgUp and PgDn scroll.",
-    "Ctrl+Q leaves, Ctrl+P opens the palette with the themes. Everything is saved as you go.",
+    ("", ""),
+    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
+    ("Esc", "stop a reply and keep its text"),
+    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
+    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
+    ("PgUp, PgDn", "scroll"),
+    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )
 T = TypeVar("T")
 
@@ -49,7 +52,7 @@ class Opened:
     model: str
     backend: str
     max_context: int
-    learned: LearnStatus
+    learned: LearnStatus | None
 
     @classmethod
     def of(cls, runtime: ChatRuntime, options: ChatOptions) -> "Opened":
@@ -60,7 +63,7 @@ class Opened:
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             max_context=runtime.model.config.max_context,
-            learned=runtime.status(),
+            learned=learned(runtime),
         )
 
 
@@ -126,6 +129,8 @@ class ChatApp(App[int]):
             return self.phase == "replying"
         if action in ("rate", "select") and self.is_mounted:
             return bool(self.transcript.replies)
+        if action == "undo" and self.is_mounted:
+            return bool(self.status.learned and self.status.learned.ratings)
         return True
 
     # Opening and leaving
@@ -235,7 +240,7 @@ class ChatApp(App[int]):
     async def _reply(self, text: str) -> None:
         self.phase, self._cancel = "replying", threading.Event()
         reply = Reply()
-        await self.transcript.exchange(UserMessage(text), reply)
+        await self.transcript.add(UserMessage(text), reply)
         try:
             await self._stream(reply, text, self._cancel)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -319,7 +324,11 @@ class ChatApp(App[int]):
         reply.progress = ""
         if done:
             reply.rated(done[0])
-            self.status.learned = done[1]
+            self._learned(done[1])
+
+    def _learned(self, learned: LearnStatus) -> None:
+        self.status.learned = learned
+        self.refresh_bindings()
 
     def _chosen(self) -> Reply | None:
         """The selected reply, else the newest."""
@@ -336,7 +345,7 @@ class ChatApp(App[int]):
         ratings = {turn.reply_id: turn.rating for turn in done[1] if turn.reply_id}
         for reply in self.transcript.replies:
             reply.restore_rating(ratings.get(reply.reply_id))
-        self.status.learned = done[0]
+        self._learned(done[0])
         self.status.flash(describe.undone(done[0]))
 
     # Moving about
@@ -369,16 +378,17 @@ class ChatApp(App[int]):
 
     async def do_system(self, argument: str) -> None:
         if argument:
-            await self._begin(replace(self.options, session="new", system=argument))
-        text = f"System prompt: {self.system or 'none'}"
-        await self.transcript.add(Notice(text))
+            system = None if argument == "none" else argument
+            await self.runtime.call(lambda runtime: runtime.set_system(self.session, system))
+            self.system = system
+        await self.transcript.add(Notice(describe.system_prompt(self.system)))
 
     async def do_status(self, _: str) -> None:
-        lines = await self.runtime.call(lambda runtime: describe.status_lines(runtime, runtime.status()))
+        lines = await self.runtime.call(describe.status_lines)
         await self.transcript.add(Notice("\n".join(lines)))
 
     async def do_help(self, _: str) -> None:
-        await self.transcript.add(Notice("\n".join([*commands.help_lines(), "", *KEYS_HELP])))
+        await self.transcript.add(Notice("\n".join(commands.help_lines(KEYS_HELP))))
 
     async def do_quit(self, _: str) -> None:
         self.action_leave()

@@ -1,6 +1,7 @@
 """Slash commands: one table and one parser for the app and the plain mode."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ruvmlx.errors import UsageError
@@ -24,12 +25,10 @@ class Spec:
 
 
 COMMANDS = {
-    "rate": Spec(
-        "/rate up|down|1-5 [NOTE]", "rate the reply; /up, /down and /1 to /5 are short for it", True
-    ),
+    "rate": Spec("/rate up|down|1-5 [NOTE]", "rate the reply; short: /up /down /1 ... /5", True),
     "undo": Spec("/undo", "take the last rating back"),
     "new": Spec("/new", "start a new chat"),
-    "system": Spec("/system [TEXT]", "start a new chat with this system prompt; alone, show it", True),
+    "system": Spec("/system [TEXT|none]", "show or change the system prompt", True),
     "status": Spec("/status", "the model, and what it has learned"),
     "help": Spec("/help", "this list"),
     "quit": Spec("/quit", "leave; the chat is saved"),
@@ -87,6 +86,8 @@ def parse_rating(argument: str) -> tuple[str, str]:
     return rating, note.strip()
 
 
-def help_lines() -> list[str]:
-    width = max(len(spec.usage) for spec in COMMANDS.values())
-    return [f"{spec.usage:<{width}}  {spec.help}" for spec in COMMANDS.values()]
+def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """The commands, and `more` rows of the same kind, in two columns."""
+    rows = [(spec.usage, spec.help) for spec in COMMANDS.values()] + list(more)
+    width = max(len(left) for left, _ in rows)
+    return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

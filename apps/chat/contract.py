@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
+from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 
 
@@ -51,7 +52,11 @@ class ChatRuntime(Protocol):
     def last_chat(self) -> str | None:
         """The session used last."""
 
-    def turns(self, session_id: str) -> list[Turn]: ...
+    def set_system(self, session_id: str, system: str | None) -> None:
+        """Holds from the next reply on."""
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """The system prompt too, if there is one."""
 
     def say(
         self,
@@ -72,7 +77,8 @@ class ChatRuntime(Protocol):
     def undo(self) -> LearnStatus:
         """Takes the last rating back, bit for bit. NotFound when there is none."""
 
-    def status(self) -> LearnStatus: ...
+    def status(self) -> LearnStatus:
+        """NotFound when it runs without an adapter."""
 
     def close(self) -> None: ...
 
@@ -92,8 +98,17 @@ class ChatOptions:
 
 def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:
     """The session to chat in; "continue" without an earlier chat begins one."""
-    if options.session == "new":
+    earlier = runtime.last_chat() if options.session == "continue" else options.session
+    if options.session == "new" or earlier is None:
         return runtime.new_chat(options.system)
-    if options.session == "continue":
-        return runtime.last_chat() or runtime.new_chat(options.system)
-    return options.session
+    if options.system:
+        runtime.set_system(earlier, options.system)
+    return earlier
+
+
+def learned(runtime: ChatRuntime) -> LearnStatus | None:
+    """What was learned so far; None without an adapter."""
+    try:
+        return runtime.status()
+    except NotFound:
+        return None

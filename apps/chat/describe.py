@@ -4,7 +4,7 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.runtime import LearnStatus, RatingResult
 from ruvmlx.text import one_line
 
-from .contract import ChatRuntime
+from .contract import ChatRuntime, learned
 
 
 def rating_mark(rating: str) -> str:
@@ -54,16 +54,26 @@ def undone(status: LearnStatus) -> str:
     return f"Last rating taken back: {status.ratings} left, version {status.adapter_version}."
 
 
-def status_lines(runtime: ChatRuntime, learned: LearnStatus) -> list[str]:
+def status_lines(runtime: ChatRuntime) -> list[str]:
     """What /status says."""
-    return [
+    lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
         f"context   {runtime.model.config.max_context:,} tokens",
-        f"ratings   {learned.ratings}, {learned.updates} updates",
-        f"adapter   version {learned.adapter_version}, norm {learned.micro_norm:.3g}",
-        f"KL        {learned.kl:.4f} of {learned.kl_cap:g} nats per token",
     ]
+    known = learned(runtime)
+    if known is None:
+        return [*lines, "adapter   none: this chat does not learn"]
+    return [
+        *lines,
+        f"ratings   {known.ratings}, {known.updates} updates",
+        f"adapter   version {known.adapter_version}, norm {known.micro_norm:.3g}",
+        f"KL        {known.kl:.4f} of {known.kl_cap:g} nats per token",
+    ]
+
+
+def system_prompt(text: str | None) -> str:
+    return f"System prompt: {text}" if text else "No system prompt."
 
 
 def error_line(error: BaseException) -> str:

@@ -160,12 +160,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def add(self, *widgets: Widget) -> None:
+        """What the user asked for is always in view; what grows then is followed from there."""
         await self.query(Welcome).remove()
         await self.mount_all(widgets)
-
-    async def exchange(self, *widgets: Widget) -> None:
-        """What the user sends is always in view, and the reply is followed from there."""
-        await self.add(*widgets)
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str) -> None:

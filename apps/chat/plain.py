@@ -141,15 +141,13 @@ class PlainChat:
         self._print("New chat.")
 
     def do_system(self, argument: str) -> None:
-        if not argument:
-            self._print(f"System prompt: {self.system or 'none'}")
-            return
-        self.session = self.runtime.new_chat(argument)
-        self.system = argument
-        self._print("New chat with this system prompt.")
+        if argument:
+            self.system = None if argument == "none" else argument
+            self.runtime.set_system(self.session, self.system)
+        self._print(describe.system_prompt(self.system))
 
     def do_status(self, _: str) -> None:
-        for line in describe.status_lines(self.runtime, self.runtime.status()):
+        for line in describe.status_lines(self.runtime):
             self._print(line)
 
     def do_help(self, _: str) -> None:

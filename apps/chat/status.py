@@ -128,12 +128,12 @@ class KeyHints(Static):
         return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
 
     def _active(self) -> list[ActiveBinding]:
-        """One per description, in ORDER."""
-        shown = {a.binding.description: a for a in self.screen.active_bindings.values() if self._is_shown(a)}
+        """One per description, in ORDER; where two keys do one thing, that of the focused widget."""
+        shown: dict[str, ActiveBinding] = {}
+        for active in self.screen.active_bindings.values():
+            if active.binding.show and active.enabled:
+                shown.setdefault(active.binding.description, active)
         return [shown[name] for name in self.ORDER if name in shown]
-
-    def _is_shown(self, active: ActiveBinding) -> bool:
-        return active.binding.show and active.enabled
 
     async def on_click(self, event: Click) -> None:
         for start, end, active in self._spans:

@@ -1,0 +1,133 @@
+"""A runtime without a model: replies are scripted, ratings are counted. For the tests of the chat apps alone."""
+
+import itertools
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
+from ruvmlx.errors import NotFound
+from ruvmlx.runtime import LearnStatus, RatingResult, Turn
+
+
+class ScriptedRuntime:
+    """Each `say` plays the next reply of `replies`: a list of pieces, or an exception to raise.
+
+    With `gate` set, every piece after the first `free` waits until a test releases one.
+    """
+
+    def __init__(self, *replies, gate=False, free=2, max_context=8192):
+        self.model = SimpleNamespace(
+            name="SmolLM2-135M-Instruct", config=SimpleNamespace(max_context=max_context)
+        )
+        self.backend = SimpleNamespace(name="mlx", kernels="metal")
+        self.last_reply_id = None
+        self.replies = list(replies)
+        self.gate, self.free = gate, free
+        self.released = threading.Semaphore(0)
+        self.chats: dict[str, list[Turn]] = {}
+        self.ratings: list[tuple[str, str | None, str]] = []  # (reply, rating before, rating)
+        self.said: list[str] = []
+        self.settled = 0
+        self.closed = False
+        self.threads: set[int] = set()
+        self._ids = itertools.count(1)
+
+    def _called(self):
+        self.threads.add(threading.get_ident())
+        assert not self.closed
+
+    def new_chat(self, system=None):
+        self._called()
+        session = f"s{next(self._ids)}"
+        self.chats[session] = [Turn("system", system)] if system else []
+        return session
+
+    def last_chat(self):
+        return list(self.chats)[-1] if self.chats else None
+
+    def set_system(self, session_id, system):
+        self._called()
+        rest = [turn for turn in self.chats[session_id] if turn.role != "system"]
+        self.chats[session_id] = ([Turn("system", system)] if system else []) + rest
+
+    def turns(self, session_id):
+        self._called()
+        if session_id not in self.chats:
+            raise NotFound(f"no session {session_id!r}")
+        return list(self.chats[session_id])
+
+    def say(self, session_id, text, *, sampling: Sampling, max_new_tokens: int, cancel):
+        self._called()
+        script = self.replies.pop(0) if self.replies else ["Fine."]
+        if isinstance(script, Exception):
+            raise script
+        self.said.append(text)
+        self.chats[session_id].append(Turn("user", text))
+        yield Chunk("", prefilled=16, prompt_tokens=32)
+        yield Chunk("", prefilled=32, prompt_tokens=32)
+        shown = []
+        for n, piece in enumerate(script):
+            if isinstance(piece, Exception):
+                raise piece
+            if self._must_stop(cancel, n):
+                break
+            shown.append(piece)
+            yield Chunk(piece, generated=n + 1, prefilled=32, prompt_tokens=32)
+        reason = "cancelled" if cancel.is_set() else "stop"
+        yield Chunk("", len(shown), response=self._commit(session_id, shown, reason))
+
+    def _must_stop(self, cancel, n):
+        while self.gate and n >= self.free and not cancel.is_set():
+            if self.released.acquire(timeout=0.005):
+                break
+        return cancel.is_set()
+
+    def _commit(self, session_id, shown, reason):
+        reply_id = f"r{next(self._ids)}"
+        text = "".join(shown)
+        self.chats[session_id].append(Turn("assistant", text, reply_id, None, reason))
+        self.last_reply_id = reply_id
+        return GenerationResponse(
+            "q", session_id, text, [], 32, 0, len(shown), reason, 180.0, 900.0, 400.0, 42.0, 0, 32 + len(shown)
+        )
+
+    def settle(self):
+        self._called()
+        self.settled += 1
+
+    def rate(self, reply_id, rating, note=""):
+        self._called()
+        if reply_id == "last":
+            reply_id = self.last_reply_id
+        before = self._set_rating(reply_id, rating)
+        self.ratings.append((reply_id, before, rating))
+        n = len(self.ratings)
+        sign = 1 if rating in ("up", "4", "5") else -1
+        return RatingResult(
+            reply_id, rating, True, 41.0, 800.0, -1.234, -1.234 + sign * 0.036, 0.004 * n, 0.1, 0.2, n
+        )
+
+    def _set_rating(self, reply_id, rating):
+        for turns in self.chats.values():
+            for i, turn in enumerate(turns):
+                if turn.reply_id == reply_id:
+                    turns[i] = replace(turn, rating=rating)
+                    return turn.rating
+        raise NotFound(f"no reply {reply_id!r}")
+
+    def undo(self):
+        self._called()
+        if not self.ratings:
+            raise NotFound("there is no rating to take back")
+        reply_id, before, _ = self.ratings.pop()
+        self._set_rating(reply_id, before)
+        return self.status()
+
+    def status(self):
+        n = len(self.ratings)
+        return LearnStatus(n, n, n, 0.004 * n, 0.1, 0.2 * n, list(range(n + 1)))
+
+    def close(self):
+        self._called()
+        self.closed = True
