@@ -28,22 +28,25 @@ static int k_dot(const float *x, const float *y, size_t n, double *out) {
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* sum_i 0 * c * x[i]: 0 when all products are finite, else NaN. */
-static float poison_of(const float *x, size_t n, float c) {
-    float poison = 0;
-    SIMD(reduction(+ : poison))
-    for (size_t i = 0; i < n; i++) poison += 0.0f * (c * x[i]);
-    return poison;
+/* Largest |c * x[i]|, as a magnitude. */
+static uint32_t largest(const float *x, size_t n, float c) {
+    uint32_t top = 0;
+    SIMD(reduction(max : top))
+    for (size_t i = 0; i < n; i++) {
+        uint32_t m = magnitude(c * x[i]);
+        top = m > top ? m : top;
+    }
+    return top;
 }
 
 static int k_all_finite(const float *x, size_t n) {
     REQUIRE(x && n);
-    return poison_of(x, n, 1) == 0 ? RVM_OK : RVM_NOT_FINITE;
+    return is_finite_magnitude(largest(x, n, 1)) ? RVM_OK : RVM_NOT_FINITE;
 }
 
 static int k_scale(float *x, size_t n, float c) {
     REQUIRE(x && n);
-    if (poison_of(x, n, c) != 0 || !isfinite(c)) return RVM_NOT_FINITE;
+    if (!isfinite(c) || !is_finite_magnitude(largest(x, n, c))) return RVM_NOT_FINITE;
     SIMD()
     for (size_t i = 0; i < n; i++) x[i] *= c;
     return RVM_OK;
@@ -52,15 +55,21 @@ static int k_scale(float *x, size_t n, float c) {
 /* Would the step leave p->w finite?  A finite sum w + v means that w and v are finite too. */
 static int step_is_finite(const rvm_param *p, float eta, float mu) {
     const float *restrict w = p->w, *restrict v = p->velocity, *restrict g = p->g;
-    float poison = 0;
+    uint32_t top = 0;
     if (v) {
-        SIMD(reduction(+ : poison))
-        for (size_t i = 0; i < p->n; i++) poison += 0.0f * (w[i] + (mu * v[i] + eta * g[i]));
+        SIMD(reduction(max : top))
+        for (size_t i = 0; i < p->n; i++) {
+            uint32_t m = magnitude(w[i] + (mu * v[i] + eta * g[i]));
+            top = m > top ? m : top;
+        }
     } else {
-        SIMD(reduction(+ : poison))
-        for (size_t i = 0; i < p->n; i++) poison += 0.0f * (w[i] + eta * g[i]);
+        SIMD(reduction(max : top))
+        for (size_t i = 0; i < p->n; i++) {
+            uint32_t m = magnitude(w[i] + eta * g[i]);
+            top = m > top ? m : top;
+        }
     }
-    return poison == 0;
+    return is_finite_magnitude(top);
 }
 
 static void step(const rvm_param *p, float eta, float mu) {
@@ -105,29 +114,26 @@ static int k_head_add(const float *hidden, const float *lora_a, const float *lor
     return RVM_OK;
 }
 
-/* x[i] = z[i] - shift[i]; returns 0, or NaN if a shift is not finite. */
-static float unshift(float *restrict x, const float *restrict z, const float *restrict shift, size_t n) {
-    float poison = 0;
-    SIMD(reduction(+ : poison))
-    for (size_t i = 0; i < n; i++) {
-        x[i] = z[i] - shift[i];
-        poison += 0.0f * shift[i];
-    }
-    return poison;
-}
-
-/* Both normalisers of one token, in one pass: logits, and logits without the adapter. */
-static void live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
-                            size_t rank, expsum *live, expsum *frozen) {
-    float x[BLOCK], tmp[BLOCK];
+/* Both normalisers of one token, in one pass: logits, and logits without the adapter.
+ * Returns the largest |logit shift| of the adapter, as a magnitude. */
+static uint32_t live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
+                                size_t rank, expsum *live, expsum *frozen) {
+    float shift[BLOCK], tmp[BLOCK];
+    uint32_t top = 0;
     for (size_t v = 0; v < vocab; v += BLOCK) {
         size_t n = min_size(BLOCK, vocab - v);
-        expsum_add(live, logits + v, n, tmp);
-        memset(tmp, 0, n * sizeof *tmp);
-        add_rows(tmp, lora_b + v, vocab, u, rank, n);
-        frozen->sum += unshift(x, logits + v, tmp, n);
-        expsum_add(frozen, x, n, tmp);
+        const float *z = logits + v;
+        expsum_add(live, z, n, tmp);
+        set_rows(shift, lora_b + v, vocab, u, rank, n);
+        SIMD(reduction(max : top))
+        for (size_t i = 0; i < n; i++) {
+            uint32_t m = magnitude(shift[i]);
+            top = m > top ? m : top;
+            tmp[i] = z[i] - shift[i];
+        }
+        expsum_add(frozen, tmp, n, tmp);
     }
+    return top;
 }
 
 /* e[i] += c * x[i]; returns sum_i x[i] * b[i] */
@@ -147,16 +153,16 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
                               float *e_b, double *logprob) {
     REQUIRE(h && logits && lora_a && lora_b && e_a && e_b && logprob);
     REQUIRE(dim && vocab && !bad_rank(rank) && y < vocab);
-    float u[RVM_MAX_RANK], delta[BLOCK], g[RVM_MAX_RANK];
+    float u[RVM_MAX_RANK] = {0}, delta[BLOCK], g[RVM_MAX_RANK];
     double b_delta[RVM_MAX_RANK], frozen_y = logits[y];
     expsum live = EXPSUM_EMPTY, frozen = EXPSUM_EMPTY;
 
     project(u, h, lora_a, s, dim, rank);
-    live_and_frozen(logits, lora_b, u, vocab, rank, &live, &frozen);
+    uint32_t shift = live_and_frozen(logits, lora_b, u, vocab, rank, &live, &frozen);
     for (size_t k = 0; k < rank; k++) frozen_y -= (double)u[k] * lora_b[k * vocab + y];
     logprob[0] = logits[y] - expsum_log(&live);
     logprob[1] = frozen_y - expsum_log(&frozen);
-    if (!isfinite(logprob[0]) || !isfinite(logprob[1])) return RVM_NOT_FINITE;
+    if (!isfinite(logprob[0]) || !isfinite(logprob[1]) || !is_finite_magnitude(shift)) return RVM_NOT_FINITE;
 
     for (size_t k = 0; k < rank; k++) b_delta[k] = lora_b[k * vocab + y];
     for (size_t v = 0; v < vocab; v += BLOCK) {
@@ -181,17 +187,21 @@ typedef struct {
     double mean, m2;
 } spread;
 
-/* z: logits, overwritten by their weights   dz: [n] */
-static void spread_add(spread *a, float *z, const float *dz, size_t n) {
+/* z: logits   dz: [n <= BLOCK], overwritten */
+static void spread_add(spread *a, const float *z, float *restrict dz, size_t n) {
+    float w[BLOCK], wdz[BLOCK];
     a->m2 *= expsum_raise(&a->weight, z, n);
-    double sum = exp_sum(z, a->weight.max, n, z);
+    double sum = exp_sum(z, a->weight.max, n, w);
     if (sum == 0) return;
-    float mean = (float)(dot_of(z, dz, n) / sum), m2 = 0;
-    SIMD(reduction(+ : m2))
-    for (size_t i = 0; i < n; i++) m2 += z[i] * (dz[i] - mean) * (dz[i] - mean);
+    float mean = (float)(dot_of(w, dz, n) / sum);
+    SIMD()
+    for (size_t i = 0; i < n; i++) {
+        dz[i] -= mean;
+        wdz[i] = w[i] * dz[i];
+    }
     double total = a->weight.sum + sum, step = mean - a->mean;
     a->mean += step * sum / total;
-    a->m2 += m2 + step * step * a->weight.sum * sum / total;
+    a->m2 += dot_of(wdz, dz, n) + step * step * a->weight.sum * sum / total;
     a->weight.sum = total;
 }
 
@@ -200,7 +210,7 @@ static int k_direction_variance(const float *hidden, const float *logits, const 
                                 size_t tokens, size_t dim, size_t vocab, size_t rank, double *out) {
     REQUIRE(hidden && logits && lora_a && lora_b && g_a && g_b && out);
     REQUIRE(tokens && dim && vocab && !bad_rank(rank));
-    float u[GROUP][RVM_MAX_RANK], c[GROUP][RVM_MAX_RANK], z[BLOCK], dz[BLOCK];
+    float u[GROUP][RVM_MAX_RANK], c[GROUP][RVM_MAX_RANK], dz[BLOCK];
     *out = 0;
     for (size_t t0 = 0; t0 < tokens; t0 += GROUP) {
         size_t nt = min_size(GROUP, tokens - t0);
@@ -213,11 +223,9 @@ static int k_direction_variance(const float *hidden, const float *logits, const 
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
             for (size_t t = 0; t < nt; t++) {
-                memset(dz, 0, n * sizeof *dz);
-                add_rows(dz, g_b + v, vocab, u[t], rank, n);
+                set_rows(dz, g_b + v, vocab, u[t], rank, n);
                 add_rows(dz, lora_b + v, vocab, c[t], rank, n);
-                memcpy(z, logits + (t0 + t) * vocab + v, n * sizeof *z);
-                spread_add(&acc[t], z, dz, n);
+                spread_add(&acc[t], logits + (t0 + t) * vocab + v, dz, n);
             }
         }
         for (size_t t = 0; t < nt; t++) *out += acc[t].m2 / acc[t].weight.sum / (double)tokens;
@@ -265,8 +273,7 @@ static int k_kl_to_frozen(const float *p0, const float *u, const float *lora_b, 
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
             for (size_t m = 0; m < nm; m++) {
-                memset(d, 0, n * sizeof *d);
-                add_rows(d, lora_b + v, vocab, c[m], rank, n);
+                set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 tilt_add(&acc[m], p0 + (m0 + m) * vocab + v, d, n);
             }
         }

@@ -22,6 +22,18 @@ enum { BLOCK = 1024 };
 
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
+static inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2,  e^r = 1 + r + r^2 q(r).
  * q is a degree-4 minimax fit (relative error 4e-9), so rounding sets the error: see rvm.h.
  * Adding 1.5 * 2^23 leaves k in the low mantissa bits. ln 2 is split so that k * LN2_HI is exact. */
@@ -36,27 +48,43 @@ static inline float exp_f32(float x) {
     q = q * r + 0.1666652113199234f;
     q = q * r + 0.4999999403953552f;
     float e = 1.0f + (r + r * r * q);
-    uint32_t bits;
-    float two_k;
-    memcpy(&bits, &shifted, 4);
-    bits = (bits + 127) << 23;
-    memcpy(&two_k, &bits, 4);
-    e *= two_k;
+    e *= float_of((bits_of(shifted) + 127) << 23);
     e = x < -87.0f ? 0.0f : e;
     return x > 88.37f ? INFINITY : e;
 }
 
+/* max(x[0..n), m), through integers of the same order: compilers do not vectorise a float maximum that
+ * has to respect NaN, and an integer one has no latency to hide. A NaN may come out, or be skipped. */
 static inline float max_of(const float *x, size_t n, float m) {
-    SIMD(reduction(max : m))
-    for (size_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m;
-    return m;
+    int32_t top = INT32_MIN;
+    SIMD(reduction(max : top))
+    for (size_t i = 0; i < n; i++) {
+        int32_t b = (int32_t)bits_of(x[i]);
+        b ^= (int32_t)((uint32_t)(b >> 31) >> 1);
+        top = b > top ? b : top;
+    }
+    float most = float_of((uint32_t)(top ^ (int32_t)((uint32_t)(top >> 31) >> 1)));
+    return most > m ? most : m;
 }
 
+/* |x| as bits: below 0x7f800000 exactly when x is finite. */
+static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
+
+static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
+
+/* Four sums, for gcc keeps one accumulator per sum and would wait for it at every step. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
-    float s = 0;
-    SIMD(reduction(+ : s))
-    for (size_t i = 0; i < n; i++) s += x[i] * y[i];
-    return s;
+    float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    size_t q = n / 4;
+    SIMD(reduction(+ : s0, s1, s2, s3))
+    for (size_t i = 0; i < q; i++) {
+        s0 += x[i] * y[i];
+        s1 += x[i + q] * y[i + q];
+        s2 += x[i + 2 * q] * y[i + 2 * q];
+        s3 += x[i + 3 * q] * y[i + 3 * q];
+    }
+    for (size_t i = 4 * q; i < n; i++) s0 += x[i] * y[i];
+    return (s0 + s1) + (s2 + s3);
 }
 
 /* y[i] = e^(x[i] - shift); returns sum_i y[i].  y may be x. */
@@ -88,6 +116,20 @@ static inline void add_rows(float *restrict y, const float *restrict rows, size_
         SIMD()
         for (size_t v = 0; v < n; v++) y[v] += c[0] * rows[v];
     }
+}
+
+/* y[v] = sum_k c[k] * rows[k][v] */
+static inline void set_rows(float *restrict y, const float *restrict rows, size_t ld,
+                            const float *restrict c, size_t r, size_t n) {
+    const float *q = rows + ld;
+    if (r == 1) {
+        SIMD()
+        for (size_t v = 0; v < n; v++) y[v] = c[0] * rows[v];
+        return;
+    }
+    SIMD()
+    for (size_t v = 0; v < n; v++) y[v] = c[0] * rows[v] + c[1] * q[v];
+    add_rows(y, rows + 2 * ld, ld, c + 2, r - 2, n);
 }
 
 /* u[k] = s * sum_i x[i] * m[i][k]      m: [n, r] */

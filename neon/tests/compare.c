@@ -1,0 +1,125 @@
+/* Every implementation against "scalar": the same inputs, all outputs compared.
+ * Needs only rvm.h, so it also runs where Python does not: under qemu and under sanitizers.
+ * Arrays start 4 bytes off malloc's alignment and end where their memory ends. */
+#include "rvm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    size_t tokens, dim, vocab, rank;
+} sizes;
+
+enum { N_ARRAYS = 13, N_SCALARS = 6 };
+enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP };
+
+/* The inputs and outputs of one round of all kernels. */
+typedef struct {
+    sizes n;
+    float *x[N_ARRAYS];
+    size_t len[N_ARRAYS];
+    int32_t *y;
+    double *logprob, trace[2], scalar[N_SCALARS];
+    int rc[10];
+} world;
+
+static uint32_t state;
+
+static float uniform(void) { /* [-1, 1) */
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / 8388608.0f - 1.0f;
+}
+
+static float *array(size_t n, float spread) {
+    float *x = (float *)malloc(4 * (n + 1)) + 1;
+    for (size_t i = 0; i < n; i++) x[i] = spread * (uniform() + uniform() + uniform());
+    return x;
+}
+
+static world make(sizes n, uint32_t seed) {
+    const size_t a = n.dim * n.rank, b = n.rank * n.vocab, z = n.tokens * n.vocab;
+    world w = {.n = n, .len = {n.tokens * n.dim, z, a, b, a, b, a, b, b, z, n.tokens * n.rank, z, n.vocab}};
+    state = seed;
+    for (int i = 0; i < N_ARRAYS; i++) w.x[i] = array(w.len[i], i == Z ? 5.0f : 0.5f);
+    for (size_t i = 0; i < z; i++) w.x[P0][i] = (1.001f + uniform()) / (float)n.vocab;
+    if (n.vocab > 2) w.x[Z][n.vocab - 1] = -INFINITY;
+    w.y = malloc(n.tokens * sizeof *w.y);
+    for (size_t t = 0; t < n.tokens; t++) w.y[t] = (int32_t)(t % (n.vocab / 2 + 1));
+    w.logprob = calloc(n.tokens, sizeof *w.logprob);
+    return w;
+}
+
+static void destroy(world *w) {
+    for (int i = 0; i < N_ARRAYS; i++) free(w->x[i] - 1);
+    free(w->y);
+    free(w->logprob);
+}
+
+static void run(const rvm_kernels *k, world *w) {
+    float **x = w->x;
+    const sizes n = w->n;
+    rvm_param step[2] = {{x[A], NULL, x[G_A], w->len[A]}, {x[B], x[V_B], x[G_B], w->len[B]}};
+    int *rc = w->rc;
+    *rc++ = k->exp(x[Z], n.vocab, x[EXP]);
+    *rc++ = k->dot(x[B], x[G_B], w->len[B], &w->scalar[0]);
+    *rc++ = k->scale(x[G_B], w->len[G_B], 0.7f);
+    *rc++ = k->all_finite(x[Z], w->len[Z]);
+    *rc++ = k->micro_update(step, 2, 0.3f, 0.9f);
+    *rc++ = k->head_add(x[H], x[A], x[B], 0.8f, n.tokens, n.dim, n.vocab, n.rank, x[LOGITS]);
+    *rc++ = k->trace_accumulate(x[H], x[Z], x[A], x[B], 0.8f, n.dim, n.vocab, n.rank, (size_t)w->y[0], x[E_A],
+                                x[E_B], w->trace);
+    *rc++ = k->direction_variance(x[H], x[Z], x[A], x[B], x[G_A], x[G_B], 0.1f, n.tokens, n.dim, n.vocab,
+                                  n.rank, &w->scalar[1]);
+    *rc++ = k->kl_to_frozen(x[P0], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[2]);
+    *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
+    w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
+}
+
+static int differ(double got, double want) {
+    if (got == want) return 0; /* also two infinities */
+    return !(fabs(got - want) <= 2e-5 + 2e-4 * fabs(want));
+}
+
+/* Number of outputs that disagree; says which. */
+static int compare(const char *impl, const world *got, const world *want) {
+    int bad = 0;
+    for (int i = 0; i < N_ARRAYS; i++)
+        for (size_t j = 0; j < got->len[i]; j++)
+            if (differ(got->x[i][j], want->x[i][j]) && bad++ < 10)
+                printf("%s: array %d [%zu] is %g, scalar says %g (V=%zu r=%zu)\n", impl, i, j, got->x[i][j],
+                       want->x[i][j], got->n.vocab, got->n.rank);
+    for (int i = 0; i < N_SCALARS; i++)
+        if (differ(got->scalar[i], want->scalar[i]) && bad++ < 10)
+            printf("%s: scalar %d is %g, scalar says %g\n", impl, i, got->scalar[i], want->scalar[i]);
+    if (memcmp(got->rc, want->rc, sizeof got->rc) != 0 && bad++ < 10)
+        printf("%s: return codes differ (V=%zu r=%zu)\n", impl, got->n.vocab, got->n.rank);
+    return bad;
+}
+
+static int check(const rvm_kernels *k, sizes n) {
+    const uint32_t seed = (uint32_t)(n.vocab * 64 + n.rank);
+    world got = make(n, seed), want = make(n, seed);
+    run(k, &got);
+    run(rvm_impl("scalar"), &want);
+    int bad = compare(k->name, &got, &want);
+    destroy(&got);
+    destroy(&want);
+    return bad;
+}
+
+int main(void) {
+    const size_t ranks[] = {1, 2, 3, 5, 8};
+    const sizes shapes[] = {{1, 1, 1, 0}, {2, 3, 5, 0}, {33, 7, 65, 0}, {3, 17, 1023, 0}, {35, 5, 2051, 0}};
+    int bad = 0, rounds = 0;
+    for (size_t i = 0; rvm_impl_name(i); i++) {
+        const rvm_kernels *k = rvm_impl(rvm_impl_name(i));
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++, rounds++)
+                bad += check(k, (sizes){shapes[s].tokens, shapes[s].dim, shapes[s].vocab, ranks[r]});
+        printf("%s: compared\n", k->name);
+    }
+    printf("%d rounds of all kernels, %d differences\n", rounds, bad);
+    return bad ? 1 : 0;
+}
