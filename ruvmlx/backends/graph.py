@@ -102,7 +102,7 @@ def _convert(weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype | No
     out = {}
     for name, value in weights.items():
         path, _, kind = name.rpartition(".")
-        if path not in formats:
+        if path not in formats or kind == "bias":
             out[name] = _array(value, dtype)
         elif not dequantise:
             out[name] = _array(value, None if kind == "weight" else dtype)

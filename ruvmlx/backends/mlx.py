@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import RuvmlxError, UsageError
 from ..models.base import Model, Weights
-from . import cpu, graph
+from . import cpu, cpu_layers, graph
 from .base import HeadAdapter, Step
 from .kvcache import MLXCache
 from .mx import BLAS, mx
@@ -35,6 +35,8 @@ class MLXBackend:
             weights = model.load_weights()
             plan = _cpu_plan(weights, model.config.vocab_size) if kind == "cpu" else (None, False)
             self._graph = graph.build(model.config, weights, *plan)
+            if kind == "cpu":
+                cpu_layers.install(self._graph, model.config)
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
     def new_cache(self) -> MLXCache:
