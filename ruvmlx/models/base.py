@@ -90,7 +90,8 @@ class Model:
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
     parameters: int
     bytes: int
-    default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's own temperature, top_p...
+    # The model's own temperature, top_p, top_k, min_p, where it has them.
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bits(self) -> float:

@@ -17,7 +17,7 @@ def _values() -> dict[str, int]:
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """"Ġhé" -> b" h\\xe9"; a character outside the mapping stands for its own UTF-8."""
+    """ "Ġhé" -> b" h\\xe9"; a character outside the mapping stands for its own UTF-8."""
     values = _values()
     try:
         return bytes([values[char] for char in piece])

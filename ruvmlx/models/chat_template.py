@@ -48,7 +48,9 @@ class ChatTemplate:
 
     def _turn(self, message: Message) -> dict[str, str]:
         if message.role not in ROLES:
-            raise UsageError(f"message role {message.role[:20]!r} is not known; known are {', '.join(ROLES)}.")
+            raise UsageError(
+                f"message role {message.role[:20]!r} is not known; known are {', '.join(ROLES)}."
+            )
         return {"role": message.role, "content": self._guard(message.content)}
 
     def _run_with_system(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
@@ -70,8 +72,10 @@ class ChatTemplate:
         try:
             return run(self._compiled, {**names, "tools": None, "documents": None})
         except Refused as error:
-            raise UsageError(f"the model's chat template refuses this conversation: {one_line(error)}.") from None
-        except Exception as error:  # a template can fail in any way that Python code can
+            raise UsageError(
+                f"the model's chat template refuses this conversation: {one_line(error)}."
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a template fails in any way that Python code can
             raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
 
     @cached_property
@@ -80,7 +84,7 @@ class ChatTemplate:
 
         try:
             return compile_template(self.source)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - so does the Python that Jinja makes of it
             raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
 
 

@@ -16,6 +16,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,24 @@ MAX_ALIGNMENT = 1 << 16
 STRING, ARRAY = 8, 9
 
 # value type id -> struct format
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<B",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 
-_TYPE_NAMES = (
+_TYPE_NAMES = str.split(  # by type id
     "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
     "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
-).split()
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,10 @@ class GGUFFile:
     version: int
     metadata: Mapping[str, Any]  # scalars, str, list[str], or NumPy arrays that view the file
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values())
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
         """The tensor's stored bytes: uint8 [nbytes], read-only, no copy."""
@@ -247,7 +264,9 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     sound = isinstance(alignment, int) and not isinstance(alignment, bool)
     if not sound or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.bad(f"general.alignment is {alignment!r}; a power of two from 8 to {MAX_ALIGNMENT} was expected")
+        raise cursor.bad(
+            f"general.alignment is {alignment!r}; a power of two from 8 to {MAX_ALIGNMENT} was expected"
+        )
     return alignment
 
 
@@ -281,7 +300,9 @@ def _tensor_type(cursor: _Cursor, name: str, kind: int) -> TensorType:
 def _check_place(cursor: _Cursor, tensor: GGUFTensor, offset: int, alignment: int) -> None:
     name = tensor.name
     if tensor.shape[-1] % tensor.type.block:
-        raise cursor.bad(f"rows of {name!r} have {tensor.shape[-1]} weights, not a multiple of {tensor.type.block}")
+        raise cursor.bad(
+            f"rows of {name!r} have {tensor.shape[-1]} weights, not a multiple of {tensor.type.block}"
+        )
     if offset % alignment:
         raise cursor.bad(f"tensor {name!r} begins at {offset}, not a multiple of {alignment}")
     if tensor.offset + tensor.nbytes > cursor.size:
@@ -291,6 +312,6 @@ def _check_place(cursor: _Cursor, tensor: GGUFTensor, offset: int, alignment: in
 
 def _check_overlap(cursor: _Cursor, tensors: Mapping[str, GGUFTensor]) -> None:
     by_offset = sorted(tensors.values(), key=lambda t: t.offset)
-    for one, other in zip(by_offset, by_offset[1:]):
+    for one, other in pairwise(by_offset):
         if one.offset + one.nbytes > other.offset:
             raise cursor.bad(f"tensors {one.name!r} and {other.name!r} overlap")

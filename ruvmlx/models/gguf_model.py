@@ -7,13 +7,14 @@ calls row j * head_dim / 2 + i); they are put back here, so rope is half-split e
 from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
 from .base import ModelConfig, Weights
-from .gguf import GGUFFile
+from .gguf import GGUFFile, read_gguf
 from .gguf_blocks import unpack
 from .layout import check_config, check_shapes, matrices, vectors
 from .rope import llama3_from_divisors
@@ -36,12 +37,20 @@ ROPE_FREQS = "rope_freqs.weight"
 
 
 def gguf_name(name: str) -> str:
-    """"model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"."""
+    """ "model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"."""
     module, _, kind = name.rpartition(".")
     if module.startswith("model.layers."):
         layer, _, module = module.removeprefix("model.layers.").partition(".")
         return f"blk.{layer}.{_MODULES[module]}.{kind}"
     return f"{_MODULES[module]}.{kind}"
+
+
+def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
+    """A file with header, configuration and tensor shapes checked."""
+    file = read_gguf(path)
+    config = read_config(file)
+    check_tensors(file, config)
+    return file, config
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
@@ -93,7 +102,9 @@ def _base_config(file: GGUFFile, keys: _Keys) -> ModelConfig:
     n_heads = keys.uniform("llama.attention.head_count")
     hidden = keys.integer("llama.embedding_length")
     if n_heads < 1:
-        raise CorruptFile(f"{file.path.name}: llama.attention.head_count is {n_heads}; at least 1 was expected.")
+        raise CorruptFile(
+            f"{file.path.name}: llama.attention.head_count is {n_heads}; at least 1 was expected."
+        )
     window = keys.integer("llama.attention.sliding_window", 0) or None
     return ModelConfig(
         model_type="mistral" if window else "llama",
@@ -129,7 +140,9 @@ def _linear_factor(file: GGUFFile, keys: _Keys) -> float:
     if kind == "linear":
         return keys.number("llama.rope.scaling.factor")
     if kind not in ("none", "llama3"):
-        raise UnsupportedModel(f"{file.path.name}: rope scaling {str(kind)[:40]!r}; none, linear and Llama-3 are run.")
+        raise UnsupportedModel(
+            f"{file.path.name}: rope scaling {str(kind)[:40]!r}; none, linear and Llama-3 are run."
+        )
     return 1.0
 
 
@@ -163,7 +176,9 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
     for name in file.tensors:
         if name not in expected and name != ROPE_FREQS and not name.endswith((".attn_rot_embd", ".rot_embd")):
-            raise UnsupportedModel(f"{file.path.name}: tensor {name!r} belongs to no Llama or Mistral decoder.")
+            raise UnsupportedModel(
+                f"{file.path.name}: tensor {name!r} belongs to no Llama or Mistral decoder."
+            )
 
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
@@ -194,7 +209,9 @@ def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
     tensor = file.tensors[gguf_name(name)]
     parts = unpack(file.raw(tensor), tensor)
     if "scales" in parts:
-        raise UnsupportedModel(f"{file.path.name}: {tensor.name} is stored as {tensor.type.name}; F32 was expected.")
+        raise UnsupportedModel(
+            f"{file.path.name}: {tensor.name} is stored as {tensor.type.name}; F32 was expected."
+        )
     heads = _rope_heads(config, name.removesuffix(".bias")) if name.endswith(".bias") else 0
     return half_split_rows(parts["weight"], heads) if heads else parts["weight"]
 

@@ -50,7 +50,11 @@ class GGUFVocab:
         value = self.file.metadata.get(key)
         if value is None:
             return None
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != len(self.tokens):
+        if (
+            not isinstance(value, np.ndarray)
+            or value.dtype.kind not in kinds
+            or len(value) != len(self.tokens)
+        ):
             raise self._bad(key, f"a list of {len(self.tokens)} numbers")
         return value
 

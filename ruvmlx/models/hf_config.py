@@ -111,14 +111,18 @@ def _rope_table(fields: _Fields) -> _Fields:
     """rope_parameters (transformers 5) or rope_scaling (before)."""
     table = fields.table("rope_parameters") or fields.table("rope_scaling")
     if any(isinstance(value, dict) for value in table.values()):
-        raise UnsupportedModel(f"{fields.where}: rope differs between kinds of layers; one rope for all is run.")
+        raise UnsupportedModel(
+            f"{fields.where}: rope differs between kinds of layers; one rope for all is run."
+        )
     return _Fields(table, fields.where)
 
 
 def _rope_type(rope: _Fields) -> str:
     kind = rope.data.get("rope_type", rope.data.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(f"{rope.where}: rope scaling {str(kind)[:40]!r}; none, linear and llama3 are run.")
+        raise UnsupportedModel(
+            f"{rope.where}: rope scaling {str(kind)[:40]!r}; none, linear and llama3 are run."
+        )
     return kind
 
 
@@ -169,7 +173,9 @@ def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[
 def _affine(table: dict[str, Any], where: str) -> Affine:
     fields = _Fields(table, where)
     if table.get("mode", "affine") != "affine":
-        raise UnsupportedModel(f"{where}: quantisation mode {str(table['mode'])[:20]!r}; only 'affine' is run.")
+        raise UnsupportedModel(
+            f"{where}: quantisation mode {str(table['mode'])[:20]!r}; only 'affine' is run."
+        )
     affine = Affine(fields.integer("group_size", 64), fields.integer("bits", 4))
     if affine.bits not in AFFINE_BITS or affine.group_size not in AFFINE_GROUPS:
         raise UnsupportedModel(

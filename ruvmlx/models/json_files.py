@@ -13,7 +13,9 @@ def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
     """A JSON object; {} for a file that may be missing and is."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise CorruptFile(f"{path.name} is {path.stat().st_size} bytes; at most {MAX_BYTES} were expected.")
+            raise CorruptFile(
+                f"{path.name} is {path.stat().st_size} bytes; at most {MAX_BYTES} were expected."
+            )
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         if missing_ok:
@@ -22,7 +24,9 @@ def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
     except OSError as error:
         raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path.name} is not sound JSON: {str(error)[:80]}. Fetch the model again.") from None
+        raise CorruptFile(
+            f"{path.name} is not sound JSON: {str(error)[:80]}. Fetch the model again."
+        ) from None
     if not isinstance(value, dict):
         raise CorruptFile(f"{path.name} does not hold a JSON object. Fetch the model again.")
     return value

@@ -44,7 +44,15 @@ def parameter_count(config: ModelConfig) -> int:
 
 def check_config(config: ModelConfig, where: str) -> None:
     """Refuse sizes that no model has, before anything is sized by them."""
-    sizes = ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    sizes = (
+        "hidden_size",
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+    )
     for name in (*sizes, "max_context"):
         value = getattr(config, name)
         if not 0 < value < 1 << 31:
@@ -52,7 +60,9 @@ def check_config(config: ModelConfig, where: str) -> None:
     if config.n_layers > LAYER_LIMIT:
         raise CorruptFile(f"{where}: {config.n_layers} layers; at most {LAYER_LIMIT} were expected.")
     if config.n_heads % config.n_kv_heads:
-        raise CorruptFile(f"{where}: {config.n_heads} heads cannot share {config.n_kv_heads} key-value heads evenly.")
+        raise CorruptFile(
+            f"{where}: {config.n_heads} heads cannot share {config.n_kv_heads} key-value heads evenly."
+        )
     if config.head_dim % 2:
         raise CorruptFile(f"{where}: head_dim is {config.head_dim}; rope needs an even number.")
     _check_floats(config, where)
@@ -60,7 +70,9 @@ def check_config(config: ModelConfig, where: str) -> None:
 
 def _check_floats(config: ModelConfig, where: str) -> None:
     if not 0 < config.rms_norm_eps < 1:
-        raise CorruptFile(f"{where}: rms_norm_eps is {config.rms_norm_eps}; a small positive number was expected.")
+        raise CorruptFile(
+            f"{where}: rms_norm_eps is {config.rms_norm_eps}; a small positive number was expected."
+        )
     if not 1 <= config.rope_theta < 1e12:
         raise CorruptFile(f"{where}: rope_theta is {config.rope_theta}; a number of at least 1 was expected.")
     if not 0 < config.rope_linear_factor < 1e6:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import CorruptFile
 from .base import Model
 from .layout import parameter_count
-from .resolve import resolve
+from .resolve import find_model
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -18,7 +18,7 @@ def load_model(name: str | None = None) -> Model:
 
     `Model.load_weights()` reads those, and refuses NaN and infinity.
     """
-    found = resolve(name)
+    found = find_model(name)
     if found.path.is_dir():
         return _load_folder(found.name, found.path)
     return load_gguf(found.path, found.name)
@@ -26,13 +26,10 @@ def load_model(name: str | None = None) -> Model:
 
 def load_gguf(path: Path, name: str | None = None) -> Model:
     from .fingerprint import fingerprint
-    from .gguf import read_gguf
-    from .gguf_model import check_tensors, read_config, weights_loader
+    from .gguf_model import open_gguf, weights_loader
     from .gguf_vocab import gguf_tokenizer
 
-    file = read_gguf(path)
-    config = read_config(file)
-    check_tensors(file, config)
+    file, config = open_gguf(path)
     tokenizer = gguf_tokenizer(file)
     check_vocab(tokenizer.vocab_size, config.vocab_size, path.name)
     layout = {t.name: (t.type.name, t.shape) for t in file.tensors.values()}
@@ -46,7 +43,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         load_weights=weights_loader(file, config),
         fingerprint=fingerprint(config, layout, map(file.raw, sampled)),
         parameters=parameter_count(config),
-        bytes=sum(t.nbytes for t in file.tensors.values()),
+        bytes=file.tensor_bytes,
         default_sampling=_gguf_sampling(file.metadata),
     )
 

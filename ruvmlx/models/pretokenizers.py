@@ -33,7 +33,9 @@ PATTERNS = {
     "qwen2": [_QWEN2],
     "tekken": [_TEKKEN],
 }
-WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary is not merged up
+WHOLE_WORDS = frozenset(
+    {"llama-bpe", "llama3", "llama-v3", "tekken"}
+)  # a word in the vocabulary is not merged up
 ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
 
 

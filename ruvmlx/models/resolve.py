@@ -6,11 +6,10 @@ first, then from the hub unless HF_HUB_OFFLINE is set.
 """
 
 import importlib.util
-import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import CorruptFile, ModelNotFound, UnsupportedModel
 
@@ -28,7 +27,7 @@ class Found:
     path: Path
 
 
-def resolve(name: str | None = None) -> Found:
+def find_model(name: str | None = None) -> Found:
     """Find a model, fetching it only when its name is a repository that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
@@ -44,6 +43,13 @@ def resolve(name: str | None = None) -> Found:
 
         return Found(name, fetch(name))
     raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
+
+
+def list_local_models() -> list[dict[str, Any]]:
+    """Rows of `ruvmlx ls`: name, path, format, bits, parameters, bytes, problem. (`local.py`)"""
+    from .local import rows
+
+    return rows()
 
 
 def starter_path() -> Path | None:

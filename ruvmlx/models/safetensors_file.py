@@ -10,6 +10,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..errors import CorruptFile, UnsupportedModel
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-OTHER_DTYPES = frozenset("BOOL U8 I8 U16 I16 I32 F64 I64 U64 F8_E4M3 F8_E5M2 F8_E8M0 C64 F4".split())
+OTHER_DTYPES = frozenset(str.split("BOOL U8 I8 U16 I16 I32 F64 I64 U64 F8_E4M3 F8_E5M2 F8_E8M0 C64 F4"))
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def _tensor(where: str, name: str, entry: Any, data: mmap.mmap, start: int) -> T
         raise bad(where, f"tensor {name[:60]!r} has data_offsets {str(span)[:60]}")
     begin, end = span
     if not begin <= end <= len(data) - start:
-        raise bad(where, f"tensor {name[:60]!r} lies at {begin} to {end}, the data end at {len(data) - start}")
+        raise bad(
+            where, f"tensor {name[:60]!r} lies at {begin} to {end}, the data end at {len(data) - start}"
+        )
     if end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise bad(where, f"tensor {name[:60]!r} is {dtype} {shape} in {end - begin} bytes")
     return Tensor(name, dtype, tuple(shape), start + begin, data, where)
@@ -140,6 +143,6 @@ def _whole(values: Any) -> bool:
 
 def _check_overlap(where: str, tensors: Mapping[str, Tensor]) -> None:
     by_offset = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: t.offset)
-    for one, other in zip(by_offset, by_offset[1:]):
+    for one, other in pairwise(by_offset):
         if one.offset + one.nbytes > other.offset:
             raise bad(where, f"tensors {one.name[:60]!r} and {other.name[:60]!r} overlap")

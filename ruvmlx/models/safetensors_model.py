@@ -1,6 +1,7 @@
 """A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,34 @@ from .layout import check_shapes, matrices, parameter_count, vectors
 from .safetensors_file import Tensor, read_safetensors
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-SAMPLED = ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight")
+SAMPLED = (
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+    "model.norm.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checked folder. data: config.json; plan: tensor name -> "plain", "packed" or "scale"."""
+
+    data: dict[str, Any]
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    plan: Mapping[str, str]
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(self.tensors[name].nbytes for name in self.plan)
+
+
+def open_folder(path: Path, name: str) -> Folder:
+    """Configuration, headers and shapes checked; the tokenizer left alone."""
+    data = read_object(path / "config.json", missing_ok=False)
+    tensors = _drop_unused(_read_all(path), data)
+    config = config_from_json(data, "lm_head.weight" in tensors, name)
+    return Folder(data, config, tensors, _plan(tensors, config, data, name))
 
 
 def load_folder(path: Path, name: str) -> Model:
@@ -24,12 +52,10 @@ def load_folder(path: Path, name: str) -> Model:
     from .load import check_vocab, sampling_defaults
     from .tokenizer_json import folder_tokenizer
 
-    data = read_object(path / "config.json", missing_ok=False)
-    tensors = _drop_unused(_read_all(path), data)
-    config = config_from_json(data, "lm_head.weight" in tensors, name)
-    plan = _plan(tensors, config, data, name)
+    folder = open_folder(path, name)
+    tensors, config, plan = folder.tensors, folder.config, folder.plan
     generation = read_object(path / "generation_config.json")
-    tokenizer = folder_tokenizer(path, [data.get("eos_token_id"), generation.get("eos_token_id")])
+    tokenizer = folder_tokenizer(path, [folder.data.get("eos_token_id"), generation.get("eos_token_id")])
     check_vocab(tokenizer.vocab_size, config.vocab_size, name)
     layout = {t.name: (t.dtype, t.shape) for t in tensors.values()}
     return Model(
@@ -41,7 +67,7 @@ def load_folder(path: Path, name: str) -> Model:
         load_weights=_loader(tensors, plan),
         fingerprint=fingerprint(config, layout, (tensors[n].raw() for n in SAMPLED if n in tensors)),
         parameters=parameter_count(config),
-        bytes=sum(tensors[n].nbytes for n in plan),
+        bytes=folder.tensor_bytes,
         default_sampling=sampling_defaults(generation),
     )
 
@@ -84,7 +110,9 @@ def _shard_names(index: dict[str, Any]) -> list[str]:
 def _shard(path: Path, name: str) -> Path:
     """A file beside the index: no way out of the folder."""
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise CorruptFile(f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it.")
+        raise CorruptFile(
+            f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it."
+        )
     if not (path / name).is_file():
         raise CorruptFile(f"{path.name}: {name} is missing. Fetch the model again.")
     return path / name
@@ -100,7 +128,9 @@ def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[st
     }
 
 
-def _plan(tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str) -> dict[str, str]:
+def _plan(
+    tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
+) -> dict[str, str]:
     """Tensor name -> what it is ("plain", "packed" or "scale"), all shapes checked, none left over."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
@@ -120,7 +150,9 @@ def _plan(tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, An
 def _packed_shapes(module: str, shape: tuple[int, int], affine: Affine, where: str) -> dict[str, tuple]:
     rows, cols = shape
     if cols % affine.group_size or cols * affine.bits % 32:
-        raise CorruptFile(f"{where}: rows of {module} have {cols} weights, not whole groups of {affine.group_size}.")
+        raise CorruptFile(
+            f"{where}: rows of {module} have {cols} weights, not whole groups of {affine.group_size}."
+        )
     groups = (rows, cols // affine.group_size)
     packed = (rows, cols * affine.bits // 32)
     return {f"{module}.weight": packed, f"{module}.scales": groups, f"{module}.biases": groups}
@@ -130,7 +162,9 @@ def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: 
     for name, kind in plan.items():
         if (tensors[name].dtype == "U32") != (kind == "packed"):
             hint = "quantised" if kind == "packed" else "plain"
-            raise CorruptFile(f"{where}: tensor {name!r} is {tensors[name].dtype}; config.json says it is {hint}.")
+            raise CorruptFile(
+                f"{where}: tensor {name!r} is {tensors[name].dtype}; config.json says it is {hint}."
+            )
     extra = next((name for name in tensors if name not in plan), None)
     if extra:
         raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} belongs to no Llama or Mistral decoder.")

@@ -13,8 +13,10 @@ from .base import Message
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
-    "<|end_of_sentence|> <｜end▁of▁sentence｜>".split()
+    str.split(
+        "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
+        "<|end_of_sentence|> <｜end▁of▁sentence｜>"
+    )
 )
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
 GUARD = "\ufdd0"  # a noncharacter: stands in rendered chats where typed text must not become special
@@ -94,7 +96,9 @@ class BaseTokenizer:
     def _chat(self):
         from .chat_template import ChatTemplate
 
-        return ChatTemplate(self.chat_template, self.special_tokens, self.token_text(self.bos_id), self._eos_text())
+        return ChatTemplate(
+            self.chat_template, self.special_tokens, self.token_text(self.bos_id), self._eos_text()
+        )
 
     def token_text(self, token_id: int | None) -> str:
         """A special token as it is written, or ""."""

@@ -42,7 +42,7 @@ def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
         tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
         raise CorruptFile(f"{vocab.where}: the vocabulary does not add up: {str(error)[:100]}.") from None
     return tokenizer
 

@@ -27,7 +27,9 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
         return JsonTokenizer(path / "tokenizer.json", config, template, eos_ids)
     if (path / "tokenizer.model").is_file():
         return _sentencepiece(path, config, template, eos_ids)
-    raise UnsupportedModel(f"{path.name} holds neither tokenizer.json nor tokenizer.model. Fetch the model again.")
+    raise UnsupportedModel(
+        f"{path.name} holds neither tokenizer.json nor tokenizer.model. Fetch the model again."
+    )
 
 
 def _ids(entry: Any) -> list[int]:
@@ -44,11 +46,13 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
         found = own if own is not None else config.get("chat_template")
         return pick(found) if isinstance(found, str | list | dict) else None
     except (OSError, UnicodeDecodeError):
-        raise CorruptFile(f"{path.name}: chat_template.jinja cannot be read. Fetch the model again.") from None
+        raise CorruptFile(
+            f"{path.name}: chat_template.jinja cannot be read. Fetch the model again."
+        ) from None
 
 
 def _token_name(config: dict[str, Any], key: str) -> str:
-    """"bos_token": "<s>" or {"content": "<s>", ...}."""
+    """ "bos_token": "<s>" or {"content": "<s>", ...}."""
     value = config.get(key)
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else ""
@@ -95,8 +99,10 @@ def _read(path: Path) -> Any:
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise CorruptFile(f"{path.name} is not a sound tokenizer: {' '.join(str(error).split())[:100]}.") from None
+    except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
+        raise CorruptFile(
+            f"{path.name} is not a sound tokenizer: {' '.join(str(error).split())[:100]}."
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -116,7 +122,7 @@ def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
 
 
 def _metaspace_bytes(piece: str) -> bytes:
-    """"▁Paris" -> b" Paris", "<0x0A>" -> b"\\n"."""
+    """ "▁Paris" -> b" Paris", "<0x0A>" -> b"\\n"."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])
@@ -131,11 +137,15 @@ class _Steps:
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
         self._normalizer = _state(full.normalizer)
-        parts = {part.get("type"): part for state in (self._pre, _state(full.decoder)) for part in _flat(state)}
+        parts = {
+            part.get("type"): part for state in (self._pre, _state(full.decoder)) for part in _flat(state)
+        }
         self.byte_level = "ByteLevel" in parts
         metaspace = "Metaspace" in parts or "Replace" in parts or "ByteFallback" in parts
         if not self.byte_level and not metaspace:
-            raise UnsupportedModel(f"{where}: neither byte-level nor SentencePiece-like; no other kind is known.")
+            raise UnsupportedModel(
+                f"{where}: neither byte-level nor SentencePiece-like; no other kind is known."
+            )
         self.prefixes_space = self._prefixes_space()
 
     def _prefixes_space(self) -> bool:
@@ -181,7 +191,9 @@ def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [state] if inner is None else [part for step in inner for part in _flat(step)]
 
 
-def _sentencepiece(path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]) -> BaseTokenizer:
+def _sentencepiece(
+    path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]
+) -> BaseTokenizer:
     """tokenizer.model, with the added tokens that tokenizer_config.json or added_tokens.json lists."""
     from .tokenizer_spm import read_tokenizer_model
 
@@ -200,7 +212,9 @@ def _sentencepiece(path: Path, config: dict[str, Any], template: str | None, eos
 
 def _added_tokens(path: Path, config: dict[str, Any]) -> dict[str, tuple[int, bool]]:
     """text -> (id, special)."""
-    found = {t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0}
+    found = {
+        t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0
+    }
     table = config.get("added_tokens_decoder")
     for key, entry in (table if isinstance(table, dict) else {}).items():
         if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdecimal():

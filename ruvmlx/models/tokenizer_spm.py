@@ -57,7 +57,7 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    except Exception as error:
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {_one_line(error)}.") from None
     return processor
 
@@ -85,7 +85,9 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
 def _check_types(vocab: GGUFVocab, types: list[int]) -> None:
     """What sentencepiece demands, said in our words: known types, one unknown piece, byte pieces well written."""
     if types.count(UNKNOWN) != 1:
-        raise CorruptFile(f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected.")
+        raise CorruptFile(
+            f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected."
+        )
     for token, kind in zip(vocab.tokens, types):
         if kind not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE):
             raise CorruptFile(f"{vocab.where}: token {token[:40]!r} has unknown type {kind}.")

@@ -33,7 +33,9 @@ def _string(text: str | bytes) -> bytes:
 def _value(value: Any) -> bytes:
     """Type id and value. str, bool, Typed, list[str], int32 or float32 arrays."""
     if isinstance(value, Typed):
-        return struct.pack("<I", value.kind) + struct.pack({4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value)
+        return struct.pack("<I", value.kind) + struct.pack(
+            {4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
+        )
     if isinstance(value, bool):
         return struct.pack("<IB", 7, value)
     if isinstance(value, str):
@@ -47,7 +49,9 @@ def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % ALIGNMENT)
 
 
-def gguf_bytes(metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]], version: int = 3) -> bytes:
+def gguf_bytes(
+    metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]], version: int = 3
+) -> bytes:
     """tensors: name -> (type name, shape with rows first, stored bytes)."""
     out = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(metadata))]
     out += [_string(key) + _value(value) for key, value in metadata.items()]

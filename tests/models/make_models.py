@@ -90,7 +90,13 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def make_safetensors_model(
-    folder: Path, *, dtype: str = "float16", bits: int | None = None, group_size: int = 64, shards: int = 1, **shape: Any
+    folder: Path,
+    *,
+    dtype: str = "float16",
+    bits: int | None = None,
+    group_size: int = 64,
+    shards: int = 1,
+    **shape: Any,
 ) -> Path:
     """A Hugging Face folder. dtype: float32, float16 or bfloat16; bits: None, 4 or 8 (MLX affine)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,14 +148,20 @@ def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dic
     return out
 
 
-def _stored(weights: dict[str, np.ndarray], dtype: str, bits: int | None, group_size: int) -> dict[str, np.ndarray]:
+def _stored(
+    weights: dict[str, np.ndarray], dtype: str, bits: int | None, group_size: int
+) -> dict[str, np.ndarray]:
     kind = _dtype(dtype)
     out: dict[str, np.ndarray] = {}
     for name, w in weights.items():
         if bits and w.ndim == 2:
             packed, scales, biases = quantize_affine(w, bits, group_size)
             module = name.removesuffix(".weight")
-            out |= {name: packed, f"{module}.scales": scales.astype(kind), f"{module}.biases": biases.astype(kind)}
+            out |= {
+                name: packed,
+                f"{module}.scales": scales.astype(kind),
+                f"{module}.biases": biases.astype(kind),
+            }
         else:
             out[name] = w.astype(kind)
     return out
@@ -165,7 +177,7 @@ def _dtype(name: str) -> Any:
 
 def quantize_affine(w: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """MLX's affine layout from float32 [out, in]: uint32 [out, in * bits / 32], two float32 [out, in / group]."""
-    rows, cols = w.shape
+    rows = len(w)
     groups = w.reshape(rows, -1, group_size)
     low, high = groups.min(2), groups.max(2)
     scales = (high - low) / (2**bits - 1)
@@ -182,7 +194,11 @@ def safetensors_bytes(tensors: dict[str, np.ndarray]) -> bytes:
     at = 0
     for name, a in tensors.items():
         span = [at, at + a.nbytes]
-        header[name] = {"dtype": _SAFETENSORS_NAMES[a.dtype.name], "shape": list(a.shape), "data_offsets": span}
+        header[name] = {
+            "dtype": _SAFETENSORS_NAMES[a.dtype.name],
+            "shape": list(a.shape),
+            "data_offsets": span,
+        }
         at += a.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -205,11 +221,23 @@ def _write_shards(folder: Path, tensors: dict[str, np.ndarray], shards: int) -> 
 def write_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer.json of 3 special tokens, 256 bytes and a few merges, with a ChatML template."""
     added = [
-        {"id": i, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+        {
+            "id": i,
+            "content": text,
+            "special": True,
+            "normalized": False,
+            "lstrip": False,
+            "rstrip": False,
+            "single_word": False,
+        }
         for i, text in enumerate(SPECIALS)
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(TOKENS)}, "merges": [list(m) for m in MERGES]}
+    model = {
+        "type": "BPE",
+        "vocab": {t: i for i, t in enumerate(TOKENS)},
+        "merges": [list(m) for m in MERGES],
+    }
     body = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None}
     body |= {"pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}
     _write_json(folder / "tokenizer.json", body)
@@ -265,6 +293,24 @@ def gguf_vocab_keys() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": u32(2),
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def gguf_spm_keys(add_space_prefix: bool = True) -> dict[str, Any]:
+    """A tiny SentencePiece vocabulary: 3 control pieces, 256 bytes, letters, a few merged pieces."""
+    letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+    merged = ["\u2581t", "he", "\u2581the", "in", "an", "and", "\u2581\u2581", "on", "er", "th", "\u2581a"]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *merged, *letters]
+    types = np.array([2, 3, 3] + [6] * 256 + [1] * (len(merged) + len(letters)), np.int32)
+    scores = np.array([0.0] * 259 + [-float(i) for i in range(len(merged) + len(letters))], np.float32)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": u32(1),
+        "tokenizer.ggml.eos_token_id": u32(2),
+        "tokenizer.ggml.add_space_prefix": add_space_prefix,
     }
 
 

@@ -1,0 +1,123 @@
+"""Hugging Face repositories: the cached copy first, then the hub."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelNotFound
+
+# Weights, configuration, tokenizer; never code, never pickles, no second copies in other formats.
+PATTERNS = ["*.json", "model*.safetensors", "weights*.safetensors", "tokenizer.model", "*.jinja"]
+TIMEOUT_S = 10
+
+
+def fetch(name: str) -> Path:
+    """The folder of a repository's files, downloaded if they are not in the cache."""
+    cached = cached_folder(name)
+    if cached:
+        return cached
+    if offline():
+        raise ModelNotFound(
+            f"model {name!r} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch it."
+        )
+    path = _download(name)
+    if not complete(path):
+        raise ModelNotFound(
+            f"repository {name!r} has no config.json with model*.safetensors; name one that has."
+        )
+    return path
+
+
+def offline() -> bool:
+    return any(
+        os.environ.get(k, "").upper() in ("1", "ON", "YES", "TRUE")
+        for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def hub_cache() -> Path:
+    """Where huggingface-hub keeps repositories; HF_HUB_CACHE and HF_HOME are respected as it does."""
+    home = Path(
+        os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def cached_folder(name: str) -> Path | None:
+    """The newest complete snapshot of a repository in the cache; found without importing huggingface-hub."""
+    return _snapshot(hub_cache() / f"models--{name.replace('/', '--')}")
+
+
+def _snapshot(repo: Path) -> Path | None:
+    """refs/main's snapshot when it is whole, else the newest one that is."""
+    try:
+        main = [repo / "snapshots" / (repo / "refs" / "main").read_text().strip()]
+    except (OSError, UnicodeDecodeError):
+        main = []
+    others = sorted(_folders(repo / "snapshots"), key=lambda p: p.stat().st_mtime, reverse=True)
+    return next((path for path in main + others if complete(path)), None)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [p for p in path.iterdir() if p.is_dir()]
+    except OSError:
+        return []
+
+
+def complete(path: Path) -> bool:
+    """A config.json and all of the weights' files: those that the index names, or any."""
+    if not (path / "config.json").is_file():
+        return False
+    try:
+        index = json.loads((path / "model.safetensors.index.json").read_bytes())
+        return all((path / str(name)).is_file() for name in set(index["weight_map"].values()))
+    except OSError:
+        return any(p.is_file() for p in path.glob("*.safetensors"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return True  # there, if broken: loading says what is wrong with it
+
+
+def _download(name: str) -> Path:
+    import huggingface_hub as hub
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=PATTERNS, etag_timeout=TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001 - the hub, the network and the disk fail in many classes
+        raise ModelNotFound(_why(name, error)) from None
+
+
+def _why(name: str, error: Exception) -> str:
+    """One line for people."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"model {name!r} asks for a licence: accept it on huggingface.co/{name}, then run `hf auth login`."
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+        return f"there is no public model {name!r} on Hugging Face; check the name, or run `hf auth login`."
+    if isinstance(error, errors.LocalEntryNotFoundError) or "onnect" in type(error).__name__:
+        return f"model {name!r} is not in the cache and Hugging Face cannot be reached; check the network."
+    return (
+        f"model {name!r} could not be fetched: {' '.join(str(error).split())[:120] or type(error).__name__}."
+    )
+
+
+def cached_repositories() -> Iterator[tuple[str, Path]]:
+    """(owner/name, folder) of every complete Llama or Mistral model in the cache."""
+    for repo in sorted(_folders(hub_cache())):
+        path = _snapshot(repo) if repo.name.startswith("models--") else None
+        if path and _model_type(path) in ("llama", "mistral"):
+            yield repo.name.removeprefix("models--").replace("--", "/", 1), path
+
+
+def _model_type(path: Path) -> Any:
+    try:
+        return json.loads((path / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
