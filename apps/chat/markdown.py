@@ -68,14 +68,10 @@ class ReplyMarkdown(Markdown):
     """Markdown whose text is grown with `show(text)` and completed with `show(text, final=True)`."""
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(parser_factory=parser, open_links=False)
+        super().__init__(text, parser_factory=parser, open_links=False)
         self._text = text
         self._shapes: list[Shape] = []
         self._starts: list[int] = []  # each block's first line
-
-    async def _on_mount(self, _: object) -> None:
-        if self._text:
-            await self.show(self._text, final=True)
 
     @property
     def source(self) -> str:

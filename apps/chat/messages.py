@@ -129,8 +129,8 @@ class Reply(Vertical, can_focus=True):
             self.rating, self.effect = rating, ""
 
     def _show_note(self) -> None:
-        if not self.is_mounted:
-            return
+        if not self.query(".note"):
+            return  # not composed yet; on_mount calls again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
         note = self.query_one(".note", Static)
         text = " · ".join(filter(None, (self.progress, self.ending, rating)))

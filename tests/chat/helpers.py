@@ -1,0 +1,45 @@
+"""What the chat's tests share: waiting for conditions, opening an app, reading the screen."""
+
+import time
+from contextlib import asynccontextmanager
+
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.contract import ChatOptions
+
+SMALL, WIDE = (80, 24), (160, 50)
+
+
+async def until(pilot, condition, seconds=10):
+    """Wait for a condition; never for a time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await pilot.pause(0.005)
+
+
+@asynccontextmanager
+async def chatting(runtime, size=SMALL, **options):
+    """The app, opened and idle, and its pilot."""
+    app = ChatApp(lambda: runtime, ChatOptions(**options))
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.phase == "idle")
+        yield app, pilot
+        app.runtime.close_now()
+
+
+async def ask(app, pilot, text="Hello"):
+    """Send a message and wait for its reply."""
+    before = len(app.transcript.replies)
+    app.prompt.text = text
+    await pilot.press("enter")
+    await until(pilot, lambda: len(app.transcript.replies) == before + 1 and app.phase == "idle")
+    return app.transcript.replies[-1]
+
+
+def lines_of(widget):
+    """The characters that a widget and its children put on the screen."""
+    return [line.text.rstrip() for line in widget.screen._compositor.render_strips()]
+
+
+def screen_text(app):
+    return "\n".join(lines_of(app.screen))

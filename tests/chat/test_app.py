@@ -1,0 +1,414 @@
+"""The chat app, driven through Textual's pilot with a scripted runtime."""
+
+import random
+import threading
+
+import pytest
+
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.messages import Notice, UserMessage, Welcome
+from ruvmlx.errors import CorruptFile, ModelNotFound, UsageError
+
+from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
+from .scripted import ScriptedRuntime
+
+BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+
+
+@BOTH_SIZES
+async def test_a_reply_streams(size):
+    """Words appear while more are to come; the finished reply is what was committed."""
+    runtime = ScriptedRuntime(["The capital ", "is **Par", "is**."], gate=True)
+    async with chatting(runtime, size) as (app, pilot):
+        await pilot.press(*"Capital", "space", *"of", "space", *"France", "question_mark", "enter")
+        await until(pilot, lambda: "The capital" in screen_text(app))
+        assert app.phase == "replying"
+        assert "Capital of France?" in screen_text(app)
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
+        assert app.transcript.replies[-1].text == "The capital is **Paris**."
+        assert "The capital is Paris." in screen_text(app)
+        await until(pilot, lambda: runtime.settled == 1)
+    assert runtime.said == ["Capital of France?"]
+
+
+@BOTH_SIZES
+async def test_the_status_line(size):
+    """After a reply: speed, time to the first token, context, version and KL."""
+    async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
+        await ask(app, pilot)
+        status = lines_of(app.screen)[-2]
+        for part in ("42 tok/s", "TTFT 180 ms", "ctx 33/8192", "v0", "KL", "0.000/0.1"):
+            assert part in status
+        assert "SmolLM2-135M-Instruct" in screen_text(app)
+        assert ("mlx · metal" in status) == (size == WIDE)
+
+
+async def test_escape_stops_and_keeps_the_text():
+    """Esc ends the reply at once; its words stay, and the next message works."""
+    runtime = ScriptedRuntime([f"word{n} " for n in range(50)], ["Next."], gate=True, free=3)
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Tell me"
+        await pilot.press("enter")
+        await until(pilot, lambda: "word2" in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle")
+        reply = app.transcript.replies[-1]
+        assert reply.text == "word0 word1 word2 "
+        assert "stopped" in screen_text(app)
+        assert (await ask(app, pilot, "Go on")).text == "Next."
+
+
+async def test_escape_at_random_tokens_always_ends_idle():
+    """Whenever Esc comes, also before the first word, the app is idle again and shows what was committed."""
+    rng = random.Random(7)
+    runtime = ScriptedRuntime(*[[f"w{n} " for n in range(12)] for _ in range(12)], gate=True, free=0)
+    async with chatting(runtime) as (app, pilot):
+        for turn in range(12):
+            app.prompt.text = "Go"
+            await pilot.press("enter")
+            await until(pilot, lambda: app.phase == "replying")
+            for _ in range(rng.randrange(6)):
+                runtime.released.release()
+                if rng.random() < 0.5:
+                    await pilot.pause()
+            await pilot.press("escape")
+            await until(pilot, lambda: app.phase == "idle")
+            while runtime.released.acquire(blocking=False):
+                pass
+            assert len(app.transcript.replies) == turn + 1
+            assert app.transcript.replies[-1].text == runtime.turns(app.session)[-1].content
+
+
+@BOTH_SIZES
+@pytest.mark.parametrize(
+    ("keys", "mark", "after"),
+    [
+        (["ctrl+y"], "▲ up", "-1.198"),
+        (["ctrl+n"], "▼ down", "-1.270"),
+        (["tab", "plus"], "▲ up", "-1.198"),
+        (["tab", "minus"], "▼ down", "-1.270"),
+        (["tab", "1"], "★☆☆☆☆", "-1.270"),
+        (["tab", "4"], "★★★★☆", "-1.198"),
+        ([*"/5", "enter"], "★★★★★", "-1.198"),
+        ([*"/rate", "space", *"down", "enter"], "▼ down", "-1.270"),
+    ],
+)
+async def test_rating_shows_its_effect_on_one_line(size, keys, mark, after):
+    """Keys and commands rate the newest reply; the mark and what it did stand below it, unwrapped."""
+    async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press(*keys)
+        await until(pilot, lambda: reply.effect)
+        wanted = f"{mark} · log-prob -1.234 → {after} per token · KL 0.004 of 0.1 · 0.04 ms · v1"
+        await until(pilot, lambda: any(wanted in line for line in lines_of(app.screen)))
+        assert "v1" in lines_of(app.screen)[-2]
+
+
+async def test_an_earlier_reply_can_be_chosen():
+    """Tab takes the newest reply, the arrows an earlier one; Esc goes back to the input."""
+    runtime = ScriptedRuntime(["One."], ["Two."])
+    async with chatting(runtime) as (app, pilot):
+        first, second = await ask(app, pilot), await ask(app, pilot)
+        await pilot.press("tab", "up", "2")
+        await until(pilot, lambda: first.effect)
+        assert second.rating is None
+        assert runtime.ratings == [(first.reply_id, None, "2")]
+        await pilot.press("escape", "x")
+        assert app.prompt.text == "x"
+
+
+async def test_undo():
+    """Ctrl+R takes ratings back, the last first, until there is none."""
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        for key in ("ctrl+y", "ctrl+n"):
+            await pilot.press(key)
+        await until(pilot, lambda: reply.rating == "down" and "v2" in lines_of(app.screen)[-2])
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: reply.rating == "up")
+        assert "taken back" in screen_text(app)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: reply.rating is None)
+        assert "log-prob" not in screen_text(app)
+        app.prompt.text = "/undo"
+        await pilot.press("enter")
+        await until(pilot, lambda: "no rating to take back" in screen_text(app))
+
+
+async def test_rating_before_any_reply():
+    """Nothing happens, and a word says why."""
+    runtime = ScriptedRuntime()
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "/up"
+        await pilot.press("enter")
+        await until(pilot, lambda: "no reply to rate yet" in screen_text(app))
+        await pilot.press("ctrl+y")
+        assert runtime.ratings == []
+
+
+@BOTH_SIZES
+async def test_continue_shows_the_earlier_turns(size):
+    """-c brings back what was said, with ratings, and new messages go to the same session."""
+    runtime = ScriptedRuntime(["It is *me*."], ["Again."])
+    async with chatting(runtime, size) as (app, pilot):
+        await ask(app, pilot, "Who is there?")
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: app.transcript.replies[-1].effect)
+        session = app.session
+    runtime.closed = False
+    async with chatting(runtime, size, session="continue") as (app, pilot):
+        await until(pilot, lambda: "It is me." in screen_text(app))
+        assert app.session == session
+        assert "Who is there?" in screen_text(app)
+        assert "▲ up" in screen_text(app)
+        await ask(app, pilot, "And now?")
+    assert [turn.content for turn in runtime.chats[session]] == [
+        "Who is there?",
+        "It is *me*.",
+        "And now?",
+        "Again.",
+    ]
+
+
+async def test_continue_without_an_earlier_chat_begins_one():
+    """No error: there is just nothing to show yet."""
+    async with chatting(ScriptedRuntime(), session="continue") as (app, _):
+        assert app.query_one(Welcome)
+
+
+async def test_an_error_is_one_line_and_loses_nothing():
+    """The error stands in the chat, the message is back in the input, and the app goes on."""
+    runtime = ScriptedRuntime(UsageError("the prompt has 9,000 tokens; the context holds 8,192"), ["Fine."])
+    async with chatting(runtime, WIDE) as (app, pilot):
+        app.prompt.text = "a long text"
+        await pilot.press("enter")
+        await until(pilot, lambda: "9,000 tokens" in screen_text(app) and app.phase == "idle")
+        assert app.prompt.text == "a long text"
+        assert "Traceback" not in screen_text(app)
+        app.prompt.text = ""
+        assert (await ask(app, pilot)).text == "Fine."
+
+
+async def test_an_error_in_a_reply_keeps_its_words():
+    """What came before the error stays readable."""
+    async with chatting(ScriptedRuntime(["Half ", "a ", ValueError("boom\nline two")])) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "boom line two" in screen_text(app) and app.phase == "idle")
+        assert "Half a" in screen_text(app)
+        assert "unexpected ValueError" in screen_text(app)
+
+
+@pytest.mark.parametrize("error", [ModelNotFound("no model 'x'"), CorruptFile("cut short"), OSError("disk")])
+async def test_a_failing_open_ends_the_app(error):
+    """The app leaves with the error's exit code; `run_app` prints its line."""
+
+    def fail():
+        raise error
+
+    app = ChatApp(fail)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.failure is not None)
+    assert app.failure is error
+    assert app.return_value == getattr(error, "exit_code", 1)
+
+
+HOSTILE = [
+    "\x1b]52;c;cm0gLXJm\x07clip",
+    "\x1b[2Jwiped",
+    "\x9b31mred",
+    "bell\x07 back\x08 null\x00",
+    "if (admin\u202e) {\u2066 x \u2069}",
+    "**bold\x1b[0m** `code\x1b]0;t\x07`",
+    "[link\x1b[8m](http://x\x1b[2J)",
+    "[/red][@click=app.quit]markup[/]",
+    "&#x202e;entity &#27;[2J",
+    "lone \ud83d surrogate",
+]
+
+
+async def test_hostile_output_never_reaches_widgets():
+    """Escapes, C1, direction overrides and console markup of a model end as plain words on the screen."""
+    runtime = ScriptedRuntime(*[list(text) for text in HOSTILE])
+    runtime.model.name = "evil\x1b[2J\u202emodel"
+    async with chatting(runtime, WIDE) as (app, pilot):
+        for text in HOSTILE:
+            await ask(app, pilot, f"say {text}")
+            shown = screen_text(app)
+            bad = [c for c in shown if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0]
+            assert not bad
+            assert not set(shown) & set("\u202e\u2066\u2069\ud83d")
+        assert "markup[/]" in screen_text(app)
+        assert app.is_running
+
+
+async def test_scrolling_up_stays_while_a_reply_grows():
+    """The scroll position is the reader's; at the end the reply is followed again."""
+    runtime = ScriptedRuntime(["line\n\n"] * 60, gate=True, free=40)
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        transcript = app.transcript
+        await until(pilot, lambda: transcript.max_scroll_y > 30 and transcript.scroll_y == transcript.max_scroll_y)
+        await pilot.press("pageup")
+        await until(pilot, lambda: transcript.scroll_y < transcript.max_scroll_y)
+        place, height = transcript.scroll_y, transcript.max_scroll_y
+        for _ in range(10):
+            runtime.released.release()
+        await until(pilot, lambda: transcript.max_scroll_y > height + 10)
+        assert transcript.scroll_y == place
+        await pilot.press("ctrl+end")
+        for _ in range(10):
+            runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
+        await until(pilot, lambda: transcript.scroll_y == transcript.max_scroll_y)
+
+
+async def test_multi_line_input():
+    """Ctrl+J and Shift+Enter break the line; a paste keeps its newlines, is made safe and is not sent."""
+    runtime = ScriptedRuntime(["ok"])
+    async with chatting(runtime) as (app, pilot):
+        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
+        assert app.prompt.text == "a\nb\nc"
+        from textual.events import Paste
+
+        app.post_message(Paste("\r\nd\x1b[31me\nf"))
+        await until(pilot, lambda: app.prompt.text == "a\nb\nc\nde\nf")
+        assert runtime.said == []
+        await pilot.press("enter")
+        await until(pilot, lambda: runtime.said == ["a\nb\nc\nde\nf"])
+
+
+async def test_slash_commands():
+    """/system, /status, /help, /new and a wrong one do what they say."""
+    runtime = ScriptedRuntime(["ok"])
+    async with chatting(runtime, WIDE) as (app, pilot):
+
+        async def send(text, answer):
+            app.prompt.text = text
+            await pilot.press("enter")
+            await until(pilot, lambda: answer in screen_text(app))
+
+        await ask(app, pilot)
+        await send("/system Be brief.", "System prompt: Be brief.")
+        assert runtime.turns(app.session)[0].content == "Be brief."
+        await send("/status", "8,192 tokens")
+        await send("/help", "take the last rating back")
+        await send("/nope", "no command /nope")
+        first = app.session
+        app.prompt.text = "/new"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session != first and not app.query(UserMessage))
+        assert runtime.turns(app.session)[0].content == "Be brief."
+        assert not app.query(Notice)
+
+
+async def test_quitting_while_a_reply_runs():
+    """Ctrl+Q stops the reply, commits what there is, closes the runtime in its own thread, and leaves with 0."""
+    runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True, free=1)
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "one" in screen_text(app))
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: runtime.closed)
+    assert app.return_value == 0
+    assert runtime.chats["s1"][-1].finish_reason == "cancelled"
+    assert len(runtime.threads) == 1
+    assert threading.get_ident() not in runtime.threads
+
+
+async def test_control_c():
+    """Once stops a reply, or asks; twice leaves."""
+    runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.phase == "replying" and "one" in screen_text(app))
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app.phase == "idle")
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: "Press again to quit" in screen_text(app))
+        assert not runtime.closed
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: runtime.closed)
+
+
+async def test_quitting_while_the_model_opens():
+    """The runtime that arrives late is closed as well."""
+    runtime, arrive = ScriptedRuntime(), threading.Event()
+
+    def slow():
+        arrive.wait(10)
+        return runtime
+
+    app = ChatApp(slow)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "Opening the model" in screen_text(app))
+        app.prompt.text = "early"
+        await pilot.press("enter")
+        assert app.prompt.text == "early"
+        await pilot.press("ctrl+q")
+        arrive.set()
+        await until(pilot, lambda: runtime.closed)
+    assert app.return_value == 0
+
+
+async def test_only_useful_keys_are_offered():
+    """Rating keys are shown once there is a reply, Stop while one runs, undo once there is a rating."""
+    runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
+    async with chatting(runtime) as (app, pilot):
+        hints = lambda: lines_of(app.screen)[-1]  # noqa: E731
+        assert "Send" in hints()
+        assert "Up" not in hints()
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Stop" in hints())
+        runtime.released.release()
+        await until(pilot, lambda: "^y Up" in hints() and "Stop" not in hints())
+        assert "Take back" not in hints()
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "Take back" in hints())
+        assert "^q Quit" in hints()
+
+
+async def test_without_an_adapter():
+    """A runtime that does not learn chats all the same."""
+    from ruvmlx.errors import NotFound
+
+    runtime = ScriptedRuntime(["Hi."])
+
+    def none(*_):
+        raise NotFound("no adapter is loaded")
+
+    runtime.status = runtime.rate = none
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "no adapter is loaded" in screen_text(app))
+        assert reply.rating is None
+
+
+@pytest.mark.parametrize("theme", ["ruvmlx-dark", "ruvmlx-light", "nord"])
+async def test_themes(theme, monkeypatch):
+    """Each theme draws a whole conversation."""
+    monkeypatch.setenv("TEXTUAL_THEME", theme)
+    async with chatting(ScriptedRuntime(["```py\nx\n```\n\n# a\n\n- b"])) as (app, pilot):
+        await ask(app, pilot)
+        assert app.theme == theme
+        assert "• b" in screen_text(app)
+
+
+async def test_no_color(monkeypatch):
+    """NO_COLOR leaves no colour: every pixel is grey."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = ChatApp(lambda: ScriptedRuntime(["Hi `x`."]), ChatOptions())
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.phase == "idle")
+        await ask(app, pilot)
+        from textual.filter import Monochrome
+
+        assert any(isinstance(f, Monochrome) for f in app._filters)
+        app.runtime.close_now()

@@ -1,0 +1,85 @@
+"""Streamed Markdown ends as the one-shot render, wherever the stream was cut."""
+
+import random
+
+import pytest
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+
+from ruvmlx.apps.chat.markdown import ReplyMarkdown
+
+DOCUMENTS = [
+    "Plain words.\nA second line.\n\nA second paragraph with **bold**, *em*, `code` and ~~strike~~.",
+    "1. a\n\n2. b\n\n   more of b\n\n   - inner\n   - list\n\n3. c\n\nEnd.\n",
+    "- a\n- b\n\n---\n\n* other\n  * nested\n    1. deep\n\n+ third",
+    "# One\n\nText\n\nSetext two\n----------\n\n### Three\n> quote\ncontinued\n> > deeper\n",
+    "Code:\n\n```python\ndef f(x):\n    return x  # **not bold**\n\n\nprint(f(1))\n```\n\nAfter.\n\n    indented\n",
+    "```\nnever closed\n- a\n- b\n",
+    "| a | b |\n|---|:-:|\n| 1 | 2 |\n| 3 | `4` |\n| 5 |\n\nAfter the table.\n",
+    "See [later] and [site](https://example.org 'title').\n\n- item\n\n[later]: https://example.org/later\n",
+    "Tags <b>stay</b> visible &amp; entities &lt;too&gt;.\n\n<div>\nblock\n</div>\n\n![alt *text*](img.png)\n",
+    "Emoji 👩‍👩‍👧 and 日本語のテキスト、それから……\n\n> 引用\n\n1) first\n2) second\n",
+    "a\n===\n\n\n\n\n***\n\n- \n- x\n\n  para\n\n\tcode?\n\n#no heading\n# \n",
+]
+
+
+class Host(App[None]):
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield ReplyMarkdown()
+
+
+def rendered(widget: Widget) -> list:
+    """Every widget below with its place and its rows of characters and styles."""
+    own = (type(widget).__name__, widget.region, [widget.render_line(y) for y in range(widget.size.height)])
+    return [own, *(row for child in widget.children for row in rendered(child))]
+
+
+async def streamed(markdown, pilot, text, rng):
+    shown = 0
+    while shown < len(text):
+        shown += rng.choice((1, 2, 5, 20, 60))
+        await markdown.show(text[:shown])
+    await markdown.show(text, final=True)
+    await pilot.pause()
+    return rendered(markdown)
+
+
+@pytest.mark.parametrize("number", range(len(DOCUMENTS)))
+async def test_random_chunkings_end_as_one_shot(number):
+    """200 and more cuts over all documents, compared widget by widget, row by row, style by style."""
+    text, rng = DOCUMENTS[number], random.Random(number)
+    async with Host().run_test(size=(80, 60)) as pilot:
+        markdown = pilot.app.query_one(ReplyMarkdown)
+        await markdown.update(text)
+        await pilot.pause()
+        wanted = rendered(markdown)
+        assert len(wanted) > 1
+        for _ in range(19):
+            await markdown.update("")
+            assert await streamed(markdown, pilot, text, rng) == wanted
+
+
+async def test_what_entities_hide_is_sanitised():
+    """A direction override or a carriage return that Markdown decodes does not reach a widget."""
+    async with Host().run_test() as pilot:
+        markdown = pilot.app.query_one(ReplyMarkdown)
+        await markdown.update("a&#x202e;b ![c&#13;d](x) `&#x202e;`\n\n```&#x202e;py\nx\n```\n")
+        await pilot.pause()
+        text = "".join(strip.text for _, _, strips in rendered(markdown) for strip in strips)
+        assert "\u202e" not in text
+        assert "\r" not in text
+        assert "ab" in text
+
+
+async def test_html_and_line_breaks_are_kept():
+    """Nothing that a model wrote vanishes: tags are text, single newlines break the line."""
+    async with Host().run_test() as pilot:
+        markdown = pilot.app.query_one(ReplyMarkdown)
+        await markdown.update("Use <div> here\nnot <span>\n\n<p>block</p>")
+        await pilot.pause()
+        rows = [strip.text.strip() for _, _, strips in rendered(markdown) for strip in strips]
+        assert "Use <div> here" in rows
+        assert "not <span>" in rows
+        assert "<p>block</p>" in rows
