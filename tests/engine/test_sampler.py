@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from ruvmlx.engine.sampler import Sampler, candidates, log_softmax, top_ids
+from ruvmlx.engine.types import Sampling
+from ruvmlx.errors import UsageError
+
+
+def logits(n=1237, seed=0):
+    return np.random.default_rng(seed).normal(size=n).astype(np.float32) * 3
+
+
+def test_greedy_is_argmax():
+    z = logits()
+    assert Sampler(Sampling(temperature=0))(z) == int(z.argmax())
+
+
+def test_the_same_seed_draws_the_same():
+    z = logits()
+    one, two, three = (Sampler(Sampling(seed=s)) for s in (7, 7, 8))
+    drawn = [one(z) for _ in range(50)]
+    assert drawn == [two(z) for _ in range(50)]
+    assert drawn != [three(z) for _ in range(50)]
+
+
+def test_frequencies_follow_the_distribution_at_temperature():
+    z = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    draw = Sampler(Sampling(temperature=0.5, seed=1))
+    counts = np.bincount([draw(z) for _ in range(20000)], minlength=3) / 20000
+    expected = np.array([0.25, 0.09, 0.04]) / 0.38
+    np.testing.assert_allclose(counts, expected, atol=0.015)
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.9999])
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p):
+    z = logits()
+    ids, logprobs = candidates(z, Sampling(top_p=top_p))
+    p = np.exp(log_softmax(z).astype(np.float64))
+    order = np.argsort(-p)
+    expected = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
+    assert set(ids) == set(expected)
+    np.testing.assert_allclose(np.exp(logprobs), p[ids], rtol=1e-4)
+
+
+def test_a_flat_distribution_needs_more_than_the_quick_head():
+    ids, _ = candidates(np.zeros(3000, np.float32), Sampling(top_p=0.5))
+    assert abs(ids.size - 1500) <= 1
+
+
+def test_min_p_and_top_k():
+    z = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    assert set(candidates(z, Sampling(min_p=0.25))[0]) == {0, 1, 2}
+    assert set(candidates(z, Sampling(top_k=2))[0]) == {0, 1}
+    assert set(candidates(z, Sampling(top_k=9))[0]) == {0, 1, 2, 3}
+
+
+def test_top_ids_is_a_sort_with_ties_by_id():
+    z = np.array([1.0, 3.0, 3.0, 2.0], np.float32)
+    assert top_ids(z, 3).tolist() == [1, 2, 3]
+    assert top_ids(z, 10).tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": 1}, {"top_k": -2}, {"seed": -1},
+            {"temperature": float("nan")}],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused(bad):
+    with pytest.raises(UsageError, match="it must be"):
+        Sampler(Sampling(**bad))

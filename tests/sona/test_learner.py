@@ -1,0 +1,201 @@
+"""Ratings change the model, survive restarts, and can be taken back."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
+from ruvmlx.store import Store
+from ruvmlx.store import store as store_module
+
+
+def reply(runtime, text="hello there", seed=1, settle=True) -> str:
+    request = GenerationRequest(prompt=text, max_new_tokens=17, sampling=Sampling(seed=seed), ignore_eos=True)
+    for _ in runtime.generate(request):
+        pass
+    if settle:
+        runtime.settle()
+    return request.request_id
+
+
+def weights(runtime) -> bytes:
+    runtime.learner.sync()
+    return runtime.learner.micro.to_bytes()
+
+
+@pytest.mark.parametrize("rating,way", [("up", 1), ("5", 1), ("down", -1), ("1", -1)])
+def test_a_rating_moves_the_replys_logprob(open_tiny, rating, way):
+    with open_tiny() as runtime:
+        result = runtime.rate(reply(runtime), rating)
+    assert result.applied
+    assert (result.logprob_after - result.logprob_before) * way > 0
+    assert 0 < result.kl <= result.kl_cap
+    assert result.micro_norm > 0 and result.adapter_version == 1
+
+
+def test_the_next_reply_comes_from_changed_weights(open_tiny):
+    """Same prompt and seed, other log-probabilities."""
+    def logprobs(runtime):
+        request = GenerationRequest(prompt="hello", max_new_tokens=1, sampling=Sampling(0.0), logprobs=5)
+        return [chunk.response for chunk in runtime.generate(request)][-1].logprobs[0].top
+
+    with open_tiny() as runtime:
+        before = logprobs(runtime)
+        runtime.rate(reply(runtime), "up")
+        assert logprobs(runtime) != before
+
+
+def test_rating_in_another_process_uses_the_stored_trace(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+    with open_tiny() as runtime:
+        monkeypatch.setattr(runtime.backend, "hidden_states", None)  # a replay would fail
+        result = runtime.rate("last", "up")
+    assert result.reply_id == reply_id and result.logprob_after > result.logprob_before
+
+
+def test_a_reply_whose_trace_is_gone_is_replayed_from_its_tokens(open_tiny):
+    """The replayed gradient gives the same update as the trace."""
+    with open_tiny() as runtime:
+        first = reply(runtime)
+        with_trace = runtime.rate(first, "up")
+        runtime.undo()
+        runtime.learner._traces.clear()
+        runtime.store._db.execute("DELETE FROM traces")
+        replayed = runtime.rate(first, "up")
+    assert replayed.logprob_after == pytest.approx(with_trace.logprob_after, abs=1e-4)
+
+
+def test_only_the_newest_traces_are_kept(open_tiny, monkeypatch):
+    monkeypatch.setattr(store_module, "KEEP_TRACES", 3)
+    with open_tiny() as runtime:
+        ids = [reply(runtime, seed=i) for i in range(5)]
+        kept = [i for i in ids if runtime.store.trace(i) is not None]
+    assert kept == ids[-3:]
+
+
+def test_undo_is_bit_for_bit(open_tiny):
+    with open_tiny() as runtime:
+        states = [weights(runtime)]
+        for i in range(4):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+            states.append(weights(runtime))
+        assert len(set(states)) == 5
+        for expected in reversed(states[:-1]):
+            runtime.undo()
+            assert weights(runtime) == expected
+        with pytest.raises(NotFound, match="no rating"):
+            runtime.undo()
+
+
+def test_ten_restarts_lose_nothing(open_tiny):
+    expected = None
+    for i in range(10):
+        with open_tiny() as runtime:
+            if expected is not None:
+                assert weights(runtime) == expected
+            runtime.rate(reply(runtime, seed=i), "up")
+            expected = weights(runtime)
+            assert runtime.status().ratings == i + 1
+
+
+def test_a_changed_rating_replaces_the_old_one(open_tiny):
+    """up, then down, is the same as down alone."""
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "down")
+        only_down = runtime.learner.micro
+        runtime.undo()
+        runtime.rate(reply_id, "up")
+        up = weights(runtime)
+        runtime.rate(reply_id, "down")
+        np.testing.assert_allclose(runtime.learner.micro.lora_b, only_down.lora_b, atol=1e-7)
+        assert runtime.status().ratings == 1
+        runtime.undo()
+        assert weights(runtime) == up and runtime.status().ratings == 1
+
+
+def test_an_older_rating_can_be_changed_too(open_tiny):
+    with open_tiny() as runtime:
+        first, second = reply(runtime, "one"), reply(runtime, "two")
+        runtime.rate(first, "up")
+        runtime.rate(second, "up")
+        result = runtime.rate(first, "down")
+        assert result.logprob_after < result.logprob_before
+        assert runtime.status().ratings == 2
+
+
+def test_rollback_and_what_counts_after_it(open_tiny):
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up")
+            if i == 1:
+                second = weights(runtime)
+        assert runtime.rollback(2).ratings == 2
+        assert weights(runtime) == second
+        assert runtime.rollback(3).ratings == 3
+        assert runtime.rollback(0).ratings == 0
+        assert runtime.learner.ledger.version() == 0
+        with pytest.raises(NotFound, match="version 9"):
+            runtime.rollback(9)
+
+
+def test_versions_are_never_reused(open_tiny):
+    """An undone version keeps its number, so a stale trace cannot pass for a fresh one."""
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        runtime.undo()
+        assert runtime.rate(reply(runtime, seed=2), "up").adapter_version == 2
+
+
+def test_another_process_moving_the_adapter_is_noticed(open_tiny):
+    with open_tiny() as one, open_tiny() as two:
+        one.rate(reply(one), "up")
+        assert weights(two) == weights(one)
+        two.rate(reply(two, seed=2), "up")
+        assert weights(one) == weights(two) and one.status().ratings == 2
+
+
+def test_a_failed_commit_changes_nothing(open_tiny, home):
+    """The store is locked by someone else: the weights in memory are still those on disk."""
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        before = weights(runtime)
+        runtime.store._db.execute("PRAGMA busy_timeout = 50")
+        other = Store(home / "ruvmlx.db")
+        with other.transaction(), pytest.raises(StoreBusy, match="locked"):
+            runtime.rate(reply_id, "up")
+        assert weights(runtime) == before and runtime.status().ratings == 0
+        assert runtime.rate(reply_id, "up").applied
+
+
+def test_an_update_that_is_not_finite_is_refused(open_tiny):
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        before = weights(runtime)
+        runtime.learner._traces[reply_id].grad_b[0, 0] = np.nan
+        with pytest.raises(RuvmlxError, match="not finite"):
+            runtime.rate(reply_id, "up")
+        assert weights(runtime) == before and runtime.status().ratings == 0
+
+
+def test_unknown_replies_and_other_models(open_tiny):
+    with open_tiny() as runtime:
+        with pytest.raises(NotFound, match="last"):
+            runtime.rate("last", "up")
+        with pytest.raises(NotFound, match="nope"):
+            runtime.rate("nope", "up")
+        reply_id = reply(runtime)
+        runtime.store._db.execute("UPDATE replies SET fingerprint = 'other', model = 'bigger'")
+        with pytest.raises(AdapterMismatch, match="--model bigger"):
+            runtime.rate(reply_id, "up")
+
+
+def test_adapter_none_learns_nothing_but_can_be_rated_later(open_tiny):
+    with open_tiny(adapter=None) as runtime:
+        reply_id = reply(runtime)
+        assert runtime.adapter_label is None
+        with pytest.raises(NotFound, match="no adapter"):
+            runtime.rate(reply_id, "up")
+    with open_tiny() as runtime:
+        assert runtime.rate(reply_id, "up").applied

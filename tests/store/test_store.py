@@ -1,0 +1,117 @@
+import sqlite3
+import stat
+
+import numpy as np
+import pytest
+
+from ruvmlx.errors import NotFound, StoreBusy, StoreError
+from ruvmlx.store import ReplyRow, Store
+
+
+@pytest.fixture
+def store(home):
+    return Store(home / "ruvmlx.db")
+
+
+def a_reply(reply_id="r1", **fields) -> ReplyRow:
+    known = dict(
+        id=reply_id, model="m", fingerprint="f", adapter="default", adapter_version=0, prompt_ids=[1, 2],
+        sampled_ids=[3, 70000], prompt="hi", text="yo", finish_reason="stop",
+        query=np.array([0.5, -1], np.float32),
+    )  # fmt: skip
+    return ReplyRow(**(known | fields))
+
+
+def test_every_commit_is_on_disk_before_the_call_returns(store):
+    """WAL with synchronous=FULL (2)."""
+    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+
+
+def test_replies_come_back_as_they_were(store):
+    store.add_reply(a_reply(), None)
+    back = store.reply("r1")
+    assert (back.prompt_ids, back.sampled_ids, back.text) == ([1, 2], [3, 70000], "yo")
+    np.testing.assert_array_equal(back.query, [0.5, -1])
+
+
+def test_last_is_the_newest_and_a_beginning_is_enough(store):
+    for reply_id in ("abc1", "abd2", "xyz3"):
+        store.add_reply(a_reply(reply_id), None)
+    assert store.reply("last").id == "xyz3"
+    assert store.reply("abd").id == "abd2"
+    with pytest.raises(NotFound, match="more than one"):
+        store.reply("ab")
+    with pytest.raises(NotFound, match="no reply"):
+        store.reply("")
+    with pytest.raises(NotFound, match="no reply"):
+        store.reply("%")
+
+
+def test_a_chat_is_kept_turn_by_turn(store):
+    chat = store.new_session("m", system="be brief")
+    store.add_user_message(chat, "hello\nthere")
+    store.add_reply(a_reply(), chat)
+    messages = store.messages(chat)
+    assert [(m.role, m.content, m.reply_id) for m in messages] == [
+        ("user", "hello\nthere", None),
+        ("assistant", "yo", "r1"),
+    ]
+    assert store.session(chat).title == "hello there" and store.session(chat).system == "be brief"
+    assert [s.id for s in store.sessions()] == [chat]
+
+
+def test_empty_chats_are_not_listed_and_deleted_ones_are_gone(store):
+    empty, used = store.new_session("m"), store.new_session("m")
+    store.add_user_message(used, "x")
+    assert [s.id for s in store.sessions()] == [used]
+    store.delete_session(used)
+    assert store.sessions() == [] and store.messages(used) == []
+    with pytest.raises(NotFound):
+        store.session(used)
+    assert store.session(empty).turns == 0
+
+
+def test_a_failed_transaction_leaves_no_trace(store):
+    with pytest.raises(RuntimeError), store.transaction():
+        store._db.execute("INSERT INTO neutral VALUES ('f', x'00')")
+        raise RuntimeError
+    assert store.neutral("f") is None
+
+
+def test_a_locked_store_is_busy_not_broken(store, home):
+    store._db.execute("PRAGMA busy_timeout = 30")
+    other = Store(home / "ruvmlx.db")
+    with other.transaction(), pytest.raises(StoreBusy) as e:
+        store.put_neutral("f", b"x")
+    assert e.value.exit_code == 5
+    store.put_neutral("f", b"x")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    """A file stands where the data folder should be (works for root too, who can write anywhere)."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="RUVMLX_HOME") as e:
+        Store(tmp_path / "file" / "home" / "ruvmlx.db")
+    assert "\n" not in str(e.value)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_damaged_store_is_said_and_not_touched(tmp_path):
+    path = tmp_path / "ruvmlx.db"
+    path.write_bytes(b"this is no database, " * 99)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="damaged"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_store_is_refused(tmp_path):
+    path = tmp_path / "ruvmlx.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match="newer ruvmlx"):
+        Store(path)
+    assert stat.S_ISREG(path.stat().st_mode)
