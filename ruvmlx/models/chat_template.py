@@ -15,6 +15,7 @@ from functools import cached_property
 
 from ..errors import UnsupportedModel, UsageError
 from .base import Message
+from .messages import one_line
 from .tokenizer_base import GUARD
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -126,10 +127,6 @@ def fold_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _fallback(specials: Sequence[str]) -> str:
     return CHATML if {"<|im_start|>", "<|im_end|>"} <= set(specials) else PLAIN
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, ModelNotFound, UnsupportedModel
+from .messages import one_line
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
@@ -143,7 +144,7 @@ class _Cursor:
         self.strings_left = MAX_STRINGS
 
     def bad(self, what: str) -> CorruptFile:
-        return CorruptFile(f"{self.name} is not a sound GGUF file: {what}. Fetch it again.")
+        return CorruptFile(f"{self.name} is not a sound GGUF file: {one_line(what, 200)}. Fetch it again.")
 
     def left(self) -> int:
         return self.size - self.at
@@ -291,7 +292,7 @@ def _tensor_type(cursor: _Cursor, name: str, kind: int) -> TensorType:
         return TENSOR_TYPES[kind]
     if kind < len(_TYPE_NAMES) and _TYPE_NAMES[kind] != "-":
         raise UnsupportedModel(
-            f"{cursor.name}: tensor {name!r} is stored as {_TYPE_NAMES[kind]}; "
+            f"{cursor.name}: tensor {one_line(name)!r} is stored as {_TYPE_NAMES[kind]}; "
             f"supported are {SUPPORTED}. Get the model in one of these types."
         )
     raise cursor.bad(f"tensor {name!r} has unknown type {kind}")

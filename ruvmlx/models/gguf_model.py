@@ -58,7 +58,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     arch = file.metadata.get("general.architecture")
     if arch != "llama":
         raise UnsupportedModel(
-            f"{file.path.name} holds a model of architecture {arch!r}; only 'llama' (Llama and Mistral) is run."
+            f"{file.path.name} holds a model of architecture {str(arch)[:40]!r}; only 'llama' (Llama and Mistral) is run."
         )
     keys = _Keys(file)
     config = _base_config(file, keys)
@@ -177,7 +177,7 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     for name in file.tensors:
         if name not in expected and name != ROPE_FREQS and not name.endswith((".attn_rot_embd", ".rot_embd")):
             raise UnsupportedModel(
-                f"{file.path.name}: tensor {name!r} belongs to no Llama or Mistral decoder."
+                f"{file.path.name}: tensor {name[:60]!r} belongs to no Llama or Mistral decoder."
             )
 
 

@@ -76,7 +76,7 @@ class GGUFVocab:
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
         for i in np.flatnonzero(types == USER_DEFINED):
-            if is_special_text(self.tokens[i], self.chat_template):
+            if is_special_text(self.tokens[i]):
                 types[i] = CONTROL
         for i, token in enumerate(self.tokens):
             if token in END_TOKENS:
@@ -103,13 +103,14 @@ class GGUFVocab:
 
     def common(self, *, adds_bos: bool, **more: Any) -> dict[str, Any]:
         """The arguments of BaseTokenizer. `adds_bos`: the default where the file has no say."""
-        ends = (self.token_id(name) for name in ("eos", "eot", "eom"))
+        ends = (self.token_id(name) for name in ("eot", "eom"))
         return {
             "vocab_size": len(self.tokens),
             "special_tokens": self.special_tokens,
             "bos_id": self.token_id("bos"),
             "adds_bos": self.flag("tokenizer.ggml.add_bos_token", adds_bos),
-            "eos_ids": [i for i in ends if i is not None],
+            "eos_id": self.token_id("eos"),
+            "more_eos_ids": [i for i in ends if i is not None],
             "chat_template": self.chat_template,
             **more,
         }

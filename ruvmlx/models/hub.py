@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelNotFound
+from .messages import one_line
 
 # Weights, configuration, tokenizer; never code, never pickles, no second copies in other formats.
 PATTERNS = ["*.json", "model*.safetensors", "weights*.safetensors", "tokenizer.model", "*.jinja"]
@@ -103,9 +104,7 @@ def _why(name: str, error: Exception) -> str:
         return f"there is no public model {name!r} on Hugging Face; check the name, or run `hf auth login`."
     if isinstance(error, errors.LocalEntryNotFoundError) or "onnect" in type(error).__name__:
         return f"model {name!r} is not in the cache and Hugging Face cannot be reached; check the network."
-    return (
-        f"model {name!r} could not be fetched: {' '.join(str(error).split())[:120] or type(error).__name__}."
-    )
+    return f"model {name!r} could not be fetched: {one_line(error)}."
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:

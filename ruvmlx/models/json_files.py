@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile
+from .messages import one_line
 
 MAX_BYTES = 200_000_000
 
@@ -25,7 +26,7 @@ def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
         raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise CorruptFile(
-            f"{path.name} is not sound JSON: {str(error)[:80]}. Fetch the model again."
+            f"{path.name} is not sound JSON: {one_line(error)}. Fetch the model again."
         ) from None
     if not isinstance(value, dict):
         raise CorruptFile(f"{path.name} does not hold a JSON object. Fetch the model again.")

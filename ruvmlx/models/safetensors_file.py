@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
+from .messages import one_line
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
@@ -94,7 +95,7 @@ def _header(where: str, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise bad(where, f"its header cannot be read ({str(error)[:60]})") from None
+        raise bad(where, f"its header cannot be read ({one_line(error)})") from None
     if not isinstance(header, dict):
         raise bad(where, "its header is not an object")
     return header, 8 + length

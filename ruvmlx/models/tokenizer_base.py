@@ -18,15 +18,13 @@ END_TOKENS = frozenset(
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
-LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
+LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 GUARD = "\ufdd0"  # a noncharacter: stands in rendered chats where typed text must not become special
 
 
-def is_special_text(text: str, chat_template: str | None) -> bool:
-    """Should an added token that its file calls plain be special? Yes when it steers chats."""
-    return bool(text) and (
-        text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text)) or text in (chat_template or "")
-    )
+def is_special_text(text: str) -> bool:
+    """Should an added token that its file calls plain be special? Yes when it is of a kind that steers chats."""
+    return text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
 class BaseTokenizer:
@@ -39,7 +37,8 @@ class BaseTokenizer:
         special_tokens: Mapping[str, int],
         bos_id: int | None = None,
         adds_bos: bool = False,
-        eos_ids: Iterable[int] = (),
+        eos_id: int | None = None,
+        more_eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
         strips_leading_space: bool = False,
     ):
@@ -48,7 +47,8 @@ class BaseTokenizer:
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
         ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
-        self.eos_ids = frozenset(ends.union(eos_ids))
+        self.eos_id = eos_id  # the one that templates know as eos_token
+        self.eos_ids = frozenset(ends.union(more_eos_ids, () if eos_id is None else (eos_id,)))
         self.chat_template = chat_template
         self.strips_leading_space = strips_leading_space
         self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids
@@ -96,16 +96,12 @@ class BaseTokenizer:
     def _chat(self):
         from .chat_template import ChatTemplate
 
-        return ChatTemplate(
-            self.chat_template, self.special_tokens, self.token_text(self.bos_id), self._eos_text()
-        )
+        names = self._special_text(self.bos_id), self._special_text(self.eos_id)
+        return ChatTemplate(self.chat_template, self.special_tokens, *names)
 
-    def token_text(self, token_id: int | None) -> str:
+    def _special_text(self, token_id: int | None) -> str:
         """A special token as it is written, or ""."""
         return next((text for text, i in self.special_tokens.items() if i == token_id), "")
-
-    def _eos_text(self) -> str:
-        return next((text for text, i in self.special_tokens.items() if i in self.eos_ids), "")
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         return [self.bos_id, *ids] if self.adds_bos and ids[:1] != [self.bos_id] else ids

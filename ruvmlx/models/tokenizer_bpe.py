@@ -5,6 +5,7 @@ from typing import Any
 from ..errors import CorruptFile
 from .byte_level import byte_chars, piece_to_bytes
 from .gguf_vocab import GGUFVocab
+from .messages import one_line
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
@@ -31,7 +32,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-    ids = {token: i for i, token in enumerate(vocab.tokens)}
+    # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
+    ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     merges = _merges(vocab)
     steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns(pre, vocab.where)]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
@@ -43,7 +45,7 @@ def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
-        raise CorruptFile(f"{vocab.where}: the vocabulary does not add up: {str(error)[:100]}.") from None
+        raise CorruptFile(f"{vocab.where}: the vocabulary does not add up: {one_line(error)}.") from None
     return tokenizer
 
 

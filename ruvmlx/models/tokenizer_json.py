@@ -13,6 +13,7 @@ from ..errors import CorruptFile, UnsupportedModel
 from .byte_level import piece_to_bytes
 from .chat_template import pick
 from .json_files import read_object
+from .messages import one_line
 from .tokenizer_base import BaseTokenizer, is_special_text
 
 SPACE = "\u2581"
@@ -64,28 +65,36 @@ class JsonTokenizer(BaseTokenizer):
     def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
         full = _read(path)
         added = full.get_added_tokens_decoder()
-        special = {
-            t.content: i for i, t in added.items() if t.special or is_special_text(t.content, template)
-        }
+        special = {t.content: i for i, t in added.items() if t.special or is_special_text(t.content)}
         bos = special.get(_token_name(config, "bos_token"), _template_bos(full, special))
-        ends = {*eos_ids, special.get(_token_name(config, "eos_token"), -1)} - {-1}
         self._full, self._steps = full, _Steps(full, path.name)
         super().__init__(
             vocab_size=1 + max([*added, full.get_vocab_size(with_added_tokens=True) - 1]),
             special_tokens=special,
             bos_id=bos,
             adds_bos=_adds_bos(full, config, bos),
-            eos_ids=ends,
+            eos_id=special.get(_token_name(config, "eos_token")),
+            more_eos_ids=eos_ids,
             chat_template=template,
             strips_leading_space=self._steps.prefixes_space,
         )
         self._plain_added = {i: t.content for i, t in added.items() if t.content not in special}
         plain = [t for t in added.values() if t.content not in special]
+        self._forbidden = frozenset(special.values()) - {special.get(getattr(full.model, "unk_token", None))}
         self._first = self._steps.tokenizer(full, plain, first=True)
         self._later = self._steps.tokenizer(full, plain, first=False)
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        return (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+        ids = (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+        return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
+
+    def _spelled_out(self, ids: list[int]) -> list[int]:
+        """A word that is a special token of the model's own vocabulary, letter by letter."""
+        out: list[int] = []
+        for i in ids:
+            letters = self._special_text(i) if i in self._forbidden else None
+            out += [j for c in letters for j in self._encode_run(c, False)] if letters else [i]
+        return out
 
     def _piece_bytes(self, token_id: int) -> bytes:
         if token_id in self._plain_added:
@@ -100,9 +109,7 @@ def _read(path: Path) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
-        raise CorruptFile(
-            f"{path.name} is not a sound tokenizer: {' '.join(str(error).split())[:100]}."
-        ) from None
+        raise CorruptFile(f"{path.name} is not a sound tokenizer: {one_line(error)}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -198,13 +205,14 @@ def _sentencepiece(
     from .tokenizer_spm import read_tokenizer_model
 
     added = _added_tokens(path, config)
-    special = {text: i for text, (i, special) in added.items() if special or is_special_text(text, template)}
+    special = {text: i for text, (i, special) in added.items() if special or is_special_text(text)}
     adds = config.get("add_bos_token", True)
     common = {
         "special_tokens": special,
         "bos_id": special.get(_token_name(config, "bos_token")),
         "adds_bos": adds if isinstance(adds, bool) else True,
-        "eos_ids": eos_ids,
+        "eos_id": special.get(_token_name(config, "eos_token")),
+        "more_eos_ids": eos_ids,
         "chat_template": template,
     }
     return read_tokenizer_model(path / "tokenizer.model", common, {t: i for t, (i, _) in added.items()})

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import CorruptFile
 from .gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, GGUFVocab
+from .messages import one_line
 from .tokenizer_base import BaseTokenizer
 
 SPACE = "\u2581"  # sentencepiece's visible space
@@ -58,12 +59,8 @@ def load_processor(proto: bytes, where: str) -> Any:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
     except (RuntimeError, OSError, ValueError, TypeError) as error:
-        raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {_one_line(error)}.") from None
+        raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
     return processor
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
 
 
 def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
@@ -129,8 +126,8 @@ def read_tokenizer_model(path: Path, common: dict[str, Any], added: dict[str, in
     common["special_tokens"] = special | common.get("special_tokens", {})
     if common.get("bos_id") is None and processor.bos_id() >= 0:
         common["bos_id"] = processor.bos_id()
-    if processor.eos_id() >= 0:
-        common["eos_ids"] = {*common.get("eos_ids", ()), processor.eos_id()}
+    if common.get("eos_id") is None and processor.eos_id() >= 0:
+        common["eos_id"] = processor.eos_id()
     size = max([processor.vocab_size(), *(i + 1 for i in added.values())])
     prefix = processor.encode_as_pieces("a")[0].startswith(SPACE)
     return SentencePieceTokenizer(processor, added, vocab_size=size, strips_leading_space=prefix, **common)
