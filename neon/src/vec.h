@@ -157,6 +157,10 @@ static inline void project(float *restrict u, const float *restrict x, const flo
 /* m[i][k] += x[i] * c[k]      m: [n, r] */
 static inline void add_outer(float *restrict m, const float *restrict x, const float *restrict c, size_t n,
                              size_t r) {
+    if (r == 1) {
+        add_rows(m, x, n, c, 1, n);
+        return;
+    }
     if (r == 2) {
         SIMD()
         for (size_t i = 0; i < n; i++) {
