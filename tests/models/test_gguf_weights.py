@@ -1,0 +1,218 @@
+"""GGUF tensors against slow decoders, against MLX's own loader and against the weights they were made from."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from ruvmlx.errors import CorruptFile, UnsupportedModel
+from ruvmlx.models.base import Llama3Rope
+from ruvmlx.models.gguf import TENSOR_TYPES, GGUFTensor
+from ruvmlx.models.gguf_blocks import check_finite, unpack
+from ruvmlx.models.gguf_model import gguf_name
+from ruvmlx.models.layout import matrices
+from ruvmlx.models.load import load_gguf
+from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
+
+from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
+from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights
+
+QUANTS = ["Q4_0", "Q4_1", "Q8_0"]
+
+
+def tensor(kind: str, shape: tuple) -> GGUFTensor:
+    return GGUFTensor("w", shape, next(t for t in TENSOR_TYPES.values() if t.name == kind), 0)
+
+
+def dequantized(parts: dict, cols: int) -> np.ndarray:
+    """w = scale * q + bias in float32, one shift per weight: the twin of mx.dequantize."""
+    bits = 32 * parts["weight"].shape[-1] // cols
+    shifts = bits * np.arange(32 // bits, dtype=np.uint32)
+    q = (parts["weight"][..., None] >> shifts & (2**bits - 1)).reshape(*parts["weight"].shape[:-1], cols)
+    wide = [np.repeat(parts[k].astype(np.float32), 32, -1) for k in ("scales", "biases")]
+    return q * wide[0] + wide[1]
+
+
+@pytest.mark.parametrize("kind", QUANTS)
+@pytest.mark.parametrize("shape", [(1, 32), (3, 64), (5, 160)])
+def test_blocks_equal_the_plain_decoder(kind, shape):
+    """Random bytes with sane scales, odd row counts: every weight equal to the one-at-a-time decoder's."""
+    rng = np.random.default_rng(shape[1])
+    raw = encode_blocks(rng.standard_normal(shape) * 3, kind)
+    got = dequantized(unpack(np.frombuffer(raw, np.uint8), tensor(kind, shape)), shape[1])
+    np.testing.assert_array_equal(got, decode_blocks(raw, kind, shape))
+    assert np.abs(got).max() > 1
+
+
+@pytest.mark.parametrize("kind", QUANTS)
+def test_mlx_reads_the_same_numbers(kind, tmp_path):
+    """mx.load and mx.dequantize of the same file give our packed words, scales, biases and values, bit for bit."""
+    mx = pytest.importorskip("mlx.core")
+    path = make_gguf_model(tmp_path / "m.gguf", quant=kind, n_layers=1)
+    model, theirs = load_gguf(path), mx.load(str(path))
+    ours = model.load_weights()
+    for module, (_, cols) in matrices(model.config):
+        if module.endswith(("q_proj", "k_proj")):
+            continue  # rows are moved on purpose; compared below
+        parts = {k: ours[f"{module}.{k}"] for k in ("weight", "scales", "biases")}
+        name = gguf_name(f"{module}.weight").removesuffix(".weight")
+        for k, array in parts.items():
+            np.testing.assert_array_equal(np.array(theirs[f"{name}.{k}"]), array)
+        mlx_values = mx.dequantize(
+            *map(mx.array, parts.values()), group_size=32, bits=4 if "4" in kind else 8
+        )
+        close = np.array(mlx_values.astype(mx.float32))
+        np.testing.assert_allclose(dequantized(parts, cols), close, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "atol"), [("F32", 0), ("F16", 2e-3), ("BF16", 2e-2), ("Q8_0", 2e-2), ("Q4_1", 0.3)]
+)
+def test_rows_return_to_half_split_order(kind, atol, tmp_path):
+    """Interleaved q and k rows, weights and biases, come back where the float32 original has them."""
+    shape = {"attention_bias": True, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32}
+    model = load_gguf(make_gguf_model(tmp_path / "m.gguf", quant=kind, **shape))
+    got = model.load_weights()
+    for name, want in random_weights(model.config).items():
+        module = name.removesuffix(".weight")
+        if f"{module}.scales" in got:
+            parts = {k: got[f"{module}.{k}"] for k in ("weight", "scales", "biases")}
+            values = dequantized(parts, want.shape[1])
+        else:
+            values = got[name].astype(np.float32)
+        np.testing.assert_allclose(values, want, atol=atol, err_msg=name)
+
+
+def test_plain_tensors_are_views_of_the_file(tmp_path):
+    """Nothing is copied that need not be: a norm and an embedding in F32 do not own their memory."""
+    weights = load_gguf(make_gguf_model(tmp_path / "m.gguf", quant="F32")).load_weights()
+    for name in ("model.norm.weight", "model.embed_tokens.weight"):
+        assert weights[name].base is not None and not weights[name].flags.writeable
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("Q4_0", 20000.0), ("Q8_0", 1000.0)])
+def test_wide_scales_become_float32(kind, scale):
+    """-8 d or -128 d beyond float16's 65504 stays exact instead of turning into infinity."""
+    raw = struct.pack("<e", scale) + bytes(range(16 if kind == "Q4_0" else 32))
+    parts = unpack(np.frombuffer(raw, np.uint8), tensor(kind, (1, 32)))
+    assert parts["biases"].dtype == np.float32
+    np.testing.assert_array_equal(dequantized(parts, 32), decode_blocks(raw, kind, (1, 32)))
+
+
+@pytest.mark.parametrize("kind", QUANTS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_in_scales_is_refused(kind, bad):
+    """One bad scale among many, also where it is the second half (Q4_1's minimum)."""
+    raw = bytearray(encode_blocks(np.ones((4, 64)), kind))
+    size = tensor(kind, (32,)).type.nbytes
+    struct.pack_into("<e", raw, 5 * size + (2 if kind == "Q4_1" else 0), bad)
+    with pytest.raises(CorruptFile, match="NaN or infinity"):
+        unpack(np.frombuffer(bytes(raw), np.uint8), tensor(kind, (4, 64)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_check_finite_sees_the_last_element(dtype):
+    """Pieces are joined without a gap, and the largest finite number passes."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    array = np.full(300_001, float(ml_dtypes.finfo(kind).max), kind)
+    check_finite(array, "w")
+    for at in (0, 262_143, 262_144, 300_000):
+        spoiled = array.copy()
+        spoiled[at] = np.nan
+        with pytest.raises(CorruptFile):
+            check_finite(spoiled, "w")
+
+
+# Configuration ------------------------------------------------------------------------------------
+
+
+def write(tmp_path, tensors=None, **keys):
+    made = Shape(n_layers=1, hidden_size=32, intermediate_size=96)
+    metadata = gguf_metadata(made) | keys
+    metadata = {k: v for k, v in metadata.items() if v is not None}
+    return write_gguf(tmp_path / "m.gguf", metadata, tensors or gguf_tensors(made, "F16"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 64}, {"tie": True}, {"llama3": True}, {"mlp_bias": True}]
+)
+def test_config_round_trip(options, tmp_path):
+    """Keys and tensors say the same shape that the file was made from."""
+    path = make_gguf_model(tmp_path / "m.gguf", quant="Q8_0", **options)
+    assert load_gguf(path).config == Shape(**options).config()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "error"),
+    [
+        ({"general.architecture": "qwen3"}, "architecture 'qwen3'", UnsupportedModel),
+        ({"llama.block_count": u32(2)}, "'blk.1.attn_q.weight' .* is missing", CorruptFile),
+        ({"llama.block_count": u32(1 << 31)}, "n_layers", CorruptFile),
+        ({"llama.block_count": None}, "llama.block_count is 'None'", CorruptFile),
+        ({"llama.embedding_length": u32(64)}, r"'token_embd.weight' has shape \[320, 32\]", CorruptFile),
+        ({"llama.attention.head_count": u32(0)}, "head_count is 0", CorruptFile),
+        ({"llama.attention.head_count_kv": u32(3)}, "4 heads cannot share 3", CorruptFile),
+        ({"llama.attention.head_count_kv": u32(1)}, r"attn_k.weight' has shape \[64, 32\]", CorruptFile),
+        ({"llama.attention.layer_norm_rms_epsilon": f32(float("nan"))}, "a number was expected", CorruptFile),
+        ({"llama.rope.freq_base": f32(-1.0)}, "rope_theta is -1.0", CorruptFile),
+        ({"llama.rope.dimension_count": u32(16)}, "dimension_count is 16", UnsupportedModel),
+        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'", UnsupportedModel),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert'", UnsupportedModel),
+        ({"tokenizer.ggml.pre": "poro-chat"}, "pre-tokenizer 'poro-chat'", UnsupportedModel),
+        ({"tokenizer.ggml.tokens": ["x"] * 321}, "tokenizer.ggml.token_type", CorruptFile),
+        ({"tokenizer.ggml.tokens": []}, "is empty", CorruptFile),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "not a pair", CorruptFile),
+        ({"tokenizer.ggml.merges": ["q zz"]}, "does not add up", CorruptFile),
+        ({"tokenizer.ggml.eos_token_id": u32(9999)}, "eos_token_id is not one of", CorruptFile),
+    ],
+)
+def test_wrong_keys_one_line(keys, words, error, tmp_path):
+    """Each wrong key has its own words; nothing else escapes."""
+    load_gguf(write(tmp_path))
+    (tmp_path / "m.gguf").unlink()
+    with pytest.raises(error, match=words) as caught:
+        load_gguf(write(tmp_path, **keys))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_tokens_than_rows(tmp_path):
+    """A token without an embedding row would index out of bounds."""
+    tokens = [f"t{i}" for i in range(321)]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": None}
+    with pytest.raises(CorruptFile, match="321 tokens, the embedding only 320"):
+        load_gguf(write(tmp_path, **keys))
+
+
+def test_foreign_tensors_are_not_ignored(tmp_path):
+    """A tensor that the decoder would leave out changes the model: refused by name."""
+    extra = {"blk.0.attn_q_norm.weight": ("F32", (32,), np.ones(32, "<f4").tobytes())}
+    made = Shape(n_layers=1, hidden_size=32, intermediate_size=96)
+    with pytest.raises(UnsupportedModel, match="attn_q_norm"):
+        load_gguf(write(tmp_path, gguf_tensors(made, "F16") | extra))
+
+
+# Llama-3 rope -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scaling", "theta", "head_dim"),
+    [
+        (Llama3Rope(8.0, 1.0, 4.0, 8192), 500000.0, 128),
+        (Llama3Rope(32.0, 1.0, 4.0, 8192), 500000.0, 64),
+        (Llama3Rope(16.0, 1.0, 8.0, 4096), 100000.0, 128),
+        (LLAMA3, 10000.0, 32),
+    ],
+)
+def test_scaling_is_recovered_from_its_divisors(scaling, theta, head_dim):
+    """float32 divisors, as files store them, give back the parameters."""
+    stored = llama3_divisors(scaling, head_dim, theta).astype(np.float32)
+    assert 1 < len(set(stored.tolist()))
+    assert llama3_from_divisors(stored, theta) == scaling
+
+
+def test_other_divisors_are_not_guessed():
+    """Noise, negative or constant divisors are no Llama-3 scaling."""
+    rng = np.random.default_rng(0)
+    for stored in (1 + rng.random(64), -np.ones(64), np.full(64, np.nan), np.linspace(1, 8, 64)):
+        assert llama3_from_divisors(stored, 10000.0) is None
