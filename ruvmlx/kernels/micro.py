@@ -217,7 +217,7 @@ def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> ND
     """log p(y_t) = logits[t, y_t] - logsumexp(logits[t]). logits: [T, V]; y: int32 [T]."""
     tokens, vocab = logits.shape
     _shape("y", y, (tokens,))
-    if tokens and not (0 <= y.min() and y.max() < vocab):
+    if tokens and (y.min() < 0 or y.max() >= vocab):
         raise ValueError(f"token ids span {y.min()}..{y.max()}, outside the vocabulary of {vocab}")
     out = np.empty(tokens)
     _done("logprobs", functions(impl).logprobs(_in(logits), _in(y, _I32), tokens, vocab, out.ctypes.data))
