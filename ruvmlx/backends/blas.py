@@ -47,7 +47,7 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the BLAS, once. Call before the first import of mlx.core: afterwards it is too late, and says so."""
+    """Load the BLAS, once. After the first import of mlx.core it is too late, and the result says so."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":

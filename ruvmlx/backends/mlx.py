@@ -1,6 +1,7 @@
 """The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
 
-An MLXBackend, its caches and every call belong to the thread that made it: MLX's streams are bound to threads.
+MLX's default streams belong to threads, so every call runs on the calling thread's own: a backend and its
+caches may move from one thread to another, but only one call may run at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from ..models.base import Model, Weights
 from . import cpu, cpu_layers, graph
 from .base import HeadAdapter, Step
 from .kvcache import MLXCache
-from .mx import BLAS, mx
+from .mx import BLAS, mx, nn
 
 CHUNK = 512  # prompt tokens per prefill step
 
@@ -37,6 +38,7 @@ class MLXBackend:
             self._graph = graph.build(model.config, weights, *plan)
             if kind == "cpu":
                 cpu_layers.install(self._graph, model.config)
+        self._forward = cpu_layers.forward if kind == "cpu" else _forward
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
     def new_cache(self) -> MLXCache:
@@ -95,7 +97,7 @@ class MLXBackend:
         start = cache.offset
         try:
             with mx.stream(self._device):
-                hidden = self._graph.model(mx.array([list(tokens)], mx.uint32), cache.layers)[0]
+                hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), cache.layers)[0]
                 outputs = read(hidden)
                 mx.eval(*outputs, *cache.arrays())
         except BaseException:
@@ -125,9 +127,13 @@ class MLXBackend:
             raise UsageError("nothing to run: the prompt has no tokens")
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= self.config.vocab_size:
-            raise UsageError(
-                f"token {low if low < 0 else high} is not in the vocabulary of {self.config.vocab_size} tokens"
-            )
+            bad, size = low if low < 0 else high, self.config.vocab_size
+            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
+
+
+def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
+    """tokens [1, L] -> hidden [1, L, D] after the final norm, by mlx-lm's own graph."""
+    return model.model(tokens, caches)
 
 
 def default_device() -> str:
@@ -157,8 +163,8 @@ def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -
 def _finite(logits: np.ndarray) -> np.ndarray:
     if not np.isfinite(logits).all():
         raise RuvmlxError(
-            "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in this "
-            "precision: try another model file, or another backend with --backend"
+            "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
+            "this precision: try another model file, or another backend with --backend"
         )
     return logits
 

@@ -9,7 +9,7 @@ from .blas import preload
 
 BLAS = preload()
 
-import mlx.core as mx  # after the BLAS: libmlx binds its symbols once
-from mlx import nn
+import mlx.core as mx  # noqa: E402  after the BLAS: libmlx binds its symbols once
+from mlx import nn  # noqa: E402
 
 __all__ = ["BLAS", "mx", "nn"]

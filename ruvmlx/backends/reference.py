@@ -174,8 +174,8 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     """Radians per position of each pair, [head_dim / 2].
 
     f_i = theta^(-2i/d). Llama-3 divides a frequency by `factor` when its wavelength exceeds original /
-    low_freq_factor, keeps it below original / high_freq_factor, and blends linearly (in original / wavelength)
-    between. Linear scaling divides all of them. (Llama 3 model card, 2024)
+    low_freq_factor, keeps it below original / high_freq_factor, and blends between, linearly in original /
+    wavelength. Linear scaling divides all of them. (Llama 3 model card, 2024)
     """
     f = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
     scaling = config.rope_scaling
@@ -201,7 +201,7 @@ def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
 
 
 def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
-    """w = scale * q + bias. packed uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
+    """w = scale * q + bias: uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
 
     Value i of a row is bits i * bits ... i * bits + bits - 1 of the row's bit string, low bit first.
     """
