@@ -5,7 +5,7 @@ from functools import cache
 
 @cache
 def byte_chars() -> str:
-    """The character of each byte value, 256 in all: printable Latin-1 as itself, the others from U+0100 up."""
+    """The character of each byte value: printable Latin-1 as itself, the others from U+0100 up."""
     kept = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(b) if b in kept else chr(next(others)) for b in range(256))

@@ -20,7 +20,9 @@ from .tokenizer_base import GUARD
 
 ROLES = ("system", "user", "assistant", "tool")
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PLAIN = (
@@ -39,7 +41,7 @@ class ChatTemplate:
         self._guard = Guard(specials)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Conversation -> text with U+FDD0 marks; system text goes into the first user turn if it has no place."""
+        """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn."""
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")

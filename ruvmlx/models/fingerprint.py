@@ -12,7 +12,7 @@ SAMPLES, SAMPLE_BYTES = 64, 256
 
 
 def fingerprint(config: ModelConfig, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
-    """32 hex digits from the configuration, every tensor's stored type and shape, and samples of some tensors.
+    """32 hex digits from the configuration, every tensor's type and shape, and samples of some tensors.
 
     `samples` are raw bytes, uint8 [n]: the embedding or head and whatever else tells two trainings apart.
     Reading 64 places of each costs a millisecond; hashing all of a file would cost seconds.

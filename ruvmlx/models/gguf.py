@@ -231,7 +231,8 @@ def _read_strings(cursor: _Cursor, key: str, count: int) -> list[str]:
     """One tight loop: a vocabulary with its merges has hundreds of thousands of strings."""
     _check_count(cursor, f"strings of {key}", count, cursor.strings_left, 8)
     cursor.strings_left -= count
-    data, at, size, out = cursor.data, cursor.at, cursor.size, []
+    data, at, size = cursor.data, cursor.at, cursor.size
+    out: list[str] = []
     append, length_at = out.append, struct.Struct("<Q").unpack_from
     try:
         for _ in range(count):

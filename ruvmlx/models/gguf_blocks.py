@@ -88,13 +88,13 @@ def _q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def check_finite(array: np.ndarray, name: str) -> None:
     """Refuse NaN and infinity. Works on the bits, in pieces: no large temporary, any float type."""
-    bits = array.reshape(-1).view(np.uint16 if array.itemsize == 2 else np.uint32)
     kind = array.dtype.name
+    bits: np.ndarray = array.reshape(-1).view(np.uint16 if array.itemsize == 2 else np.uint32)
     magnitude, first_bad = {
         "float32": (0x7FFFFFFF, 0x7F800000),
         "float16": (0x7FFF, 0x7C00),
         "bfloat16": (0x7FFF, 0x7F80),
     }[kind]
     for start in range(0, bits.size, 1 << 18):
-        if (bits[start : start + (1 << 18)] & magnitude).max() >= first_bad:
+        if np.bitwise_and(bits[start : start + (1 << 18)], magnitude).max() >= first_bad:
             raise CorruptFile(f"tensor {name!r} holds NaN or infinity. Fetch the model again.")

@@ -58,7 +58,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     arch = file.metadata.get("general.architecture")
     if arch != "llama":
         raise UnsupportedModel(
-            f"{file.path.name} holds a model of architecture {str(arch)[:40]!r}; only 'llama' (Llama and Mistral) is run."
+            f"{file.path.name} holds a model of architecture {str(arch)[:40]!r}; "
+            "only 'llama' (Llama and Mistral) is run."
         )
     keys = _Keys(file)
     config = _base_config(file, keys)
@@ -224,7 +225,7 @@ def _rope_heads(config: ModelConfig, module: str) -> int:
 
 
 def half_split_rows(array: np.ndarray, n_heads: int) -> np.ndarray:
-    """Rows of each head from interleaved (0, h, 1, h + 1, ...; h = head_dim / 2) to half-split order: [out, ...]."""
+    """Rows [out, ...] of each head: interleaved (0, h, 1, h + 1, ...; h = head_dim / 2) -> half-split."""
     rest = array.shape[1:]
     pairs = array.reshape(n_heads, -1, 2, *rest)  # [heads, head_dim / 2, 2, ...]
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1, *rest)

@@ -129,5 +129,6 @@ def gguf_tokenizer(file: GGUFFile) -> BaseTokenizer:
 
         return gguf_sentencepiece(vocab)
     raise UnsupportedModel(
-        f"{vocab.where}: tokenizer {kind[:40]!r}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are known."
+        f"{vocab.where}: tokenizer {kind[:40]!r}; "
+        "'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are known."
     )

@@ -38,7 +38,7 @@ class _Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.data.get(key)
+        value: Any = self.data.get(key)
         value = default if value is None else value
         if type(value) not in (int, float) or abs(value) > 1e300 or not isfinite(value):
             raise self._bad(key, value, "a number")
@@ -103,7 +103,8 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
     method = data.get("quantization_config")
     if isinstance(method, dict) and "quant_method" in method:
         raise UnsupportedModel(
-            f"{where}: weights quantised by {str(method['quant_method'])[:20]!r}; MLX affine and plain ones are run."
+            f"{where}: weights quantised by {str(method['quant_method'])[:20]!r}; "
+            "MLX affine and plain ones are run."
         )
 
 

@@ -99,7 +99,7 @@ def _why(name: str, error: Exception) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return f"model {name!r} asks for a licence: accept it on huggingface.co/{name}, then run `hf auth login`."
+        return f"model {name!r} is gated: accept its licence on huggingface.co/{name}, then `hf auth login`."
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
         return f"there is no public model {name!r} on Hugging Face; check the name, or run `hf auth login`."
     if isinstance(error, errors.LocalEntryNotFoundError) or "onnect" in type(error).__name__:

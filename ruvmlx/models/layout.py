@@ -88,5 +88,6 @@ def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where:
             raise CorruptFile(f"{where}: tensor {name!r} {list(shape)} is missing. Fetch the model again.")
         if tuple(got[name]) != tuple(shape):
             raise CorruptFile(
-                f"{where}: tensor {name!r} has shape {list(got[name])}; its configuration asks for {list(shape)}."
+                f"{where}: tensor {name!r} has shape {list(got[name])}; "
+                f"its configuration asks for {list(shape)}."
             )

@@ -40,7 +40,7 @@ ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
 
 
 def patterns(pre: str, where: str) -> list[str]:
-    """The patterns of a pre-tokenizer. An unknown one is refused: guessing would change token ids silently."""
+    """The patterns of a pre-tokenizer. An unknown one is refused: a guess would change ids silently."""
     if pre not in PATTERNS:
         raise UnsupportedModel(
             f"{where}: pre-tokenizer {pre[:40]!r} is not known; known are {', '.join(sorted(PATTERNS))}. "

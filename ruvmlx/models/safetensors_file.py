@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -111,8 +111,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(where: str, name: str, entry: Any, data: mmap.mmap, start: int) -> Tensor:
     if not isinstance(entry, dict):
         raise bad(where, f"the entry of {name[:60]!r} is not an object")
-    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    _check_dtype(where, name, dtype)
+    shape, span = entry.get("shape"), entry.get("data_offsets")
+    dtype = _check_dtype(where, name, entry.get("dtype"))
     if not _whole(shape) or len(shape) > 8:
         raise bad(where, f"tensor {name[:60]!r} has shape {str(shape)[:60]}")
     if not _whole(span) or len(span) != 2:
@@ -127,17 +127,18 @@ def _tensor(where: str, name: str, entry: Any, data: mmap.mmap, start: int) -> T
     return Tensor(name, dtype, tuple(shape), start + begin, data, where)
 
 
-def _check_dtype(where: str, name: str, dtype: Any) -> None:
+def _check_dtype(where: str, name: str, dtype: Any) -> str:
     if isinstance(dtype, str) and dtype in ITEM_BYTES:
-        return
+        return dtype
     if isinstance(dtype, str) and dtype in OTHER_DTYPES:
         raise UnsupportedModel(
-            f"{where}: tensor {name[:60]!r} is stored as {dtype}; supported are F32, F16, BF16 and MLX 4-bit or 8-bit."
+            f"{where}: tensor {name[:60]!r} is stored as {dtype}; "
+            "supported are F32, F16, BF16 and MLX 4-bit or 8-bit."
         )
     raise bad(where, f"tensor {name[:60]!r} has dtype {str(dtype)[:30]!r}")
 
 
-def _whole(values: Any) -> bool:
+def _whole(values: Any) -> TypeGuard[list[int]]:
     """A list of counts that a 63-bit number holds. True and False are no counts."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 

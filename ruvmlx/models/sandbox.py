@@ -8,7 +8,7 @@ up, calls, computes or writes.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -70,7 +70,7 @@ class _BoundConcat(NodeTransformer):
 class _Generation(Extension):
     """{% generation %}...{% endgeneration %} marks assistant text for training; here it is just its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)

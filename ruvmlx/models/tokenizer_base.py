@@ -23,7 +23,7 @@ GUARD = "\ufdd0"  # a noncharacter: stands in rendered chats where typed text mu
 
 
 def is_special_text(text: str) -> bool:
-    """Should an added token that its file calls plain be special? Yes when it is of a kind that steers chats."""
+    """Is an added token that its file calls plain of a kind that steers chats?"""
     return text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
@@ -43,7 +43,7 @@ class BaseTokenizer:
         strips_leading_space: bool = False,
     ):
         self.vocab_size = vocab_size
-        self.special_tokens = {text: i for text, i in special_tokens.items() if text}
+        self.special_tokens: Mapping[str, int] = {text: i for text, i in special_tokens.items() if text}
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
         ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
@@ -104,7 +104,9 @@ class BaseTokenizer:
         return next((text for text, i in self.special_tokens.items() if i == token_id), "")
 
     def _with_bos(self, ids: list[int]) -> list[int]:
-        return [self.bos_id, *ids] if self.adds_bos and ids[:1] != [self.bos_id] else ids
+        if not self.adds_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
 
     @cached_property
     def _special_pattern(self) -> re.Pattern | None:

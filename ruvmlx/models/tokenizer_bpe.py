@@ -35,7 +35,7 @@ def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
     # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
     ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     merges = _merges(vocab)
-    steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns(pre, vocab.where)]
+    steps: list[Any] = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns(pre, vocab.where)]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     if missing := [c for c in byte_chars() if c not in ids]:
         # A byte without a token is dropped, and nothing is merged across the gap.
@@ -50,7 +50,7 @@ def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
 
 
 def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    pairs = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
     bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
     if bad is not None:
         raise CorruptFile(f"{vocab.where}: merge {bad} of tokenizer.ggml.merges is not a pair.")

@@ -58,6 +58,7 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        processor.id_to_piece(list(range(processor.vocab_size())))  # every piece is UTF-8
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
     return processor
@@ -67,7 +68,7 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
     """A serialized sentencepiece ModelProto."""
     types = vocab.types.tolist()
     _check_types(vocab, types)
-    pieces = zip(vocab.tokens, vocab.scores.tolist(), types)
+    pieces = zip(vocab.tokens, vocab.scores.tolist(), types, strict=True)
     trainer = _varint_field(3, 2) + _varint_field(35, BYTE in types)
     normalizer = (
         _bytes_field(1, b"identity")
@@ -80,12 +81,12 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
 
 
 def _check_types(vocab: GGUFVocab, types: list[int]) -> None:
-    """What sentencepiece demands, said in our words: known types, one unknown piece, byte pieces well written."""
+    """What sentencepiece demands: known types, one unknown piece, byte pieces well written."""
     if types.count(UNKNOWN) != 1:
         raise CorruptFile(
             f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected."
         )
-    for token, kind in zip(vocab.tokens, types):
+    for token, kind in zip(vocab.tokens, types, strict=True):
         if kind not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE):
             raise CorruptFile(f"{vocab.where}: token {token[:40]!r} has unknown type {kind}.")
         if kind == BYTE and token not in _BYTE_PIECES:

@@ -26,7 +26,9 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("a", "n"), ("an", "d"), ("Ġ", "Ġ"), ("o", "n")]
 TOKENS = SPECIALS + list(byte_chars()) + ["".join(pair) for pair in MERGES]
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 LLAMA3 = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64)
@@ -34,7 +36,7 @@ LLAMA3 = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origi
 
 @dataclass(frozen=True)
 class Shape:
-    """A tiny decoder with grouped heads; every size differs from the others, so no axis can be swapped unseen."""
+    """A tiny decoder with grouped heads and unequal sizes, so that no axis can be swapped unseen."""
 
     seed: int = 0
     hidden_size: int = 64
@@ -176,7 +178,7 @@ def _dtype(name: str) -> Any:
 
 
 def quantize_affine(w: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """MLX's affine layout from float32 [out, in]: uint32 [out, in * bits / 32], two float32 [out, in / group]."""
+    """float32 [out, in] -> MLX affine: uint32 [out, in * bits / 32], two float32 [out, in / group]."""
     rows = len(w)
     groups = w.reshape(rows, -1, group_size)
     low, high = groups.min(2), groups.max(2)
@@ -253,7 +255,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def make_gguf_model(path: Path, *, quant: str = "Q4_0", **shape: Any) -> Path:
-    """A GGUF file. quant: Q4_0, Q4_1, Q8_0, F16, BF16 or F32; norms and biases are F32 as llama.cpp writes them."""
+    """A GGUF file. quant: Q4_0, Q4_1, Q8_0, F16, BF16 or F32; norms and biases are F32, as usual."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Shape(**shape)
     return write_gguf(path, gguf_metadata(made), gguf_tensors(made, quant))

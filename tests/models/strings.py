@@ -1,4 +1,4 @@
-"""Fifty strings that tokenizers trip over: code, digits, emoji, CJK, whitespace, look-alikes of special tokens."""
+"""Fifty strings that tokenizers trip over: code, digits, emoji, CJK, whitespace, would-be special tokens."""
 
 STRINGS = [
     "Hello, world!",

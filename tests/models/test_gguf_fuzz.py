@@ -109,7 +109,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_every_header_number_takes_extremes(tmp_path):
-    """All 8-byte words of the first 2,000 bytes, at every 4th byte, set to the largest and to a negative value."""
+    """Eight bytes at every 4th of the first 2,000 set to the largest and to a negative number."""
     data = gguf_bytes(gguf_metadata(TINY), gguf_tensors(TINY, "F16"))
     path = tmp_path / "word.gguf"
     refused = 0

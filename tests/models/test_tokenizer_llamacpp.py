@@ -47,8 +47,9 @@ def test_starter_ids(starter, text, special):
 def random_text(rng: random.Random) -> str:
     """Stretches of letters, digits, marks, spaces and special tokens from everywhere in Unicode."""
     pools = [
-        "abcdeABCDE", "0123456789", " \t\n\r\u00a0\u3000", "'sStTlLdD", ".,;:!?-/\\<|>[]{}()", "àéîõüß", "你好世界",
-        "😀👍🏽\u200d", "\u0300\u0301\u0489", "٠१²Ⅷ", "_#@$%^&*+=~`\"", "".join(chr(rng.randrange(0x20, 0x2FFF)) for _ in range(8)),
+        "abcdeABCDE", "0123456789", " \t\n\r\u00a0\u3000", "'sStTlLdD", ".,;:!?-/\\<|>[]{}()", "àéîõüß",
+        "你好世界", "😀👍🏽\u200d", "\u0300\u0301\u0489", "٠१²Ⅷ", "_#@$%^&*+=~`\"",
+        "".join(chr(rng.randrange(0x20, 0x2FFF)) for _ in range(8)),
     ]  # fmt: skip
     parts = [
         "".join(rng.choices(rng.choice(pools), k=rng.randrange(1, 6))) for _ in range(rng.randrange(1, 25))

@@ -1,4 +1,4 @@
-"""Mistral's own vocabularies (from PyPI's mistral-common), rebuilt from pieces and scores as a GGUF would hold them."""
+"""Mistral's own vocabularies (PyPI's mistral-common), rebuilt from pieces and scores as in a GGUF."""
 
 from importlib.util import find_spec
 from pathlib import Path

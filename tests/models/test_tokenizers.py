@@ -29,7 +29,8 @@ def spm_file(tmp_path):
 
     (tmp_path / "text.txt").write_text("\n".join(s for s in STRINGS if s.isprintable()) * 20)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=700, model_type="bpe",
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=700,
+        model_type="bpe",
         byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
         user_defined_symbols=["<tag>"], control_symbols=["[INST]"],
     )  # fmt: skip
@@ -53,7 +54,7 @@ KINDS = ["gguf byte-level", "gguf sentencepiece", "tokenizer.json", "tokenizer.m
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trip_and_bytes(kind, tmp_path):
-    """decode(encode(x)) is x; the tokens' bytes, joined, are x's bytes after the space that the vocabulary adds."""
+    """decode(encode(x)) is x; the tokens' bytes, joined, are x's after the space the vocabulary adds."""
     tokenizer = make(kind, tmp_path)
     assert tokenizer.strips_leading_space is (kind in ("gguf sentencepiece", "tokenizer.model"))
     for text in STRINGS:
@@ -262,12 +263,13 @@ def test_broken_sentencepiece_keys(keys, words, tmp_path):
 
 
 def test_folder_without_a_known_tokenizer(tmp_path):
-    """No file, a broken tokenizer.model, a kind of tokenizer.json that is neither byte-level nor SentencePiece-like."""
-    with pytest.raises(UnsupportedModel, match="neither tokenizer.json nor tokenizer.model"):
+    """No file, a broken tokenizer.model, a tokenizer.json of another kind."""
+    with pytest.raises(UnsupportedModel, match=r"neither tokenizer\.json nor tokenizer\.model"):
         folder_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x03junk")
-    with pytest.raises(CorruptFile, match="tokenizer.model"):
-        folder_tokenizer(tmp_path)
+    for junk in (b"\x0a\x03junk", spm_file(tmp_path).read_bytes().replace(b"<tag>", b"\xff\xfetag")):
+        (tmp_path / "tokenizer.model").write_bytes(junk)
+        with pytest.raises(CorruptFile, match=r"tokenizer\.model"):
+            folder_tokenizer(tmp_path)
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     (tmp_path / "tokenizer.json").write_text(
         json.dumps({"version": "1.0", "added_tokens": [], "model": model})
