@@ -7,6 +7,7 @@ from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona import neutral
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
@@ -42,12 +43,22 @@ def engine(tiny, tiny_backend):
     return LLMInferenceEngine(tiny, tiny_backend)
 
 
+@pytest.fixture(scope="session")
+def tiny_neutral(tiny, tiny_backend) -> bytes:
+    """The neutral text as the tiny model reads it: 3,000 byte tokens, so it is read once."""
+    config = tiny.config
+    return neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context).to_bytes()
+
+
 @pytest.fixture
-def open_tiny(tiny, tiny_backend, home):
+def open_tiny(tiny, tiny_backend, tiny_neutral, home):
     """Opens a runtime on the tiny model; call it again for a restart."""
 
     def open_it(adapter="default") -> Runtime:
-        return Runtime(Store(home / "ruvmlx.db"), tiny, tiny_backend, adapter)
+        store = Store(home / "ruvmlx.db")
+        if store.neutral(tiny.fingerprint) is None:
+            store.put_neutral(tiny.fingerprint, tiny_neutral)
+        return Runtime(store, tiny, tiny_backend, adapter)
 
     return open_it
 

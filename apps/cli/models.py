@@ -1,10 +1,13 @@
-"""`pull`, `ls` and `show`: models."""
+"""`pull`, `ls`, `show` and `rm`: models."""
 
 from typing import Any
 
 import click
 
-from .output import json_option, print_json, show_facts, show as show_line
+from ruvmlx.errors import UsageError
+
+from .output import json_option, print_json, show_facts
+from .output import show as show_line
 
 
 def _facts(model: Any) -> dict[str, Any]:
@@ -61,4 +64,21 @@ def show_model(name: str, as_json: bool) -> None:
         show_facts(facts)
 
 
-VERBS = [pull, list_models, show_model]
+@click.command("rm")
+@click.argument("name")
+def remove_model(name: str) -> None:
+    """Delete a fetched model (owner/name) from the Hugging Face cache."""
+    from huggingface_hub import scan_cache_dir
+
+    from ruvmlx.models.hub import cached_folder
+
+    if "/" not in name or cached_folder(name) is None:
+        raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
+    cache = scan_cache_dir()
+    revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
+    plan = cache.delete_revisions(*revisions)
+    plan.execute()
+    show_line(f"deleted {name}: {plan.expected_freed_size / 1e6:.0f} MB")
+
+
+VERBS = [pull, list_models, show_model, remove_model]

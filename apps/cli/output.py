@@ -46,7 +46,7 @@ def log(text: str) -> None:
 def run_plainly(command: click.Command) -> int:
     """Run a click command; every way to fail is one line and an exit code."""
     try:
-        return command.main(standalone_mode=False) or 0
+        return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.UsageError as e:

@@ -54,10 +54,11 @@ def _library() -> str:
     return ", ".join(sorted({f"{name}: {impl}" for name, impl in registry().items()}))
 
 
-def _mlx() -> str:
+def _backend() -> str:
     from ruvmlx.backends.select import describe
 
-    return describe()
+    choice = describe(settings.load()["backend"].value)
+    return f"{choice.name} on {choice.kernels}: {choice.why}"
 
 
 def _store() -> str:
@@ -80,7 +81,7 @@ def _model() -> str:
 _CHECKS: dict[str, Callable[[], str]] = {
     "installation": _python,
     "native library": _library,
-    "backend": _mlx,
+    "backend": _backend,
     "store": _store,
     "model": _model,
 }

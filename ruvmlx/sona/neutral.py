@@ -20,6 +20,7 @@ from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
 
 _ELEMENTS = 3 << 19  # contexts x vocabulary: what the KL kernel reads in about half a millisecond
+_CONTEXTS = range(4, 257)
 
 
 @dataclass
@@ -65,7 +66,7 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     """Read the neutral text with the frozen model: about 700 tokens of prefill."""
     pairs = json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
     states = np.concatenate([_answer_states(backend, tokenizer, q, a, max_context) for q, a in pairs])
-    count = max(4, min(len(states), _ELEMENTS // vocab_size))
+    count = min(max(_CONTEXTS[0], _ELEMENTS // vocab_size), _CONTEXTS[-1], len(states))
     chosen = np.linspace(0, len(states) - 1, count).round().astype(int)
     return Neutral(
         np.ascontiguousarray(states[chosen]), states.mean(axis=0), directions(states, rank), backend.head

@@ -234,6 +234,8 @@ class Store:
             rows = self._rows(columns + "ORDER BY seq DESC LIMIT 1")
         else:
             rows = self._rows(columns + "WHERE substr(id, 1, ?) = ? LIMIT 2", len(reply_id), reply_id)
+        if not rows and reply_id == "last":
+            raise NotFound("there is no reply to rate yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
         if not rows or not reply_id:
             raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
         if len(rows) > 1:

@@ -1,0 +1,5 @@
+"""`python -m ruvmlx`."""
+
+from .apps.cli import main
+
+main()

@@ -1,0 +1,238 @@
+"""Verbs as others' scripts call them: JSON fields, exit codes, one line for every error."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ruvmlx.apps.cli import cli
+from ruvmlx.apps.cli.output import run_plainly
+
+FRANCE = "What is the capital of France?"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a verb in this process: (exit code, stdout, stderr)."""
+
+    def run_it(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ruvmlx", *args])
+        code = run_plainly(cli)
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run_it
+
+
+@pytest.fixture
+def process():
+    """Run a verb in a process of its own, without a terminal."""
+
+    def run_it(*args: str, stdin: str | bytes = "", **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "ruvmlx", *args],
+            input=stdin if isinstance(stdin, bytes) else stdin.encode(),
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, **env},
+        )
+
+    return run_it
+
+
+def one_line(err: str) -> bool:
+    return err.startswith("ruvmlx: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_the_model_knows_paris(starter_file, process):
+    """The README's first command, in a process with an empty data folder."""
+    done = process("generate", FRANCE, "--temp", "0", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and "Paris" in report["text"]
+    assert report["finish_reason"] == "stop" and report["adapter"] == "default@0"
+    for field in (
+        "reply_id text token_ids prompt_tokens generation_tokens prompt_tps generation_tps ttft_ms finish_reason "
+        "model backend kernels adapter kv peak_rss_bytes"
+    ).split():  # fmt: skip
+        assert report[field] not in (None, "", 0), field
+    assert set(report["kv"]) == {"policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes"}
+
+
+def test_rate_in_new_processes_moves_the_reply_both_ways_and_back(starter_file, process):
+    """generate | rate up | rate down | undo, each a process of its own."""
+    process("generate", "Tell me about rivers.", "--temp", "0.7", "--seed", "3", "--max-tokens", "40")
+    up = json.loads(process("rate", "last", "up", "--json").stdout)
+    assert up["applied"] and up["logprob_after"] > up["logprob_before"] and 0 < up["kl"] <= 0.1
+    down = json.loads(process("rate", "last", "down", "--json", "--note", "too dry").stdout)
+    assert down["logprob_after"] < down["logprob_before"]
+    assert down["logprob_after"] < up["logprob_before"]
+    status = json.loads(process("learn", "undo", "--json").stdout)
+    assert (status["adapter_version"], status["ratings"]) == (1, 1)
+    for field in (
+        "reply_id rating applied apply_us total_us logprob_before logprob_after kl micro_norm adapter_version"
+    ).split():  # fmt: skip
+        assert field in up, field
+    exported = [json.loads(x) for x in process("learn", "export").stdout.splitlines()]
+    assert [(r["prompt"], r["label"]) for r in exported] == [("Tell me about rivers.", True)]
+
+
+def test_plain_output_is_the_text_alone(starter_file, process):
+    done = process("generate", FRANCE, "--temp", "0")
+    assert done.stdout.decode() == "The capital of France is Paris.\n"
+
+
+def test_the_prompt_can_come_from_a_pipe(starter_file, process):
+    done = process("generate", "-", "--temp", "0", stdin=FRANCE)
+    assert b"Paris" in done.stdout
+
+
+def test_special_tokens_typed_by_the_user_are_text(starter_file, process):
+    plain = json.loads(process("generate", "hi", "--max-tokens", "1", "--json").stdout)
+    hostile = json.loads(process("generate", "hi<|im_end|>", "--max-tokens", "1", "--json").stdout)
+    assert hostile["prompt_tokens"] > plain["prompt_tokens"] + 3
+
+
+def test_ctrl_c_keeps_the_reply(starter_file):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ruvmlx", "generate", "Count to a thousand.", "--ignore-eos", "--max-tokens", "4000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    first = child.stdout.read(20)
+    child.send_signal(signal.SIGINT)
+    rest, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and one_line(err)
+    assert first and not rest.count("Traceback")
+    rated = subprocess.run(
+        [sys.executable, "-m", "ruvmlx", "rate", "last", "down", "--json"], capture_output=True, timeout=60
+    )
+    assert json.loads(rated.stdout)["applied"]
+
+
+def test_bad_input_is_one_line_with_the_right_code(run, tmp_path, tiny_folder):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 40)
+    shapes = tmp_path / "shapes"
+    shapes.mkdir()
+    for file in tiny_folder.iterdir():
+        (shapes / file.name).write_bytes(file.read_bytes())
+    config = json.loads((shapes / "config.json").read_text())
+    (shapes / "config.json").write_text(json.dumps(config | {"intermediate_size": 999}))
+    model = ("--model", str(tiny_folder))
+    cases = [
+        (("generate", "hi", "--model", "nope"), 3),
+        (("generate", "hi", "--model", str(broken)), 4),
+        (("generate", "hi", "--model", str(shapes)), 4),
+        (("generate", ""), 2),
+        (("generate", "word " * 900, *model), 2),
+        (("generate", "hi", "--temp", "-1", *model), 2),
+        (("generate", "hi", "--temp", "warm"), 2),
+        (("generate", "hi", "--adapter", "../x", *model), 2),
+        (("generate", "hi", "--no-such-flag"), 2),
+        (("no-such-verb",), 2),
+        (("rate", "last", "great"), 2),
+        (("rate", "last", "up", *model), 1),
+        (("learn", "undo", *model), 1),
+        (("learn", "rollback", "7", *model), 1),
+        (("sessions", "show", "nope"), 1),
+        (("config", "set", "colour", "red"), 2),
+        (("rm", "nope"), 2),
+    ]
+    for args, expected in cases:
+        code, out, err = run(*args)
+        assert (code, out) == (expected, ""), (args, code, err)
+        assert one_line(err), (args, err)
+
+
+def test_an_absent_model_offline_is_code_3(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    code, _, err = run("generate", "hi", "--model", "some-owner/some-model")
+    assert code == 3 and one_line(err) and "some-owner/some-model" in err
+
+
+def test_an_unwritable_data_folder_loses_nothing(run, tmp_path, monkeypatch, tiny_folder):
+    """The data folder's place is taken by a file (root may write anywhere else)."""
+    (tmp_path / "taken").write_text("precious")
+    monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "taken"))
+    code, _, err = run("generate", "hi", "--model", str(tiny_folder))
+    assert code == 1 and one_line(err) and "RUVMLX_HOME" in err
+    assert (tmp_path / "taken").read_text() == "precious"
+
+
+def test_a_full_disk_is_one_line(run, monkeypatch, tiny_folder, home):
+    """SQLite refuses to grow: the reply cannot be kept, the error says so."""
+    from ruvmlx.store import Store
+
+    real = Store.__init__
+
+    def small(self, path):
+        real(self, path)
+        pages = self._db.execute("PRAGMA page_count").fetchone()[0]
+        self._db.execute(f"PRAGMA max_page_count = {pages}")
+
+    monkeypatch.setattr(Store, "__init__", small)
+    code, _, err = run("generate", "hi", "--model", str(tiny_folder), "--max-tokens", "3")
+    assert code == 1 and one_line(err) and "full" in err
+
+
+def test_an_unexpected_error_is_still_one_line(run, monkeypatch):
+    monkeypatch.setattr("ruvmlx.config.load", lambda *_: 1 / 0)
+    code, _, err = run("config", "show")
+    assert code == 1 and one_line(err) and "RUVMLX_DEBUG" in err
+
+
+def test_learn_and_models_as_json(run, tiny_folder):
+    model = ("--model", str(tiny_folder))
+    assert run("generate", "hello", "--max-tokens", "5", "--ignore-eos", "--json", *model)[0] == 0
+    assert json.loads(run("rate", "last", "4", "--json", *model)[1])["adapter_version"] == 1
+    status = json.loads(run("learn", "status", "--json", *model)[1])
+    assert (status["ratings"], status["adapter_version"], status["versions"]) == (1, 1, [1])
+    assert json.loads(run("learn", "reset", "--json", *model)[1])["adapter_version"] == 0
+    assert json.loads(run("learn", "rollback", "1", "--json", *model)[1])["ratings"] == 1
+    shown = json.loads(run("show", str(tiny_folder), "--json")[1])
+    assert {"name", "path", "format", "bits", "parameters", "bytes"} <= set(shown)
+    assert isinstance(json.loads(run("ls", "--json")[1]), list)
+
+
+def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypatch, home):
+    monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))
+    code, out, _ = run("doctor", "--json")
+    checks = {c["name"]: c for c in json.loads(out)["checks"]}
+    assert code == 0 and all(c["ok"] for c in checks.values())
+    assert "openblas" in checks["backend"]["detail"] or "metal" in checks["backend"]["detail"]
+    monkeypatch.setenv("RUVMLX_MODEL", "nope")
+    for leftover in home.glob("ruvmlx.db-*"):
+        leftover.unlink()  # SQLite would mend the file from its log
+    (home / "ruvmlx.db").write_bytes(b"junk" * 999)
+    code, out, _ = run("doctor", "--json")
+    broken = {c["name"] for c in json.loads(out)["checks"] if not c["ok"]}
+    assert code == 1 and broken == {"store", "model"}
+
+
+def test_config_show_says_where_a_value_comes_from(run, monkeypatch):
+    monkeypatch.setenv("RUVMLX_TEMPERATURE", "0.1")
+    shown = json.loads(run("config", "show", "--json")[1])
+    assert shown["temperature"] == {"value": 0.1, "origin": "environment"}
+    assert "(environment)" in run("config", "show", "--origin")[1]
+
+
+def test_sessions_of_plain_chat(starter_file, process):
+    """`chat` without a terminal reads its lines from standard input."""
+    done = process("chat", stdin="Say hi.\n/rate up\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().count("Assistant:") == 1 and b"\x1b" not in done.stdout
+    (row,) = json.loads(process("sessions", "ls", "--json").stdout)
+    assert row["title"] == "Say hi." and row["turns"] == 2
+    assert "[up]" in process("sessions", "show", row["id"]).stdout.decode()
+
+
+def test_help_is_quick(process):
+    """No model, no MLX, no tokenizers are imported for --help."""
+    code = "import sys; sys.argv = ['ruvmlx', '--help']\nfrom ruvmlx.apps.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nheavy = {'mlx', 'tokenizers', 'textual', 'huggingface_hub'}\n"
+    code += "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.rstrip().endswith("HEAVY []"), done.stdout + done.stderr
