@@ -58,8 +58,8 @@ ALPHABET += ["é", "👍", "\u200d", "\ud800", "\uffff", "\U000e0041", "\u2028",
 
 
 def random_text(rng, length):
-    wide = lambda: chr(rng.randrange(0x110000))
-    return "".join(wide() if rng.random() < 0.1 else rng.choice(ALPHABET) for _ in range(length))
+    letters = (rng.choice(ALPHABET) for _ in range(length))
+    return "".join(chr(rng.randrange(0x110000)) if rng.random() < 0.1 else letter for letter in letters)
 
 
 def is_safe(text):

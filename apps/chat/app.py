@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from textual import on, work
@@ -19,52 +19,20 @@ from textual.reactive import var
 
 from ruvmlx.engine.types import Chunk, GenerationResponse
 from ruvmlx.errors import NotFound, RuvmlxError
-from ruvmlx.runtime import LearnStatus, Turn
-from ruvmlx.text import Sanitizer, one_line
+from ruvmlx.runtime import LearnStatus
+from ruvmlx.text import Sanitizer
 
 from . import commands, describe, theme
-from .contract import ChatOptions, ChatRuntime, OpenRuntime, learned, start_session
-from .messages import Notice, Reply, Transcript, UserMessage, Welcome
+from .contract import ChatOptions, ChatRuntime, OpenRuntime
+from .messages import KEYS_HELP, Notice, Reply, Transcript, UserMessage, Welcome
+from .opened import Opened
 from .prompt import Prompt
 from .status import KeyHints, Meter, StatusLine
 from .worker import RuntimeThread
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 FRAME = 1 / 30  # seconds between two looks at a growing reply
-KEYS_HELP = (
-    ("", ""),
-    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
-    ("Esc", "stop a reply and keep its text"),
-    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
-    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
-    ("PgUp, PgDn", "scroll"),
-    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
-)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What the app shows of a runtime that has just been opened, or of a new session."""
-
-    session: str
-    turns: list[Turn]
-    model: str
-    backend: str
-    max_context: int
-    learned: LearnStatus | None
-
-    @classmethod
-    def of(cls, runtime: ChatRuntime, options: ChatOptions) -> "Opened":
-        session = start_session(runtime, options)
-        return cls(
-            session=session,
-            turns=[] if options.session == "new" else runtime.turns(session),
-            model=one_line(runtime.model.name),
-            backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
-            max_context=runtime.model.config.max_context,
-            learned=learned(runtime),
-        )
 
 
 class ChatApp(App[int]):
@@ -91,6 +59,7 @@ class ChatApp(App[int]):
         self.failure: Exception | None = None  # why the app ended by itself
         self._cancel: threading.Event | None = None
         self._interrupted_at = 0.0
+        self._waiting = ""  # sent while the model was opening
 
     def compose(self) -> ComposeResult:
         with Transcript():
@@ -156,6 +125,9 @@ class ChatApp(App[int]):
         self.status.learned = opened.learned
         await self.transcript.restart(opened.turns, opened.model)
         self.phase = "idle"
+        if self._waiting and self._waiting == self.prompt.text:
+            self.prompt.action_submit()
+        self._waiting = ""
 
     def action_leave(self) -> None:
         if self.phase != "closing":
@@ -207,9 +179,7 @@ class ChatApp(App[int]):
             await self._fail(error)
             return
         if self._must_wait(command):
-            self.status.flash(
-                "Still opening the model" if self.phase == "opening" else "Still replying: Esc stops"
-            )
+            self._wait()
             return
         self.prompt.text = ""
         if command:
@@ -220,6 +190,13 @@ class ChatApp(App[int]):
     def _must_wait(self, command: commands.Command | None) -> bool:
         name = command.name if command else ""
         return self.phase != "idle" and name not in (("quit", "help", "rate") if self.session else ("quit",))
+
+    def _wait(self) -> None:
+        """What is sent while the model opens goes out by itself, unless it is changed before."""
+        self._waiting = self.prompt.text if self.phase == "opening" else ""
+        self.status.flash(
+            "It is sent when the model is open" if self._waiting else "Still replying: Esc stops"
+        )
 
     async def _obey(self, command: commands.Command) -> None:
         try:

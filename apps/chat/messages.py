@@ -24,6 +24,16 @@ WELCOME = """{model} learns from what you think of its replies.
 Ctrl+Y  more like this      Ctrl+N  less like this
 Tab  choose a reply, then 1 to 5      /help  all commands"""
 
+KEYS_HELP = (
+    ("", ""),
+    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
+    ("Esc", "stop a reply and keep its text"),
+    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
+    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
+    ("PgUp, PgDn", "scroll"),
+    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
+)
+
 
 class UserMessage(Vertical):
     def __init__(self, text: str) -> None:

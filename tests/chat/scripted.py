@@ -1,4 +1,4 @@
-"""A runtime without a model: replies are scripted, ratings are counted. For the tests of the chat apps alone."""
+"""A runtime without a model: replies are scripted, ratings are counted. For tests alone."""
 
 import itertools
 import threading
@@ -89,7 +89,20 @@ class ScriptedRuntime:
         self.chats[session_id].append(Turn("assistant", text, reply_id, None, reason))
         self.last_reply_id = reply_id
         return GenerationResponse(
-            "q", session_id, text, [], 32, 0, len(shown), reason, 180.0, 900.0, 400.0, 42.0, 0, 32 + len(shown)
+            "q",
+            session_id,
+            text,
+            [],
+            32,
+            0,
+            len(shown),
+            reason,
+            180.0,
+            900.0,
+            400.0,
+            42.0,
+            0,
+            32 + len(shown),
         )
 
     def settle(self):

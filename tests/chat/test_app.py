@@ -4,10 +4,12 @@ import random
 import threading
 
 import pytest
-
-from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.app import ChatApp, run_app
 from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import Notice, UserMessage, Welcome
+from textual.events import Paste
+from textual.filter import Monochrome
+
 from ruvmlx.errors import CorruptFile, ModelNotFound, UsageError
 
 from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
@@ -82,73 +84,6 @@ async def test_escape_at_random_tokens_always_ends_idle():
 
 
 @BOTH_SIZES
-@pytest.mark.parametrize(
-    ("keys", "mark", "after"),
-    [
-        (["ctrl+y"], "▲ up", "-1.198"),
-        (["ctrl+n"], "▼ down", "-1.270"),
-        (["tab", "plus"], "▲ up", "-1.198"),
-        (["tab", "minus"], "▼ down", "-1.270"),
-        (["tab", "1"], "★☆☆☆☆", "-1.270"),
-        (["tab", "4"], "★★★★☆", "-1.198"),
-        ([*"/5", "enter"], "★★★★★", "-1.198"),
-        ([*"/rate", "space", *"down", "enter"], "▼ down", "-1.270"),
-    ],
-)
-async def test_rating_shows_its_effect_on_one_line(size, keys, mark, after):
-    """Keys and commands rate the newest reply; the mark and what it did stand below it, unwrapped."""
-    async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
-        reply = await ask(app, pilot)
-        await pilot.press(*keys)
-        await until(pilot, lambda: reply.effect)
-        wanted = f"{mark} · log-prob -1.234 → {after} per token · KL 0.004 of 0.1 · 0.04 ms · v1"
-        await until(pilot, lambda: any(wanted in line for line in lines_of(app.screen)))
-        assert "v1" in lines_of(app.screen)[-2]
-
-
-async def test_an_earlier_reply_can_be_chosen():
-    """Tab takes the newest reply, the arrows an earlier one; Esc goes back to the input."""
-    runtime = ScriptedRuntime(["One."], ["Two."])
-    async with chatting(runtime) as (app, pilot):
-        first, second = await ask(app, pilot), await ask(app, pilot)
-        await pilot.press("tab", "up", "2")
-        await until(pilot, lambda: first.effect)
-        assert second.rating is None
-        assert runtime.ratings == [(first.reply_id, None, "2")]
-        await pilot.press("escape", "x")
-        assert app.prompt.text == "x"
-
-
-async def test_undo():
-    """Ctrl+R takes ratings back, the last first, until there is none."""
-    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
-        reply = await ask(app, pilot)
-        for key in ("ctrl+y", "ctrl+n"):
-            await pilot.press(key)
-        await until(pilot, lambda: reply.rating == "down" and "v2" in lines_of(app.screen)[-2])
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: reply.rating == "up")
-        assert "taken back" in screen_text(app)
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: reply.rating is None)
-        assert "log-prob" not in screen_text(app)
-        app.prompt.text = "/undo"
-        await pilot.press("enter")
-        await until(pilot, lambda: "no rating to take back" in screen_text(app))
-
-
-async def test_rating_before_any_reply():
-    """Nothing happens, and a word says why."""
-    runtime = ScriptedRuntime()
-    async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "/up"
-        await pilot.press("enter")
-        await until(pilot, lambda: "no reply to rate yet" in screen_text(app))
-        await pilot.press("ctrl+y")
-        assert runtime.ratings == []
-
-
-@BOTH_SIZES
 async def test_continue_shows_the_earlier_turns(size):
     """-c brings back what was said, with ratings, and new messages go to the same session."""
     runtime = ScriptedRuntime(["It is *me*."], ["Again."])
@@ -215,6 +150,23 @@ async def test_a_failing_open_ends_the_app(error):
     assert app.return_value == getattr(error, "exit_code", 1)
 
 
+def test_a_defect_of_the_app_is_one_line_too(monkeypatch, capsys):
+    """Where Textual would print a traceback with every local, the user gets a line and exit code 1."""
+    runtime, run = ScriptedRuntime(), ChatApp.run
+
+    async def press_help(pilot):
+        await pilot.press("f1")
+
+    monkeypatch.setattr(ChatApp, "action_help", lambda self: 1 // 0)
+    monkeypatch.setattr(ChatApp, "run", lambda self: run(self, headless=True, auto_pilot=press_help))
+    assert run_app(lambda: runtime, ChatOptions()) == 1
+    assert (
+        capsys.readouterr().err
+        == "ruvmlx: unexpected ZeroDivisionError: integer division or modulo by zero\n"
+    )
+    assert runtime.closed
+
+
 HOSTILE = [
     "\x1b]52;c;cm0gLXJm\x07clip",
     "\x1b[2Jwiped",
@@ -251,7 +203,9 @@ async def test_scrolling_up_stays_while_a_reply_grows():
         app.prompt.text = "Go"
         await pilot.press("enter")
         transcript = app.transcript
-        await until(pilot, lambda: transcript.max_scroll_y > 30 and transcript.scroll_y == transcript.max_scroll_y)
+        await until(
+            pilot, lambda: transcript.max_scroll_y > 30 and transcript.scroll_y == transcript.max_scroll_y
+        )
         await pilot.press("pageup")
         await until(pilot, lambda: transcript.scroll_y < transcript.max_scroll_y)
         place, height = transcript.scroll_y, transcript.max_scroll_y
@@ -272,8 +226,6 @@ async def test_multi_line_input():
     async with chatting(runtime) as (app, pilot):
         await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
         assert app.prompt.text == "a\nb\nc"
-        from textual.events import Paste
-
         app.post_message(Paste("\r\nd\x1b[31me\nf"))
         await until(pilot, lambda: app.prompt.text == "a\nb\nc\nde\nf")
         assert runtime.said == []
@@ -306,7 +258,7 @@ async def test_slash_commands():
 
 
 async def test_quitting_while_a_reply_runs():
-    """Ctrl+Q stops the reply, commits what there is, closes the runtime in its own thread, and leaves with 0."""
+    """Ctrl+Q stops the reply, commits what there is, closes the runtime in its thread, leaves with 0."""
     runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
         app.prompt.text = "Go"
@@ -356,11 +308,28 @@ async def test_quitting_while_the_model_opens():
     assert app.return_value == 0
 
 
+async def test_a_message_sent_while_the_model_opens():
+    """It stays in the input, and goes out when the model is there."""
+    runtime, arrive = ScriptedRuntime(["Hi."]), threading.Event()
+    app = ChatApp(lambda: arrive.wait(10) and runtime)
+    async with app.run_test() as pilot:
+        await pilot.press("a", "b", "enter")
+        assert app.prompt.text == "ab"
+        arrive.set()
+        await until(pilot, lambda: app.transcript.replies and app.phase == "idle")
+        assert runtime.said == ["ab"]
+        assert app.prompt.text == ""
+        app.runtime.close_now()
+
+
 async def test_only_useful_keys_are_offered():
     """Rating keys are shown once there is a reply, Stop while one runs, undo once there is a rating."""
     runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
-        hints = lambda: lines_of(app.screen)[-1]  # noqa: E731
+
+        def hints():
+            return lines_of(app.screen)[-1]
+
         assert "Send" in hints()
         assert "Up" not in hints()
         app.prompt.text = "Go"
@@ -372,23 +341,6 @@ async def test_only_useful_keys_are_offered():
         await pilot.press("ctrl+y")
         await until(pilot, lambda: "Take back" in hints())
         assert "^q Quit" in hints()
-
-
-async def test_without_an_adapter():
-    """A runtime that does not learn chats all the same."""
-    from ruvmlx.errors import NotFound
-
-    runtime = ScriptedRuntime(["Hi."])
-
-    def none(*_):
-        raise NotFound("no adapter is loaded")
-
-    runtime.status = runtime.rate = none
-    async with chatting(runtime) as (app, pilot):
-        reply = await ask(app, pilot)
-        await pilot.press("ctrl+y")
-        await until(pilot, lambda: "no adapter is loaded" in screen_text(app))
-        assert reply.rating is None
 
 
 @pytest.mark.parametrize("theme", ["ruvmlx-dark", "ruvmlx-light", "nord"])
@@ -408,7 +360,5 @@ async def test_no_color(monkeypatch):
     async with app.run_test() as pilot:
         await until(pilot, lambda: app.phase == "idle")
         await ask(app, pilot)
-        from textual.filter import Monochrome
-
         assert any(isinstance(f, Monochrome) for f in app._filters)
         app.runtime.close_now()

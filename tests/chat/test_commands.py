@@ -1,8 +1,8 @@
 """Slash commands."""
 
 import pytest
-
 from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse, parse_rating
+
 from ruvmlx.errors import UsageError
 
 

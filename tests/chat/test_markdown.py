@@ -3,22 +3,21 @@
 import random
 
 import pytest
+from ruvmlx.apps.chat.markdown import ReplyMarkdown
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widget import Widget
-
-from ruvmlx.apps.chat.markdown import ReplyMarkdown
 
 DOCUMENTS = [
     "Plain words.\nA second line.\n\nA second paragraph with **bold**, *em*, `code` and ~~strike~~.",
     "1. a\n\n2. b\n\n   more of b\n\n   - inner\n   - list\n\n3. c\n\nEnd.\n",
     "- a\n- b\n\n---\n\n* other\n  * nested\n    1. deep\n\n+ third",
     "# One\n\nText\n\nSetext two\n----------\n\n### Three\n> quote\ncontinued\n> > deeper\n",
-    "Code:\n\n```python\ndef f(x):\n    return x  # **not bold**\n\n\nprint(f(1))\n```\n\nAfter.\n\n    indented\n",
+    "Code:\n\n```python\ndef f(x):\n    return x  # **not bold**\n\n\nf(1)\n```\n\nAfter.\n\n    indented\n",
     "```\nnever closed\n- a\n- b\n",
     "| a | b |\n|---|:-:|\n| 1 | 2 |\n| 3 | `4` |\n| 5 |\n\nAfter the table.\n",
     "See [later] and [site](https://example.org 'title').\n\n- item\n\n[later]: https://example.org/later\n",
-    "Tags <b>stay</b> visible &amp; entities &lt;too&gt;.\n\n<div>\nblock\n</div>\n\n![alt *text*](img.png)\n",
+    "Tags <b>stay</b> visible &amp; entities &lt;too&gt;.\n\n<div>\nblock\n</div>\n\n![alt *t*](img.png)\n",
     "Emoji 👩‍👩‍👧 and 日本語のテキスト、それから……\n\n> 引用\n\n1) first\n2) second\n",
     "a\n===\n\n\n\n\n***\n\n- \n- x\n\n  para\n\n\tcode?\n\n#no heading\n# \n",
 ]

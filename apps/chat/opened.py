@@ -1,0 +1,32 @@
+"""What the app shows of a runtime: gathered in the runtime's thread, drawn in the app's."""
+
+from dataclasses import dataclass
+
+from ruvmlx.runtime import LearnStatus, Turn
+from ruvmlx.text import one_line
+
+from .contract import ChatOptions, ChatRuntime, learned, start_session
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the app shows of a runtime that has just been opened, or of a new session."""
+
+    session: str
+    turns: list[Turn]
+    model: str
+    backend: str
+    max_context: int
+    learned: LearnStatus | None
+
+    @classmethod
+    def of(cls, runtime: ChatRuntime, options: ChatOptions) -> "Opened":
+        session = start_session(runtime, options)
+        return cls(
+            session=session,
+            turns=[] if options.session == "new" else runtime.turns(session),
+            model=one_line(runtime.model.name),
+            backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
+            max_context=runtime.model.config.max_context,
+            learned=learned(runtime),
+        )

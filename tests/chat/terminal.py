@@ -1,0 +1,60 @@
+"""A process on a pseudo-terminal, as a user has it."""
+
+import codecs
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+
+from ruvmlx.text import Sanitizer
+
+
+class Terminal:
+    """What the process draws is read as plain words: escape sequences are taken out.
+
+    `expect` looks only at what came after the last match.
+    """
+
+    def __init__(self, argv, size=(80, 24), **environment):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(environment, TERM="xterm-256color")
+            os.execvp(argv[0], argv)
+        columns, rows = size
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._plain = Sanitizer()
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def expect(self, pattern, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-3000:]!r}"
+            assert self._read(), f"it ended without {pattern!r}: {self.seen[-3000:]!r}"
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def wait(self, seconds=60):
+        """The exit code."""
+        deadline = time.monotonic() + seconds
+        while self._read():
+            assert time.monotonic() < deadline, "it does not end"
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self):
+        """Take in what there is; False once the other side has gone."""
+        if not select.select([self.fd], [], [], 0.2)[0]:
+            return True
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        self.seen += self._plain.feed(self._decoder.decode(data))
+        return bool(data)

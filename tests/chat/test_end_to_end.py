@@ -1,0 +1,63 @@
+"""The whole program with the starter model, driven through a pseudo-terminal as a user would."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .terminal import Terminal
+
+CHAT = [sys.executable, "-c", "from ruvmlx.apps.cli import main; main()", "chat", "--temp", "0"]
+
+
+@pytest.fixture
+def chat(starter_file, home):
+    """Starts `ruvmlx chat` in the test's own data folder."""
+    return lambda *flags: Terminal([*CHAT, *flags], RUVMLX_HOME=str(home))
+
+
+def test_type_stream_stop_rate_quit_continue(chat):
+    """A question is answered and rated, a long reply is stopped; the next run goes on with the chat."""
+    terminal = chat("--max-tokens", "400")
+    terminal.expect("SmolLM2.* learns from what you think")
+    terminal.send("What is the capital of France?\r")
+    terminal.expect("Paris")
+    terminal.expect("Choose")
+    terminal.send("\x19")  # Ctrl+Y
+    terminal.expect(r"▲ up · log-prob -\d\.\d+ → -\d\.\d+ per token · KL 0\.\d+ of 0\.1 · [\d.]+ ms · v1")
+    terminal.send("Write a long story about the sea.\r")
+    terminal.expect("Stop")
+    terminal.expect("tok/s")
+    terminal.send("\x1b")
+    terminal.expect("stopped")
+    terminal.send("\x11")  # Ctrl+Q
+    assert terminal.wait() == 0
+
+    again = chat("-c")
+    again.expect("What is the capital of France")
+    again.expect("Paris")
+    again.expect("▲ up")
+    again.expect("Write a long story about the sea")
+    again.expect("stopped")
+    again.send("\x12")  # Ctrl+R takes back the rating of the last run
+    again.expect("taken back: 0 left, version 0")
+    again.send("/quit\r")
+    assert again.wait() == 0
+
+
+def test_plain_in_a_pipe(starter_file, home):
+    """`echo ... | ruvmlx chat` falls back to the linear mode."""
+    done = subprocess.run(
+        [*CHAT, "--max-tokens", "20"],
+        input="What is the capital of France?\n/down\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"RUVMLX_HOME": str(home)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Assistant: ")
+    assert "Paris" in done.stdout
+    assert "Rated down: log-probability" in done.stdout
+    assert "\x1b" not in done.stdout

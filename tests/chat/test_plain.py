@@ -1,0 +1,163 @@
+"""The linear mode, in a process of its own: pipes, exit codes, Ctrl-C, a terminal."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+from .terminal import Terminal
+
+RUN = """
+import sys
+from ruvmlx import errors
+from ruvmlx.apps.chat import run_chat
+from tests.chat.scripted import ScriptedRuntime
+
+class Kept(ScriptedRuntime):
+    def close(self):
+        super().close()
+        print("closed", file=sys.stderr)
+
+runtime = Kept(*[{replies}], gate={gate})
+{setup}
+sys.exit(run_chat(lambda: runtime, plain=True, continue_={continue_}))
+"""
+
+
+def command(*replies, gate=False, setup="", continue_=False):
+    parts = {"replies": ", ".join(map(repr, replies)), "gate": gate, "continue_": continue_}
+    return [sys.executable, "-c", RUN.format(setup=textwrap.dedent(setup), **parts)]
+
+
+def chat(lines, *replies, **options):
+    return subprocess.run(
+        command(*replies, **options),
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        encoding="utf-8",
+    )
+
+
+def test_lines_in_words_out():
+    """Each line is a message; answers are labelled; commands work; the end of input ends it with 0."""
+    done = chat("Hi\n\n/up\n/undo\n//etc/hosts?\n", ["Hel", "lo."], ["A file."])
+    assert done.stdout == (
+        "Assistant: Hello.\n"
+        "Rated up: log-probability -1.234 to -1.198 per token, KL 0.004 of 0.1, 0.04 ms, version 1.\n"
+        "Last rating taken back: 0 left, version 0.\n"
+        "Assistant: A file.\n"
+    )
+    assert done.stderr == "closed\n"
+    assert done.returncode == 0
+
+
+def test_nothing_that_moves():
+    """No escape, no bell, no carriage return reaches a pipe, whatever the model says."""
+    done = chat("Hi\n", ["\x1b[2J\x1b]0;t\x07red", "\x1b[", "31m", " \x9b1mtext\nnext\rline\u202e\b"])
+    assert done.stdout == "Assistant: red text\nnext\nline\n"
+
+
+def test_quit_leaves_the_rest_unread():
+    """/quit ends it; /help and /status speak."""
+    done = chat("/help\n/status\n/quit\nHi\n")
+    assert "/rate up|down|1-5 [NOTE]" in done.stdout
+    assert "SmolLM2-135M-Instruct" in done.stdout
+    assert "Assistant" not in done.stdout
+    assert done.returncode == 0
+
+
+def test_errors_are_one_line_and_the_chat_goes_on():
+    """The exit code is the first error's: 2 for a wrong command."""
+    done = chat("/rate 9\n/nope\n/undo\n/up\nHi\n", ["ok"])
+    errors = done.stderr.splitlines()
+    assert [line.startswith("Error: ") for line in errors] == [True] * 4 + [False]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == "Assistant: ok\n"
+    assert done.returncode == 2
+
+
+def test_a_failing_open():
+    """One line on stderr, the error's own exit code."""
+    code = (
+        "import sys\nfrom ruvmlx import errors\nfrom ruvmlx.apps.chat import run_chat\n"
+        "def fail(): raise errors.ModelNotFound('no model here')\nsys.exit(run_chat(fail))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input="", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "ruvmlx: no model here\n")
+
+
+def test_a_reader_that_leaves():
+    """`| head -1`: no traceback, the runtime is closed."""
+    setup = "runtime.replies = [['word ' * 50] * 200] * 5"
+    process = subprocess.Popen(
+        command(setup=setup), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdin.write("Hi\n" * 5)
+    process.stdin.close()
+    assert process.stdout.read(10) == "Assistant:"
+    process.stdout.close()
+    assert process.stderr.read() == "closed\n"
+    assert process.wait(60) == 0
+
+
+def test_undecodable_input():
+    """Bytes that are no UTF-8 are replaced; the chat goes on."""
+    done = subprocess.run(command(["ok"]), input=b"caf\xe9\n", capture_output=True, timeout=60)
+    assert done.stdout == b"Assistant: ok\n"
+    assert done.returncode == 0
+
+
+def test_control_c_stops_a_reply_then_leaves():
+    """During a reply Ctrl-C keeps the words and asks again; at the prompt it ends with 0."""
+    terminal = Terminal(command(["one ", "two ", "three "], ["Next."], gate=True))
+    terminal.expect("You: ")
+    terminal.send("Hi\n")
+    terminal.expect("Assistant: one two ")
+    terminal.send("\x03")
+    terminal.expect(r"\(stopped\)\nYou: ")
+    terminal.send("/status\n")
+    terminal.expect("ratings   0")
+    terminal.expect("You: ")
+    terminal.send("\x03")
+    terminal.expect("closed")
+    assert terminal.wait() == 0
+
+
+def test_control_c_between_replies_waits_for_the_commit():
+    """A Ctrl-C while a rating is being committed does not break it."""
+    setup = """
+    import os, signal
+    rate = runtime.rate
+    def slow(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return rate(*args)
+    runtime.rate = slow
+    """
+    done = chat("Hi\n/up\nnever read\n", ["ok"], setup=setup)
+    assert "Rated up" in done.stdout
+    assert done.stdout.count("Assistant") == 1
+    assert done.returncode == 0
+
+
+def test_continue_tells_the_story_so_far():
+    """In a terminal -c prints the earlier turns; /up rates the newest of them."""
+    setup = """
+    from threading import Event
+    list(runtime.say(runtime.new_chat(), "Who?", sampling=None, max_new_tokens=9, cancel=Event()))
+    runtime.last_reply_id = None
+    """
+    terminal = Terminal(command(["Me."], setup=setup, continue_=True))
+    terminal.expect("You: Who\\?\nAssistant: Me.\nYou: ")
+    terminal.send("/up\n")
+    terminal.expect("Rated up")
+    terminal.send("\x04")
+    terminal.expect("closed")
+    assert terminal.wait() == 0
+
+
+def test_sigint_is_given_back():
+    """After the chat the process handles SIGINT as before."""
+    setup = "import atexit, signal; atexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))"
+    assert chat("", setup=setup).stdout == signal.default_int_handler.__name__ + "\n"
