@@ -72,7 +72,7 @@ class Runtime:
 
     @property
     def adapter_label(self) -> str | None:
-        """"default@3": the adapter and its version; None without one."""
+        """ "default@3": the adapter and its version; None without one."""
         return f"{self.learner.ledger.name}@{self.learner.version}" if self.learner else None
 
     def sampling(self, **given) -> Sampling:
@@ -201,7 +201,9 @@ class Runtime:
 
     def _learner(self) -> Learner:
         if self.learner is None:
-            raise NotFound("no adapter is loaded, so there is nothing to learn; start without --adapter none.")
+            raise NotFound(
+                "no adapter is loaded, so there is nothing to learn; start without --adapter none."
+            )
         return self.learner
 
 

@@ -26,7 +26,7 @@ from .output import json_option, print_json
 @click.option("--stop", multiple=True, help="End the reply before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end of the reply.")
-@click.option("--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: the K likeliest tokens.")
+@click.option("--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: K likeliest tokens.")
 @json_option
 def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
     """Write one reply to PROMPT (- reads it from standard input)."""

@@ -104,7 +104,9 @@ def reset(as_json: bool, **flags: Any) -> None:
 
 
 @learn.command()
-@click.option("--format", "format_", type=click.Choice(["kto", "dpo", "sft"]), default="kto", show_default=True)
+@click.option(
+    "--format", "format_", type=click.Choice(["kto", "dpo", "sft"]), default="kto", show_default=True
+)
 @model_options
 def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""

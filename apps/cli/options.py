@@ -11,14 +11,20 @@ from ruvmlx.errors import UsageError
 BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
 
 _MODEL = [
-    click.option("--model", "-m", help="Folder, .gguf file, Hugging Face repo; the starter model by default."),
-    click.option("--backend", type=click.Choice(BACKENDS), help="What computes; chosen by itself if not given."),
+    click.option(
+        "--model", "-m", help="Folder, .gguf file, Hugging Face repo; the starter model by default."
+    ),
+    click.option(
+        "--backend", type=click.Choice(BACKENDS), help="What computes; chosen by itself if not given."
+    ),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
     click.option("--adapter", help="Named adapter that ratings change, or none."),
 ]
 _SAMPLING = [
     click.option("--max-tokens", type=click.IntRange(min=1), help="Longest reply, in tokens."),
-    click.option("--temp", "temperature", type=float, help="0 is greedy; the model's own by default, or 0.7."),
+    click.option(
+        "--temp", "temperature", type=float, help="0 is greedy; the model's own by default, or 0.7."
+    ),
     click.option("--top-p", type=float, help="Nucleus mass, over 0 and at most 1."),
     click.option("--min-p", type=float, help="Least share of the likeliest token's probability."),
     click.option("--top-k", type=int, help="How many tokens may be drawn; 0 is all."),
@@ -57,9 +63,7 @@ def open_runtime(settings: dict[str, Any]):
     """Load everything; seconds."""
     from ruvmlx.runtime import Runtime
 
-    return Runtime.open(
-        settings["model"], settings["backend"], adapter_name(settings), settings["threads"]
-    )
+    return Runtime.open(settings["model"], settings["backend"], adapter_name(settings), settings["threads"])
 
 
 def sampling_flags(settings: dict[str, Any]) -> dict[str, Any]:

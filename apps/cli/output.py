@@ -66,7 +66,8 @@ def run_plainly(command: click.Command) -> int:
         if os.environ.get("RUVMLX_DEBUG"):
             traceback.print_exc()
         return _fail(
-            f"internal error: {type(e).__name__}: {e}. Run again with RUVMLX_DEBUG=1 and report what it prints.", 1
+            f"internal error: {type(e).__name__}: {e}. Run again with RUVMLX_DEBUG=1 and report what it prints.",
+            1,
         )
 
 

@@ -74,9 +74,7 @@ class Learner:
         stored = self._store.neutral(self._model.fingerprint)
         known = neutral.Neutral.from_bytes(stored, self._backend.head) if stored else None
         if known is None:
-            known = neutral.measure(
-                self._backend, tokenizer, RANK, config.vocab_size, config.max_context
-            )
+            known = neutral.measure(self._backend, tokenizer, RANK, config.vocab_size, config.max_context)
             self._store.put_neutral(self._model.fingerprint, known.to_bytes())
         return known
 
@@ -120,9 +118,7 @@ class Learner:
             raise NotFound(f"reply {reply.id} is empty: it was stopped before its first token.")
         states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
         hidden = states[len(reply.prompt_ids) - 1 :]
-        return Trace.from_hidden(
-            self.micro, self.version, hidden, reply.sampled_ids, self._backend.head
-        )
+        return Trace.from_hidden(self.micro, self.version, hidden, reply.sampled_ids, self._backend.head)
 
     # -- ratings -------------------------------------------------------------------------------------
 

@@ -1,5 +1,10 @@
-"""What the user owns: chats, replies, ratings and adapter versions, in one SQLite file."""
+"""What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
 
-from .store import AdapterRow, RatingRow, ReplyRow, Store
+Store adds the tables up, one file each: Database < Chats < Replies < Adapters.
+"""
+
+from .adapters import AdapterRow, RatingRow
+from .adapters import Adapters as Store
+from .replies import ReplyRow
 
 __all__ = ["AdapterRow", "RatingRow", "ReplyRow", "Store"]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
@@ -53,10 +52,7 @@ def test_the_model_knows_paris(starter_file, process):
     report = json.loads(done.stdout)
     assert done.returncode == 0 and "Paris" in report["text"]
     assert report["finish_reason"] == "stop" and report["adapter"] == "default@0"
-    for field in (
-        "reply_id text token_ids prompt_tokens generation_tokens prompt_tps generation_tps ttft_ms finish_reason "
-        "model backend kernels adapter kv peak_rss_bytes"
-    ).split():  # fmt: skip
+    for field in ["reply_id", "text", "token_ids", "prompt_tokens", "generation_tokens", "prompt_tps", "generation_tps", "ttft_ms", "finish_reason", "model", "backend", "kernels", "adapter", "kv", "peak_rss_bytes"]:  # fmt: skip
         assert report[field] not in (None, "", 0), field
     assert set(report["kv"]) == {"policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes"}
 
@@ -71,9 +67,7 @@ def test_rate_in_new_processes_moves_the_reply_both_ways_and_back(starter_file, 
     assert down["logprob_after"] < up["logprob_before"]
     status = json.loads(process("learn", "undo", "--json").stdout)
     assert (status["adapter_version"], status["ratings"]) == (1, 1)
-    for field in (
-        "reply_id rating applied apply_us total_us logprob_before logprob_after kl micro_norm adapter_version"
-    ).split():  # fmt: skip
+    for field in ["reply_id", "rating", "applied", "apply_us", "total_us", "logprob_before", "logprob_after", "kl", "micro_norm", "adapter_version"]:  # fmt: skip
         assert field in up, field
     exported = [json.loads(x) for x in process("learn", "export").stdout.splitlines()]
     assert [(r["prompt"], r["label"]) for r in exported] == [("Tell me about rivers.", True)]
@@ -232,7 +226,9 @@ def test_sessions_of_plain_chat(starter_file, process):
 def test_help_is_quick(process):
     """No model, no MLX, no tokenizers are imported for --help."""
     code = "import sys; sys.argv = ['ruvmlx', '--help']\nfrom ruvmlx.apps.cli import main\n"
-    code += "try: main()\nexcept SystemExit: pass\nheavy = {'mlx', 'tokenizers', 'textual', 'huggingface_hub'}\n"
+    code += (
+        "try: main()\nexcept SystemExit: pass\nheavy = {'mlx', 'tokenizers', 'textual', 'huggingface_hub'}\n"
+    )
     code += "print('HEAVY', sorted(heavy & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.rstrip().endswith("HEAVY []"), done.stdout + done.stderr

@@ -14,7 +14,9 @@ GREEDY = Sampling(temperature=0)
 
 
 def request(**fields) -> GenerationRequest:
-    return GenerationRequest(**{"prompt": "hello", "max_new_tokens": 12, "sampling": GREEDY, "ignore_eos": True} | fields)
+    return GenerationRequest(
+        **{"prompt": "hello", "max_new_tokens": 12, "sampling": GREEDY, "ignore_eos": True} | fields
+    )
 
 
 def test_chunks_add_up_to_the_response(engine):
@@ -88,7 +90,9 @@ def test_random_edits_stops_and_branches_equal_an_uncached_run(engine):
     rng = random.Random(4)
     prompt = [rng.randrange(3, 250) for _ in range(20)]
     for _ in range(50):
-        prompt = prompt[: rng.randrange(1, len(prompt) + 1)] + [rng.randrange(3, 250) for _ in range(rng.randrange(5))]
+        prompt = prompt[: rng.randrange(1, len(prompt) + 1)] + [
+            rng.randrange(3, 250) for _ in range(rng.randrange(5))
+        ]
         r = request(prompt=None, input_ids=prompt, session_id="s", max_new_tokens=5)
         stop_at = rng.choice([None, 1, 3])
         for chunk in engine.stream(r):
@@ -152,7 +156,9 @@ class Bytes:
         return bytes([token])
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve café", "日本語と中文", "👩‍👩‍👧‍👦 family 🇫🇷", "mixed é漢🙂z"])
+@pytest.mark.parametrize(
+    "text", ["plain", "naïve café", "日本語と中文", "👩‍👩‍👧‍👦 family 🇫🇷", "mixed é漢🙂z"]
+)
 def test_utf8_is_never_broken(text):
     decoder = StreamDecoder(Bytes())
     pieces = [decoder.add(b) for b in text.encode()]

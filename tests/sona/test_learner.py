@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ruvmlx.store import Store
-from ruvmlx.store import store as store_module
+from ruvmlx.store import replies as store_module
 
 
 def reply(runtime, text="hello there", seed=1, settle=True) -> str:
@@ -35,6 +35,7 @@ def test_a_rating_moves_the_replys_logprob(open_tiny, rating, way):
 
 def test_the_next_reply_comes_from_changed_weights(open_tiny):
     """Same prompt and seed, other log-probabilities."""
+
     def logprobs(runtime):
         request = GenerationRequest(prompt="hello", max_new_tokens=1, sampling=Sampling(0.0), logprobs=5)
         return [chunk.response for chunk in runtime.generate(request)][-1].logprobs[0].top

@@ -1,0 +1,101 @@
+"""Generated replies and the traces that a later rating needs."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import NotFound
+from .chats import Chats
+from .database import vector
+
+KEEP_TRACES = 50  # newest replies whose trace is kept; older ones are replayed from their tokens
+
+
+@dataclass(frozen=True)
+class ReplyRow:
+    """One generated reply. sampled_ids holds every token drawn, the end-of-reply token too."""
+
+    id: str
+    model: str
+    fingerprint: str
+    adapter: str | None
+    adapter_version: int
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    prompt: str  # the user's words that it answers
+    text: str
+    finish_reason: str
+    query: np.ndarray | None  # [D] float32, embedding of the prompt
+
+
+class Replies(Chats):
+    """Every reply is kept, of a chat or not."""
+
+    def add_reply(self, reply: ReplyRow, session_id: str | None) -> None:
+        """Commit a reply and, for a chat, its message."""
+        now = time.time()
+        with self.transaction():
+            self._db.execute(
+                "INSERT INTO replies VALUES (?, (SELECT coalesce(max(seq), 0) + 1 FROM replies),"
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    reply.id,
+                    reply.model,
+                    reply.fingerprint,
+                    reply.adapter,
+                    reply.adapter_version,
+                    _ids_to_blob(reply.prompt_ids),
+                    _ids_to_blob(reply.sampled_ids),
+                    reply.prompt,
+                    reply.text,
+                    reply.finish_reason,
+                    None if reply.query is None else reply.query.astype("<f4").tobytes(),
+                    now,
+                ),
+            )
+            if session_id is not None:
+                self._add_message(session_id, "assistant", reply.text, reply.id, now)
+                self._db.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session_id))
+
+    def reply(self, reply_id: str) -> ReplyRow:
+        """`reply_id` may be "last" or a unique beginning of an id."""
+        columns = (
+            "SELECT id, model, fingerprint, adapter, adapter_version, prompt_ids, sampled_ids, prompt, text,"
+            " finish_reason, query FROM replies "
+        )
+        if reply_id == "last":
+            rows = self._rows(columns + "ORDER BY seq DESC LIMIT 1")
+        else:
+            rows = self._rows(columns + "WHERE substr(id, 1, ?) = ? LIMIT 2", len(reply_id), reply_id)
+        if not rows and reply_id == "last":
+            raise NotFound("there is no reply to rate yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
+        if not rows or not reply_id:
+            raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
+        if len(rows) > 1:
+            raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
+        row = rows[0]
+        return ReplyRow(*row[:5], _blob_to_ids(row[5]), _blob_to_ids(row[6]), *row[7:10], vector(row[10]))
+
+    def put_trace(self, reply_id: str, data: bytes) -> None:
+        """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""
+        with self.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO traces SELECT id, seq, ? FROM replies WHERE id = ?", (data, reply_id)
+            )
+            self._db.execute(
+                "DELETE FROM traces WHERE seq <= (SELECT seq FROM traces ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                (KEEP_TRACES,),
+            )
+
+    def trace(self, reply_id: str) -> bytes | None:
+        row = self._row("SELECT data FROM traces WHERE reply_id = ?", reply_id)
+        return row[0] if row else None
+
+
+def _ids_to_blob(ids: list[int]) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def _blob_to_ids(blob: bytes) -> list[int]:
+    return np.frombuffer(blob, "<i4").tolist()
