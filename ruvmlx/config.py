@@ -58,7 +58,7 @@ class Setting:
 def load(flags: Mapping[str, Any] | None = None) -> dict[str, Setting]:
     """Every setting, resolved. Flags that are None were not given."""
     project, user = _read(project_file()), _read(user_file())
-    sources = [
+    sources: list[tuple[str, Mapping[str, Any]]] = [
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
         ("environment", _environment()),
         (str(project_file()), project),

@@ -208,7 +208,7 @@ class Runtime:
 
 
 def _alternating(turns: list[Turn]) -> list[Message]:
-    """Turns as messages; neighbours of one role are joined (a reply stopped before its first word is no turn)."""
+    """Turns as messages. A reply stopped before its first word is no turn: its neighbours are joined."""
     messages: list[Message] = []
     for turn in turns:
         if messages and messages[-1].role == turn.role and turn.content:

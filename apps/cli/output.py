@@ -1,4 +1,4 @@
-"""How a verb talks: data on stdout, everything else on stderr, errors in one line with the right exit code."""
+"""How a verb talks: data on stdout, all else on stderr, errors in one line with the right exit code."""
 
 import json
 import os
@@ -62,11 +62,11 @@ def run_plainly(command: click.Command) -> int:
         # The reader (head, less) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as e:
+    except Exception as e:  # noqa: BLE001 - the last resort: a user never sees a traceback
         if os.environ.get("RUVMLX_DEBUG"):
             traceback.print_exc()
         return _fail(
-            f"internal error: {type(e).__name__}: {e}. Run again with RUVMLX_DEBUG=1 and report what it prints.",
+            f"internal error: {type(e).__name__}: {e}. Report what RUVMLX_DEBUG=1 prints.",
             1,
         )
 

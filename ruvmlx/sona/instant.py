@@ -59,7 +59,7 @@ def update(adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral) ->
 
 
 def capped(adapter: MicroLoRA, neutral: Neutral, eta: float = 0.0) -> Update:
-    """Scale lora_b until KL(new || frozen) is within the cap. KL is nearly quadratic in lora_b: one or two rounds."""
+    """Scale lora_b until KL(new || frozen) is within the cap: one or two rounds, KL is nearly quadratic."""
     kl = _finite(neutral.kl(adapter))
     while kl > KL_CAP:
         adapter = adapter.shrunk(0.999 * math.sqrt(KL_CAP / kl))

@@ -75,7 +75,7 @@ class Ledger:
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use an earlier version again; 0 is the untouched model. Only the ratings that led to it still count."""
+        """Use an earlier version again; 0 is the untouched model. Only ratings that led to it still count."""
         self._check_reachable(version)
         with self._store.transaction():
             self._store.point_adapter(self._fingerprint, self.name, version)

@@ -155,7 +155,7 @@ class Adapters(Replies):
             fingerprint,
             adapter,
         )
-        return [RatingRow(*row[:7], vector(row[7]), row[8]) for row in rows]
+        return [RatingRow(*facts, vector(query), replaces) for *facts, query, replaces in rows]
 
     def rated_texts(self, fingerprint: str, adapter: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""

@@ -40,8 +40,8 @@ class Chats(Database):
 
     def session(self, session_id: str) -> SessionRow:
         row = self._row(
-            "SELECT id, title, system, model, (SELECT count(*) FROM messages WHERE session_id = s.id), updated"
-            " FROM sessions s WHERE id = ?",
+            "SELECT id, title, system, model,"
+            " (SELECT count(*) FROM messages WHERE session_id = s.id), updated FROM sessions s WHERE id = ?",
             session_id,
         )
         if row is None:
@@ -74,7 +74,8 @@ class Chats(Database):
                 "SELECT m.role, m.content, m.reply_id,"
                 " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND NOT taken_back"
                 "  ORDER BY id DESC LIMIT 1), r.finish_reason"
-                " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id WHERE m.session_id = ? ORDER BY m.id",
+                " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
+                " WHERE m.session_id = ? ORDER BY m.id",
                 session_id,
             )
         ]
@@ -85,7 +86,8 @@ class Chats(Database):
         with self.transaction():
             self._add_message(session_id, "user", content, None, now)
             self._db.execute(
-                "UPDATE sessions SET updated = ?, title = CASE title WHEN '' THEN ? ELSE title END WHERE id = ?",
+                "UPDATE sessions SET updated = ?, title = CASE title WHEN '' THEN ? ELSE title END"
+                " WHERE id = ?",
                 (now, title, session_id),
             )
 

@@ -74,8 +74,9 @@ class Replies(Chats):
             raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
         if len(rows) > 1:
             raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
-        row = rows[0]
-        return ReplyRow(*row[:5], _blob_to_ids(row[5]), _blob_to_ids(row[6]), *row[7:10], vector(row[10]))
+        *origin, prompt_ids, sampled_ids, prompt, text, finish_reason, query = rows[0]
+        ids = _blob_to_ids(prompt_ids), _blob_to_ids(sampled_ids)
+        return ReplyRow(*origin, *ids, prompt, text, finish_reason, vector(query))
 
     def put_trace(self, reply_id: str, data: bytes) -> None:
         """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""

@@ -10,6 +10,35 @@ import pytest
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
+GENERATE_FIELDS = [
+    "reply_id",
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "generation_tokens",
+    "prompt_tps",
+    "generation_tps",
+    "ttft_ms",
+    "finish_reason",
+    "model",
+    "backend",
+    "kernels",
+    "adapter",
+    "kv",
+    "peak_rss_bytes",
+]
+RATE_FIELDS = [
+    "reply_id",
+    "rating",
+    "applied",
+    "apply_us",
+    "total_us",
+    "logprob_before",
+    "logprob_after",
+    "kl",
+    "micro_norm",
+    "adapter_version",
+]
 FRANCE = "What is the capital of France?"
 
 
@@ -52,7 +81,7 @@ def test_the_model_knows_paris(starter_file, process):
     report = json.loads(done.stdout)
     assert done.returncode == 0 and "Paris" in report["text"]
     assert report["finish_reason"] == "stop" and report["adapter"] == "default@0"
-    for field in ["reply_id", "text", "token_ids", "prompt_tokens", "generation_tokens", "prompt_tps", "generation_tps", "ttft_ms", "finish_reason", "model", "backend", "kernels", "adapter", "kv", "peak_rss_bytes"]:  # fmt: skip
+    for field in GENERATE_FIELDS:
         assert report[field] not in (None, "", 0), field
     assert set(report["kv"]) == {"policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes"}
 
@@ -67,7 +96,7 @@ def test_rate_in_new_processes_moves_the_reply_both_ways_and_back(starter_file, 
     assert down["logprob_after"] < up["logprob_before"]
     status = json.loads(process("learn", "undo", "--json").stdout)
     assert (status["adapter_version"], status["ratings"]) == (1, 1)
-    for field in ["reply_id", "rating", "applied", "apply_us", "total_us", "logprob_before", "logprob_after", "kl", "micro_norm", "adapter_version"]:  # fmt: skip
+    for field in RATE_FIELDS:
         assert field in up, field
     exported = [json.loads(x) for x in process("learn", "export").stdout.splitlines()]
     assert [(r["prompt"], r["label"]) for r in exported] == [("Tell me about rivers.", True)]
@@ -91,7 +120,7 @@ def test_special_tokens_typed_by_the_user_are_text(starter_file, process):
 
 def test_ctrl_c_keeps_the_reply(starter_file):
     child = subprocess.Popen(
-        [sys.executable, "-m", "ruvmlx", "generate", "Count to a thousand.", "--ignore-eos", "--max-tokens", "4000"],
+        [sys.executable, "-m", "ruvmlx", "generate", "Count.", "--ignore-eos", "--max-tokens", "4000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     first = child.stdout.read(20)

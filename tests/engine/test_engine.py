@@ -1,4 +1,4 @@
-"""Requests in, streams out; the KV cache of a session is an optimisation that no one can see in the tokens."""
+"""Requests in, streams out; no one can see in the tokens that a session keeps its KV cache."""
 
 import random
 

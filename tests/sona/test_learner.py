@@ -182,7 +182,7 @@ def test_an_update_that_is_not_finite_is_refused(open_tiny):
 
 def test_unknown_replies_and_other_models(open_tiny):
     with open_tiny() as runtime:
-        with pytest.raises(NotFound, match="last"):
+        with pytest.raises(NotFound, match="no reply to rate yet"):
             runtime.rate("last", "up")
         with pytest.raises(NotFound, match="nope"):
             runtime.rate("nope", "up")

@@ -58,7 +58,7 @@ def test_gradient_equals_finite_differences(engine, tiny, tiny_backend, temperat
         return reply_logprob(a, b, adapter.scale, hidden, frozen, trace.tokens)
 
     true_a = np.array([[central_difference(of_a, a, (d, k)) for k in range(2)] for d in range(a.shape[0])])
-    drawn = sorted(set(trace.tokens))[:10] + [0, 7, tiny.config.vocab_size - 1]
+    drawn = [*sorted(set(trace.tokens))[:10], 0, 7, tiny.config.vocab_size - 1]
     true_b = np.array([[central_difference(of_b, b, (k, v)) for v in drawn] for k in range(2)])
     assert np.linalg.norm(trace.grad_a - true_a) < 1e-3 * np.linalg.norm(true_a)
     assert np.linalg.norm(trace.grad_b[:, drawn] - true_b) < 1e-3 * np.linalg.norm(true_b)
