@@ -5,8 +5,9 @@ character that begins a special token's string; the tokenizer matches special to
 where typed ones no longer match, and only then takes the marks out. What the template itself writes
 is untouched, so the ids are otherwise those of the rendered text.
 
-Without a template: ChatML when the vocabulary has <|im_start|> and <|im_end|>, else lines of
-"User: ..." and "Assistant: ..." with an empty line between turns.
+Without a template the vocabulary decides: ChatML with <|im_start|> and <|im_end|>, Llama 3's form with
+<|start_header_id|> and <|eot_id|>, Mistral's with [INST] and [/INST], else lines of "User: ..." and
+"Assistant: ..." with an empty line between turns.
 """
 
 import re
@@ -24,6 +25,19 @@ CHATML = (
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] + '<|eot_id|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + '[/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
+    "{% else %}{{ raise_exception('no place for this role') }}{% endif %}"
+    "{% endfor %}"
 )
 PLAIN = (
     "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\n\n' }}{% endfor %}"
@@ -128,7 +142,12 @@ def fold_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _fallback(specials: Sequence[str]) -> str:
-    return CHATML if {"<|im_start|>", "<|im_end|>"} <= set(specials) else PLAIN
+    forms = {
+        CHATML: {"<|im_start|>", "<|im_end|>"},
+        LLAMA3: {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+        MISTRAL: {"[INST]", "[/INST]"},
+    }
+    return next((form for form, needed in forms.items() if needed <= set(specials)), PLAIN)
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptFile, ModelNotFound, UnsupportedModel
+from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from .messages import one_line
 
 MAX_KEYS = 1 << 16
@@ -133,7 +133,7 @@ def _map(path: Path) -> mmap.mmap:
     except ValueError:
         raise CorruptFile(f"{path.name}: the file is empty. Fetch it again.") from None
     except OSError as error:
-        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
+        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None
 
 
 class _Cursor:

@@ -62,6 +62,11 @@ def read_config(file: GGUFFile) -> ModelConfig:
             "only 'llama' (Llama and Mistral) is run."
         )
     keys = _Keys(file)
+    if keys.integer("split.count", 1) > 1:
+        raise UnsupportedModel(
+            f"{file.path.name} is one of {file.metadata['split.count']} parts of a model; "
+            "join them with llama.cpp's llama-gguf-split --merge."
+        )
     config = _base_config(file, keys)
     check_config(config, file.path.name)
     _check_rope_width(file, keys, config)

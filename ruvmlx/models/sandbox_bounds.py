@@ -1,7 +1,7 @@
 """How much work and text a chat template may make. Checks run before the work is done."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -80,7 +80,17 @@ def check_format(form: Any, given: tuple) -> None:
     digits = [c if c.isdigit() else " " for c in str(form)]
     if any(len(run) > 3 for run in "".join(digits).split()) or "*" in str(form) or str(form).count("{:{"):
         raise SecurityError("a format with a width above 999")
-    check_text(sum(len(x) if isinstance(x, str) else 64 for x in given) + len(str(form)))
+    fields = str(form).count("{") + str(form).count("%")  # each may name the longest value
+    check_text(fields * text_size(given) + len(str(form)))
+
+
+def text_size(value: Any) -> int:
+    """About as many characters as a value has when it is written out."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 64
 
 
 def text_method(function: Any) -> tuple[str, Any]:

@@ -298,6 +298,20 @@ def gguf_vocab_keys() -> dict[str, Any]:
     }
 
 
+def vocab_only_keys(size: int) -> dict[str, Any]:
+    """The least that llama.cpp wants of a file without tensors."""
+    return {
+        "general.architecture": "llama",
+        "llama.block_count": u32(1),
+        "llama.context_length": u32(64),
+        "llama.embedding_length": u32(32),
+        "llama.feed_forward_length": u32(32),
+        "llama.attention.head_count": u32(1),
+        "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
+        "llama.vocab_size": u32(size),
+    }
+
+
 def gguf_spm_keys(add_space_prefix: bool = True) -> dict[str, Any]:
     """A tiny SentencePiece vocabulary: 3 control pieces, 256 bytes, letters, a few merged pieces."""
     letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz"]

@@ -177,9 +177,16 @@ def test_system_stays_where_the_template_puts_it():
 
 
 def test_fallbacks():
-    """ChatML where the vocabulary has it, named lines where not."""
+    """The form that the vocabulary's special tokens belong to; named lines where there are none."""
     chat = [Message("user", "U"), Message("assistant", "A"), Message("user", "V")]
     assert ChatTemplate(None, SPECIALS).source == CHATML
+    headers = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    llama = ChatTemplate(None, headers, "<B>").render([Message("system", "z"), Message("user", "zz")])
+    turn = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    want = "<B>" + turn.format("system") + "z<|eot_id|>" + turn.format("user") + "zz<|eot_id|>"
+    assert llama.replace(GUARD, "") == want + turn.format("assistant")
+    mistral = ChatTemplate(None, ["[INST]", "[/INST]"], "<B>", "<E>").render([Message("system", "z"), *chat])
+    assert mistral == "<B>[INST] z\n\nU[/INST] A<E>[INST] V[/INST]"
     plain = ChatTemplate(None, ["<s>"])
     assert plain.render(chat) == "User: U\n\nAssistant: A\n\nUser: V\n\nAssistant:"
     assert plain.render(chat[:2], add_generation_prompt=False) == "User: U\n\nAssistant: A\n\n"

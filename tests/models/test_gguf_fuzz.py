@@ -34,10 +34,12 @@ def mutate(data: bytes, header: int, rng: random.Random) -> bytes:
     """One to three edits: flipped bits, extreme numbers, cuts, insertions; most of them in the header."""
     out = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        if not out:
+            break
         at = rng.randrange(header if rng.random() < 0.85 else len(out)) % max(1, len(out))
         kind = rng.randrange(6)
         if kind <= 1:
-            out[at : at + 1] = bytes([out[at] ^ 1 << rng.randrange(8)]) if out else b""
+            out[at : at + 1] = bytes([out[at] ^ 1 << rng.randrange(8)])
         elif kind == 2:
             out[at : at + 4] = struct.pack("<I", rng.choice(EXTREMES))
         elif kind == 3:

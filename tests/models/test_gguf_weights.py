@@ -146,6 +146,7 @@ def test_config_round_trip(options, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words", "error"),
     [
+        ({"split.count": u32(3)}, "one of 3 parts", UnsupportedModel),
         ({"general.architecture": "qwen3"}, "architecture 'qwen3'", UnsupportedModel),
         ({"llama.block_count": u32(2)}, "'blk.1.attn_q.weight' .* is missing", CorruptFile),
         ({"llama.block_count": u32(1 << 31)}, "n_layers", CorruptFile),

@@ -35,7 +35,7 @@ ESCAPES = [
 
 @pytest.mark.parametrize("template", ESCAPES)
 def test_escapes_fail(template):
-    """Nothing of Python's insides, no files, no changes to the conversation: refused, or rendered as nothing."""
+    """Nothing of Python's insides, no files, no changes to the chat: refused, or rendered as nothing."""
     chat = [Message("user", "harmless")]
     try:
         out = ChatTemplate(template, []).render(chat)
@@ -47,9 +47,8 @@ def test_escapes_fail(template):
 
 def grown(step: str) -> str:
     """A template that replaces x by `step`, which is longer, sixty times."""
-    return (
-        f"{{% set n = namespace(x='aa') %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
-    )
+    loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return "{% set n = namespace(x='aa') %}" + loop
 
 
 def nested(body: str) -> str:
@@ -71,7 +70,10 @@ RUNAWAYS = [
     grown("n.x.join([n.x, n.x])"),
     grown("[n.x, n.x] | join(n.x)"),
     grown("'%s%s' % (n.x, n.x)"),
+    grown("'%(a)s%(a)s' % {'a': n.x}"),
     grown("'{0}{0}{0}'.format(n.x)"),
+    grown("'{a}{a}'.format(a=n.x)"),
+    grown("'{a}{a}'.format_map({'a': n.x})"),
     grown("'{0}{0}{0}' | format(n.x) ~ n.x"),
     "{{ '%1000000000d' % 1 }}",
     "{{ '%*d' % (1000000000, 1) }}",

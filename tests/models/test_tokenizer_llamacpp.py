@@ -10,8 +10,8 @@ from ruvmlx.models.gguf_vocab import gguf_tokenizer
 from ruvmlx.models.pretokenizers import PATTERNS
 from ruvmlx.models.resolve import starter_path
 
-from .gguf_writer import Typed, u32, write_gguf
-from .make_models import gguf_spm_keys
+from .gguf_writer import u32, write_gguf
+from .make_models import gguf_spm_keys, vocab_only_keys
 from .strings import STRINGS
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, the oracle")
@@ -80,20 +80,6 @@ def test_every_pretokenizer(pre, tmp_path):
     rng = random.Random(5)
     for text in STRINGS + [random_text(rng) for _ in range(100)]:
         assert_same(ours, oracle, text, True)
-
-
-def vocab_only_keys(size: int) -> dict:
-    """The least that llama.cpp wants of a file without tensors."""
-    return {
-        "general.architecture": "llama",
-        "llama.block_count": u32(1),
-        "llama.context_length": u32(64),
-        "llama.embedding_length": u32(32),
-        "llama.feed_forward_length": u32(32),
-        "llama.attention.head_count": u32(1),
-        "llama.attention.layer_norm_rms_epsilon": Typed(6, 1e-5),
-        "llama.vocab_size": u32(size),
-    }
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -11,6 +11,7 @@ from ruvmlx.models.gguf_vocab import gguf_tokenizer
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf
+from .make_models import vocab_only_keys
 from .strings import STRINGS
 
 
@@ -29,7 +30,7 @@ def piece_type(sp, i: int) -> int:
     return next((kind for kind, check in checks.items() if check(i)), 1)
 
 
-def as_gguf(sp, path: Path):
+def as_gguf(sp, path: Path) -> Path:
     """What llama.cpp's converter would write of this vocabulary."""
     n = sp.vocab_size()
     keys = {
@@ -40,7 +41,7 @@ def as_gguf(sp, path: Path):
         "tokenizer.ggml.bos_token_id": u32(sp.bos_id()),
         "tokenizer.ggml.eos_token_id": u32(sp.eos_id()),
     }
-    return gguf_tokenizer(read_gguf(write_gguf(path, keys, {})))
+    return write_gguf(path, vocab_only_keys(n) | keys, {})
 
 
 @pytest.fixture(scope="module", params=FILES, ids=lambda p: p.name[-24:])
@@ -49,7 +50,7 @@ def pair(request, tmp_path_factory):
     import sentencepiece
 
     sp = sentencepiece.SentencePieceProcessor(model_file=str(request.param))
-    return sp, as_gguf(sp, tmp_path_factory.mktemp("v") / "v.gguf")
+    return sp, gguf_tokenizer(read_gguf(as_gguf(sp, tmp_path_factory.mktemp("v") / "v.gguf")))
 
 
 def test_same_ids_as_sentencepiece(pair):
@@ -71,6 +72,20 @@ def test_control_pieces(pair):
         text = sp.id_to_piece(i)
         assert not set(ours.encode(text + " x", add_bos=False)) & set(control)
         assert ours.encode("x" + text, add_bos=False, special=True)[-1] == i
+
+
+def test_llama_cpp_reads_the_same_vocabulary_alike(tmp_path):
+    """The largest of the vocabularies in llama.cpp itself, special tokens matched and not."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, the oracle")
+    import sentencepiece
+
+    path = as_gguf(sentencepiece.SentencePieceProcessor(model_file=str(FILES[0])), tmp_path / "v.gguf")
+    oracle = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    ours = gguf_tokenizer(read_gguf(path))
+    for text in [*STRINGS, "[INST] a [/INST]b</s><s> c"]:
+        for special in (False, True):
+            want = oracle.tokenize(text.encode(), add_bos=True, special=special)
+            assert ours.encode(text, special=special) == want, repr(text)
 
 
 @pytest.mark.skipif(len(FILES) < 2, reason="needs several vocabularies")
