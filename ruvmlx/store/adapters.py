@@ -5,7 +5,7 @@ the other.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class Adapters(Replies):
             fingerprint,
             adapter,
         )
-        return [RatingRow(*facts, vector(query), replaces) for *facts, query, replaces in rows]
+        return [replace(RatingRow(*row), query=vector(row[7])) for row in rows]
 
     def rated_texts(self, fingerprint: str, adapter: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""

@@ -1,7 +1,7 @@
 """Generated replies and the traces that a later rating needs."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,9 +74,13 @@ class Replies(Chats):
             raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
         if len(rows) > 1:
             raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
-        *origin, prompt_ids, sampled_ids, prompt, text, finish_reason, query = rows[0]
-        ids = _blob_to_ids(prompt_ids), _blob_to_ids(sampled_ids)
-        return ReplyRow(*origin, *ids, prompt, text, finish_reason, vector(query))
+        row = ReplyRow(*rows[0])
+        return replace(
+            row,
+            prompt_ids=_blob_to_ids(rows[0][5]),
+            sampled_ids=_blob_to_ids(rows[0][6]),
+            query=vector(rows[0][10]),
+        )
 
     def put_trace(self, reply_id: str, data: bytes) -> None:
         """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""
