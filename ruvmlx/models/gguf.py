@@ -10,6 +10,8 @@ A string is a u64 length and that many bytes of UTF-8. All numbers are little-en
 
 Every length is compared with what is left of the file before anything of that length is made, so a
 hostile header costs neither memory nor time. What does not add up is a `CorruptFile` of one line.
+
+Out of reach: a file that another program shortens in place while it is mapped ends the process (SIGBUS).
 """
 
 import mmap

