@@ -22,7 +22,7 @@ TINY = Shape(
 )
 EXTREMES = [0, 1, 2, 7, 31, 255, 0x7FFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 WIDE_EXTREMES = [*EXTREMES, 1 << 32, (1 << 61) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1]
-MAX_SECONDS, MAX_GROWTH_MB = 1.0, 200
+MAX_SECONDS, MAX_GROWTH_MB = 1.0, 200  # seconds of processor time: the machine may be busy
 
 
 def spm_metadata() -> dict:
@@ -79,12 +79,12 @@ def test_mutants_load_or_raise_one_line(vocabulary, tmp_path):
     for _ in range(4000):
         path.unlink(missing_ok=True)
         path.write_bytes(mutate(data, header_size(data), rng))
-        start = time.perf_counter()
+        start = time.process_time()
         if try_load(path):
             loaded += 1
         else:
             refused += 1
-        assert time.perf_counter() - start < MAX_SECONDS
+        assert time.process_time() - start < MAX_SECONDS
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown < MAX_GROWTH_MB
     assert loaded > 150 and refused > 1500  # both outcomes are really reached

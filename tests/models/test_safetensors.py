@@ -111,7 +111,7 @@ def test_mutated_headers_load_in_bounds_or_raise(tmp_path):
 
 
 def try_read(path) -> bool:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         for t in read_safetensors(path).values():
             assert t.offset + t.nbytes <= path.stat().st_size
@@ -121,7 +121,7 @@ def try_read(path) -> bool:
         assert "\n" not in str(error)
         return False
     finally:
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
 
 # Folders ------------------------------------------------------------------------------------------
