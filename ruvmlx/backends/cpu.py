@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from pathlib import Path
 
 
@@ -23,6 +24,39 @@ def total_memory() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+class OtherLoad:
+    """How many cores other processes keep busy: all busy time less our own, since the last reading.
+
+    Linux only (/proc/stat); elsewhere 0. A reading is kept for PERIOD seconds: the kernel counts in 10 ms.
+    """
+
+    PERIOD = 0.25
+
+    def __init__(self):
+        self._at, self._cores = self._sample(), 0.0
+
+    def cores(self) -> float:
+        if time.monotonic() - self._at[0] >= self.PERIOD:
+            now = self._sample()
+            wall, busy, own = (b - a for a, b in zip(self._at, now, strict=True))
+            self._at, self._cores = now, max(0.0, (busy - own) / wall)
+        return self._cores
+
+    @staticmethod
+    def _sample() -> tuple[float, float, float]:
+        """(wall, busy time of all CPUs, CPU time of this process) in seconds."""
+        return time.monotonic(), _busy_seconds(), time.process_time()
+
+
+def _busy_seconds() -> float:
+    """First line of /proc/stat: cpu user nice system idle iowait irq softirq steal ..., in clock ticks."""
+    fields = _read("/proc/stat").partition("\n")[0].split()[1:9]
+    if len(fields) < 8:
+        return time.process_time()
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _siblings(cpu: int) -> str:

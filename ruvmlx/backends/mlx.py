@@ -38,7 +38,9 @@ class MLXBackend:
             self._graph = graph.build(model.config, weights, *plan)
             if kind == "cpu":
                 cpu_layers.install(self._graph, model.config)
+            mx.clear_cache()  # what unpacking and joining left behind
         self._forward = cpu_layers.forward if kind == "cpu" else _forward
+        self._load = cpu.OtherLoad()
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
     def new_cache(self) -> MLXCache:
@@ -95,6 +97,7 @@ class MLXBackend:
     def _run(self, tokens: Sequence[int], cache: MLXCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
         start = cache.offset
+        BLAS.adapt(self._load.cores())
         try:
             with mx.stream(self._device):
                 hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), cache.layers)[0]

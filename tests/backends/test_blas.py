@@ -144,3 +144,48 @@ def test_uninitialised_output_is_not_read():
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS only")
 def test_macos_needs_nothing():
     assert blas.preload().name == "accelerate"
+
+
+class Counter:
+    """A shim that remembers its threads."""
+
+    n = 4
+
+    def rvm_blas_get_threads(self):
+        return self.n
+
+    def rvm_blas_set_threads(self, n):
+        self.n = n
+
+
+def test_threads_leave_busy_cores_alone(monkeypatch):
+    """As many threads as cores are free, at least one, never more than the most; a chosen number stays."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    openblas = blas.Blas("openblas", "", Counter(), most=4)
+    seen = []
+    for others in (0.0, 3.9, 5.4, 5.6, 7.6, 30.0, 0.2):
+        openblas.adapt(others)
+        seen.append(openblas.threads())
+    assert seen == [4, 4, 3, 2, 1, 1, 4]
+    openblas.set_threads(3)
+    openblas.adapt(7.0)
+    assert openblas.threads() == 3
+
+
+def test_load_of_others(monkeypatch):
+    """All busy time less our own, over the wall time; readings within a period are not repeated."""
+    samples = iter([(0.0, 100.0, 5.0), (1.0, 103.5, 6.5)])
+    monkeypatch.setattr(cpu.OtherLoad, "_sample", staticmethod(lambda: next(samples)))
+    clock = iter([0.1, 1.0, 1.1])
+    monkeypatch.setattr(cpu.time, "monotonic", lambda: next(clock))
+    load = cpu.OtherLoad()
+    assert [load.cores() for _ in range(3)] == [0.0, 2.0, 2.0]
+
+
+@linux
+def test_busy_seconds_counts_up():
+    """The kernel's counter covers at least what this process burns."""
+    busy, own = cpu._busy_seconds(), cpu.time.process_time()
+    while cpu.time.process_time() < own + 0.15:
+        pass
+    assert cpu._busy_seconds() - busy > 0.1
