@@ -12,8 +12,8 @@ from .mx import mx, nn
 _llama = mlxlm.load("models.llama")  # mlx-lm runs Mistral on the same graph
 
 
-def build(config: ModelConfig, weights: Weights, dtype: mx.Dtype | None, dequantise: bool) -> nn.Module:
-    """The graph, evaluated. `dtype` converts what is not packed (None: as stored); `dequantise` unpacks."""
+def build(config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool) -> nn.Module:
+    """The graph, evaluated. `dtype` is what all but packed numbers become; `dequantise` unpacks those."""
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     if config.sliding_window:
         _slide(graph.model)
@@ -96,7 +96,7 @@ def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) 
     return {"bits": 32 * packed // width, "group_size": width // groups}
 
 
-def _convert(weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype | None, dequantise: bool) -> dict:
+def _convert(weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool) -> dict:
     """NumPy weights -> MLX arrays under the graph's names."""
     formats = quantised_formats(weights, shapes)
     out = {}
@@ -107,7 +107,7 @@ def _convert(weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype | No
         elif not dequantise:
             out[name] = _array(value, None if kind == "weight" else dtype)
         elif kind == "weight":
-            out[name] = dequantised(path, weights, formats[path], dtype or mx.float32)
+            out[name] = dequantised(path, weights, formats[path], dtype)
     return out
 
 

@@ -1,9 +1,13 @@
 """Three implementations of the same small models say the same: ours on MLX, mlx-lm itself, NumPy."""
 
+import functools
+
 import numpy as np
 import pytest
 
+from ruvmlx.backends import cpu, mlx
 from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.mx import nn
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
@@ -90,18 +94,30 @@ def test_three_implementations_agree(folder):
     assert worst(ours, as_stored) < STORED_TOLERANCE[stored]
 
 
-@pytest.mark.parametrize("stored", ["4-bit", "8-bit", "bfloat16"])
+@pytest.mark.parametrize("stored", ["4-bit", "8-bit"])
 @pytest.mark.parametrize("shape", ["mistral-window-64", "llama3-scaled"])
-def test_weights_left_as_stored(tmp_path, monkeypatch, shape, stored):
-    """What a GPU runs (mlx-lm's modules on packed weights) and what a CPU runs when float32 would not fit."""
-    from ruvmlx.backends import cpu
-
+def test_packed_on_a_cpu(tmp_path, monkeypatch, shape, stored):
+    """What a CPU runs when float32 would not fit: packed weights, float32 scales."""
     path = make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored])
-    model = load_model(str(path))
     judge = mlx_lm_logits(mlx_lm_model(path), TOKENS, (50, 61, 13))
-    monkeypatch.setattr(cpu, "total_memory", lambda: 0)
-    packed = MLXBackend(model, device="cpu", chunk=37)
+    monkeypatch.setattr(cpu, "total_memory", lambda: 1)
+    packed = MLXBackend(load_model(str(path)), device="cpu", chunk=37)
     assert worst(walk(packed, TOKENS), judge) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "4-bit"])
+@pytest.mark.parametrize("shape", ["mistral-window-64", "llama3-scaled"])
+def test_as_on_a_gpu(tmp_path, monkeypatch, shape, stored):
+    """What a GPU runs, here on the CPU's stream: mlx-lm's modules, weights and arithmetic as stored."""
+    path = make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored])
+    as_on_metal = functools.partial(mlx.plan, device="metal")
+    monkeypatch.setattr(mlx, "plan", lambda weights, _: as_on_metal(weights))
+    backend = MLXBackend(load_model(str(path)), device="cpu", chunk=37)
+    judge = mlx_lm_logits(mlx_lm_model(path, float32=False), TOKENS, (50, 61, 13))
+    assert worst(walk(backend, TOKENS), judge) < STORED_TOLERANCE[stored]
+    flat = nn.utils.tree_flatten(backend._graph.parameters())
+    types = {str(array.dtype).removeprefix("mlx.core.") for _, array in flat}
+    assert types <= {STORED[stored]["dtype"], "uint32"}
 
 
 def test_the_window_matters(tmp_path):

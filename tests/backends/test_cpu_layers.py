@@ -21,7 +21,7 @@ def test_exp():
 
 @pytest.mark.parametrize(("n", "total"), [(1, 700), (33, 200), (70, 70)])
 def test_attention_above_and_below_large(monkeypatch, n, total):
-    """Our exp and MLX's softmax give the same attention, and both MLX's fused one."""
+    """Our exp or MLX's softmax, whole or in blocks of 8 and more queries: all as MLX's own."""
     rng = np.random.default_rng(4)
     q, k, v = (
         mx.array(rng.standard_normal((1, h, t, 16)).astype(np.float32))
@@ -31,8 +31,9 @@ def test_attention_above_and_below_large(monkeypatch, n, total):
     mask = mx.where(mask, 0.0, -np.inf).astype(mx.float32)
     with mx.stream(mx.cpu):
         judge = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask="causal" if n > 1 else None)
-        for large in (1, 1 << 30):
+        for large, tile in ((1, 1 << 30), (1 << 30, 1 << 30), (1, 10), (1 << 30, 8000)):
             monkeypatch.setattr(cpu_layers, "LARGE", large)
+            monkeypatch.setattr(cpu_layers, "TILE", tile)
             grouped = q.reshape(1, 2, 3, n, 16), k[:, :, None], v[:, :, None]
             got = cpu_layers.attend(*grouped, mask if n > 1 else None).reshape(1, 6, n, 16)
             np.testing.assert_allclose(np.array(got), np.array(judge), atol=2e-5)
