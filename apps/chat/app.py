@@ -5,9 +5,8 @@ The runtime lives in its own thread (`worker.RuntimeThread`); this one only draw
 
 import asyncio
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -57,7 +56,6 @@ class ChatApp(App[int]):
         self.runtime = RuntimeThread(open_runtime)
         self.session = ""
         self.failure: Exception | None = None  # why the app ended by itself
-        self._cancel: threading.Event | None = None
         self._interrupted_at = 0.0
         self._waiting = ""  # sent while the model was opening
 
@@ -96,10 +94,12 @@ class ChatApp(App[int]):
         """Keys that would do nothing now are not offered."""
         if action == "stop":
             return self.phase == "replying"
-        if action in ("rate", "select") and self.is_mounted:
-            return bool(self.transcript.replies)
-        if action == "undo" and self.is_mounted:
-            return bool(self.status.learned and self.status.learned.ratings)
+        if action == "rate" and self._is_too_early():
+            return False
+        if action in ("rate", "select"):
+            return bool(self.session and self.transcript.replies)
+        if action == "undo":
+            return bool(self.session and self.status.learned and self.status.learned.ratings)
         return True
 
     # Opening and leaving
@@ -133,8 +133,11 @@ class ChatApp(App[int]):
         if self.phase != "closing":
             self.phase = "closing"
             self.status.message = "Closing…"
-            self._stop_reply()
             self._close()
+
+    async def action_quit(self) -> None:
+        """The palette's way out."""
+        self.action_leave()
 
     @work
     async def _close(self) -> None:
@@ -215,23 +218,23 @@ class ChatApp(App[int]):
 
     @work
     async def _reply(self, text: str) -> None:
-        self.phase, self._cancel = "replying", threading.Event()
+        self.phase = "replying"
+        arriving = self.runtime.say(self.session, text, self.options)
         reply = Reply()
         await self.transcript.add(UserMessage(text), reply)
         try:
-            await self._stream(reply, text, self._cancel)
+            await self._stream(reply, arriving)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._reply_failed(reply, text, error)
         finally:
-            self._cancel = None
             if self.phase == "replying":
                 self.phase = "idle"
             self.refresh_bindings()
 
-    async def _stream(self, reply: Reply, text: str, cancel: threading.Event) -> None:
+    async def _stream(self, reply: Reply, arriving: AsyncIterator[list[Chunk]]) -> None:
         safe, asked_at, response = Sanitizer(), time.perf_counter(), None
         self.status.meter = replace(Meter(), max_context=self.status.meter.max_context)
-        async for chunks in self.runtime.say(self.session, text, self.options, cancel):
+        async for chunks in arriving:
             started = time.perf_counter()
             response = await self._show(reply, chunks, safe, asked_at)
             await asyncio.sleep(max(FRAME, 1.5 * (time.perf_counter() - started)) if not response else 0)
@@ -263,13 +266,9 @@ class ChatApp(App[int]):
         await self._fail(error)
 
     def action_stop(self) -> None:
-        if self._stop_reply():
+        if self.phase == "replying":
+            self.runtime.stop()
             self.status.flash("Stopping", 0.5)
-
-    def _stop_reply(self) -> bool:
-        if self._cancel:
-            self._cancel.set()
-        return self._cancel is not None
 
     @work
     async def _settle(self) -> None:
@@ -292,7 +291,7 @@ class ChatApp(App[int]):
 
     @work
     async def _rate(self, rating: str, note: str) -> None:
-        reply = self._chosen()
+        reply = None if self._is_too_early() else self._chosen()
         if reply is None or reply.reply_id is None:
             self.status.flash("There is no reply to rate yet")
             return
@@ -302,6 +301,10 @@ class ChatApp(App[int]):
         if done:
             reply.rated(done[0])
             self._learned(done[1])
+
+    def _is_too_early(self) -> bool:
+        """While a reply comes, a rating would hit the one before it, unless that is selected."""
+        return self.phase == "replying" and not isinstance(self.focused, Reply)
 
     def _learned(self, learned: LearnStatus) -> None:
         self.status.learned = learned
@@ -321,7 +324,7 @@ class ChatApp(App[int]):
             return
         ratings = {turn.reply_id: turn.rating for turn in done[1] if turn.reply_id}
         for reply in self.transcript.replies:
-            reply.restore_rating(ratings.get(reply.reply_id))
+            reply.restore_rating(ratings.get(reply.reply_id or ""))
         self._learned(done[0])
         self.status.flash(describe.undone(done[0]))
 
@@ -331,6 +334,11 @@ class ChatApp(App[int]):
         reply = self._chosen()
         if reply:
             self.transcript.neighbour(reply, step).focus()
+
+    def action_stop_or_write(self) -> None:
+        """Esc stops a reply wherever the focus is."""
+        self.action_stop()
+        self.prompt.focus()
 
     def action_write(self) -> None:
         self.prompt.focus()

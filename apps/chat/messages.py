@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
-from textual.message import Message
+from textual.content import Content
 from textual.reactive import var
 from textual.widget import Widget
 from textual.widgets import Markdown, Static
@@ -81,7 +81,8 @@ class Reply(Vertical, can_focus=True):
         Binding("up,k", "app.select(-1)", "Choose", key_display="↑↓"),
         Binding("down,j", "app.select(1)", "Next", show=False),
         Binding("u,backspace", "app.undo", "Take back", show=False),
-        Binding("escape,tab,shift+tab,enter", "app.write", "Back", key_display="esc"),
+        Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
+        Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]
 
     reply_id: var[str | None] = var(None)
@@ -89,9 +90,6 @@ class Reply(Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
-
-    class Selected(Message):
-        """This reply has got the focus, or lost it."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -142,19 +140,20 @@ class Reply(Vertical, can_focus=True):
         if not self.query(".note"):
             return  # not composed yet; on_mount calls again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
+        lines = [line for line in (self.ending, self.progress or rating) if line]
         note = self.query_one(".note", Static)
-        text = " · ".join(filter(None, (self.progress, self.ending, rating)))
-        note.update(text)
-        note.display = bool(text)
+        note.update(self._coloured("\n".join(lines)))
+        note.display = bool(lines)
         note.set_class(bool(self.progress), "progress")
 
+    def _coloured(self, text: str) -> Content:
+        """The rating's mark in its colour, all else quiet."""
+        mark = describe.rating_mark(self.rating) if self.rating else ""
+        start = text.find(mark) if mark else -1
+        colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
+        return Content(text).stylize(colour, start, start + len(mark)) if start >= 0 else Content(text)
+
     watch_rating = watch_progress = watch_ending = watch_effect = _show_note
-
-    def on_focus(self) -> None:
-        self.post_message(self.Selected())
-
-    def on_blur(self) -> None:
-        self.post_message(self.Selected())
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Only web addresses are opened: a reply may not point at files or programs."""

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Self, TextIO
 
 from ruvmlx.engine.types import Chunk
@@ -42,7 +43,7 @@ class PlainChat:
                 line = self._read()
                 if line is None:
                     break
-                self._attempt(lambda line=line: self._handle(line))
+                self._attempt(partial(self._handle, line))
         return self.failure if not (self.interactive and self.session) else 0
 
     def _begin(self) -> None:

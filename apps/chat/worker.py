@@ -24,6 +24,7 @@ class RuntimeThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
         self._runtime: ChatRuntime | None = None
         self._closed = False
+        self._cancel: threading.Event | None = None  # of the reply that is being written
 
     async def open(self) -> None:
         await self._run(self._open)
@@ -32,10 +33,17 @@ class RuntimeThread:
         """work(runtime), in the runtime's thread."""
         return await self._run(lambda: work(self._opened()))
 
-    async def say(
+    def say(self, session: str, text: str, options: ChatOptions) -> AsyncIterator[list[Chunk]]:
+        """The reply's chunks, all that have come since the last look: a slow screen never falls behind.
+
+        `stop` works from now on, also before the first chunk is asked for.
+        """
+        self._cancel = threading.Event()
+        return self._stream(session, text, options, self._cancel)
+
+    async def _stream(
         self, session: str, text: str, options: ChatOptions, cancel: threading.Event
     ) -> AsyncIterator[list[Chunk]]:
-        """The reply's chunks, all that have come since the last look: a slow screen never falls behind."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         chunks: deque[Chunk] = deque()
 
@@ -60,13 +68,20 @@ class RuntimeThread:
                 yield batch
         await pumping  # raises what the runtime raised
 
+    def stop(self) -> None:
+        """End the reply that is being written, if there is one; its text is kept."""
+        if self._cancel is not None:
+            self._cancel.set()
+
     async def close(self) -> None:
-        """Waits for what is running, then closes the runtime."""
+        """Stops a reply, waits for what is running, then closes the runtime."""
+        self.stop()
         await self._run(self._close)
         self._pool.shutdown(wait=False)
 
     def close_now(self) -> None:
         """The same without an event loop, for an app that ended some other way. Harmless when repeated."""
+        self.stop()
         if not self._closed:
             self._pool.submit(self._close).result()
         self._pool.shutdown(wait=True)

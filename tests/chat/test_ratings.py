@@ -90,3 +90,19 @@ async def test_without_an_adapter():
         await pilot.press("ctrl+y")
         await until(pilot, lambda: "no adapter is loaded" in screen_text(app))
         assert reply.rating is None
+
+
+async def test_a_rating_while_a_reply_comes_does_not_hit_the_one_before():
+    """Keys and commands wait for the reply; a reply that is selected can be rated all the same."""
+    runtime = ScriptedRuntime(["One."], ["Two ", "is ", "long."], gate=True)
+    runtime.free = 1
+    async with chatting(runtime) as (app, pilot):
+        first = await ask(app, pilot)
+        app.prompt.text = "More"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Two" in screen_text(app))
+        await pilot.press("ctrl+y", *"/up", "enter")
+        await until(pilot, lambda: "no reply to rate yet" in screen_text(app))
+        await pilot.press("tab", "plus", "escape", "escape")
+        await until(pilot, lambda: first.effect)
+        assert len(runtime.ratings) == 1
