@@ -1,0 +1,112 @@
+/* The packed forms of weights and activations: what every implementation of the matrix kernels reads.
+ *
+ * Weights: a head of 64 bytes, then tiles of 16 rows. Rows past the last are zeros.
+ *
+ *   quantised tile: for each group of columns
+ *     scales [16], then biases [16] if affine, of scale_kind
+ *     for each 32 columns of the group, 16 rows interleaved 4 bytes at a time:
+ *       Q4  byte[j][r][i], j < 4:  low nibble = column 4j + i,  high nibble = column 16 + 4j + i
+ *       Q8  byte[j][r][i], j < 8:  column 4j + i
+ *   float tile: value[column][16]
+ *
+ * One vector of 16 x 4 bytes times 4 activations, repeated for all rows, is 16 partial dot products
+ * (vpdpbusd, sdot by lane), so no sum across lanes is left. Everything is read once, in order.
+ *
+ * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
+ *
+ *   quantised panel: for each 32 columns  q int8 [n][32], d [n], d * sum(q) [n], -8 sum(q) [n], -128 sum(q) [n]
+ *   float panel:     x [column][n]
+ */
+#ifndef RVM_MATRIX_H
+#define RVM_MATRIX_H
+
+#include "rvm.h"
+
+#include <string.h>
+
+enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, ACT_BYTES = BLOCK_COLS + 16 };
+
+#define MATRIX_MAGIC "rvmtile1"
+
+struct rvm_matrix {
+    char magic[8];
+    rvm_matrix_spec spec;
+    uint64_t reserved[3];
+};
+
+_Static_assert(sizeof(struct rvm_matrix) == RVM_ALIGNMENT, "the head is one cache line");
+
+static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind == RVM_Q8; }
+static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
+static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Bytes of 16 rows x 32 columns. */
+static inline size_t block_bytes(uint32_t kind) { return kind == RVM_Q4 ? 256 : 512; }
+
+/* Bytes of the scales and biases of 16 rows. */
+static inline size_t scales_bytes(const rvm_matrix_spec *s) {
+    return TILE * float_size(s->scale_kind) * (s->affine ? 2 : 1);
+}
+
+static inline size_t tile_bytes(const rvm_matrix_spec *s) {
+    size_t n = is_quantised(s->kind) ? s->cols / s->group * scales_bytes(s) + s->cols / 32 * block_bytes(s->kind)
+                                     : s->cols * TILE * float_size(s->kind);
+    return round_up(n, RVM_ALIGNMENT);
+}
+
+static inline size_t tile_count(const rvm_matrix_spec *s) { return (s->rows + TILE - 1) / TILE; }
+
+static inline const uint8_t *tile_at(const rvm_matrix *w, size_t tile) {
+    return (const uint8_t *)w + sizeof *w + tile * tile_bytes(&w->spec);
+}
+
+/* Tokens in the panel that begins with token t0. */
+static inline size_t panel_tokens(size_t tokens, size_t t0) { return smaller(PANEL, tokens - t0); }
+
+static inline float *acts_float(const void *acts, size_t cols, size_t t0) { return (float *)acts + t0 * cols; }
+
+static inline uint8_t *acts_block(const void *acts, size_t cols, size_t t0, size_t n, size_t block) {
+    return (uint8_t *)acts + t0 * (cols / 32) * ACT_BYTES + block * n * ACT_BYTES;
+}
+
+static inline uint32_t float_bits(float x) {
+    uint32_t b;
+    memcpy(&b, &x, 4);
+    return b;
+}
+
+static inline float bits_float(uint32_t b) {
+    float x;
+    memcpy(&x, &b, 4);
+    return x;
+}
+
+/* IEEE half to float, exact. */
+static inline float half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    if (rest >= 0x7c00) return bits_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest >= 0x0400) return bits_float(sign | ((rest << 13) + 0x38000000));
+    float tiny = (float)rest * 5.9604644775390625e-8f; /* rest * 2^-24 */
+    return bits_float(sign | float_bits(tiny));
+}
+
+/* The i-th of an array of F16, BF16 or F32. */
+static inline float float_at(const void *array, uint32_t kind, size_t i) {
+    uint16_t h;
+    float x;
+    if (kind == RVM_F32) {
+        memcpy(&x, (const uint8_t *)array + 4 * i, 4);
+        return x;
+    }
+    memcpy(&h, (const uint8_t *)array + 2 * i, 2);
+    return kind == RVM_F16 ? half_to_float(h) : bits_float((uint32_t)h << 16);
+}
+
+/* What both functions of an implementation refuse. */
+int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
+                       const float *y, size_t y_stride);
+int rvm_acts_refuses(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+                     size_t token_begin, size_t token_end, const void *acts);
+
+#endif
