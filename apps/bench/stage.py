@@ -1,0 +1,64 @@
+"""Lets players take turns: A B C, A B C, ... so that a slow minute of the machine hits all alike."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ruvmlx.errors import RuvmlxError
+
+
+class OnStage:
+    """A player in its own process."""
+
+    def __init__(self, kind: str, **settings: Any):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ruvmlx.apps.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.facts = self._ask({"kind": kind, "settings": settings})
+        if "error" in self.facts:
+            raise RuvmlxError(f"{kind} cannot be measured: {self.facts['error']}")
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return self._ask([method, *arguments])
+
+    def _ask(self, question: Any) -> Any:
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise RuvmlxError("a benchmark process ended early; run `ruvmlx doctor`, then try again.")
+        return json.loads(answer)
+
+    def leave(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def take_turns(players: dict[str, OnStage], play: Callable[[OnStage], Any], rounds: int) -> dict[str, list]:
+    """`rounds` results of each player, in turns after one round of warming up."""
+    results: dict[str, list] = {name: [] for name in players}
+    for i in range(rounds + 1):
+        for name, player in players.items():
+            result = play(player)
+            if i:
+                results[name].append(result)
+    return results
+
+
+def spread(values: list[float]) -> float:
+    """Half the distance between the quartiles, as a fraction of the median."""
+    if len(values) < 4:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle

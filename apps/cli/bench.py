@@ -1,0 +1,56 @@
+"""`bench`: measure this machine, next to what others do on it."""
+
+import os
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from .options import model_options, resolve
+from .output import json_option, log, print_json, show
+
+
+@click.command()
+@click.argument("suite", type=click.Choice(["model"]), default="model")
+@click.option("--vs", default="", help="llama.cpp: measure it too, in turns, on the same file (GGUF).")
+@click.option("--long", type=click.IntRange(min=0), default=4096, help="Context of the long decode; 0: none.")
+@click.option("--rounds", type=click.IntRange(min=2), default=9, help="Turns of each.")
+@model_options
+@json_option
+def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: Any) -> None:
+    """Measure prefill and decode; every figure beside the machine's own limit."""
+    from ruvmlx.models.load import load_model
+
+    from ..bench import model as model_suite
+
+    settings = resolve(flags)
+    path = str(load_model(settings["model"]).path)
+    threads = settings["threads"] or _cores()
+    peers = "llama.cpp" in vs.split(",") and path.endswith(".gguf")
+    rows = model_suite.run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "system": platform.system(),
+        "threads": threads,
+    }
+    if as_json:
+        print_json({"rows": [asdict(row) for row in rows], "machine": machine})
+        return
+    for row in rows:
+        show(_line(row))
+
+
+def _cores() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _line(row: Any) -> str:
+    value = "-" if row.value is None else f"{row.value:g}"
+    against = f"target {row.target:g}" if row.target is not None else ""
+    verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
+    return f"{row.name:<42} {value:>9} {row.unit:<6} {against:<12} {verdict:<8} {row.note}"
+
+
+VERBS = [bench]
