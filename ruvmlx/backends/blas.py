@@ -51,8 +51,8 @@ class Blas:
     def adapt(self, others: float) -> None:
         """Leave alone the cores that other processes keep busy (`others` of them).
 
-        OpenBLAS's threads wait for each other by spinning. On two cores shared with four busy processes the
-        starter model decodes at 5 tok/s with two threads and at 44 with one; alone, at 57 and 43.
+        OpenBLAS's threads wait for each other by spinning. On two cores shared with three busy processes the
+        starter model decodes at 0.9 tok/s with two threads and at 14 with one; alone, at 57 and 43.
         """
         if self.shim and not self.fixed:
             n = max(1, min(self.most, round((os.cpu_count() or 1) - others)))

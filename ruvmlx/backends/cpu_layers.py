@@ -176,7 +176,7 @@ class Joined(nn.Module):
             return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.scales, strict=True)]
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         if x.shape[1] == 1:
-            return mx.split(self(x), stops, axis=-1)
+            return list(mx.split(self(x), stops, axis=-1))
         parts = [x @ w.T for w in mx.split(self.weight, stops)]
         if self.bias is None:
             return parts

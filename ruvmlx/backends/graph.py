@@ -115,7 +115,7 @@ def dequantised(path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.D
     """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
     packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
     parts = _array(packed, None), _array(scales, mx.float32), _array(biases, mx.float32)
-    result = mx.dequantize(*parts, **fmt).astype(dtype)
+    result = mx.dequantize(*parts, group_size=fmt["group_size"], bits=fmt["bits"]).astype(dtype)
     mx.eval(result)
     return result
 

@@ -37,23 +37,22 @@ class SlidingKVCache:
         """Append T tokens; return what they may look at: at most window - 1 + T tokens."""
         n = keys.shape[2]
         past = min(self.end, self.window - 1)
-        self._make_room(keys, values)
+        all_keys, all_values = self._make_room(keys, values)
         stop = self.end + n
-        self.keys[..., self.end : stop, :] = keys
-        self.values[..., self.end : stop, :] = values
+        all_keys[..., self.end : stop, :] = keys
+        all_values[..., self.end : stop, :] = values
         self.offset, self.end = self.offset + n, stop
-        return self.keys[..., stop - n - past : stop, :], self.values[..., stop - n - past : stop, :]
+        return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
-    def _make_room(self, keys: mx.array, values: mx.array) -> None:
-        """Shift the newest window + slack tokens to the front of a fresh buffer when the old one is full."""
+    def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The buffers; a full one is replaced, its newest window + slack tokens moved to the front."""
         n = keys.shape[2]
-        if self.keys is not None and self.end + n <= self.keys.shape[2]:
-            return
-        keep = min(self.end, self.window + self.slack)
-        room = max(n, self.slack)
-        self.keys = _shifted(self.keys, self.end - keep, self.end, room, keys)
-        self.values = _shifted(self.values, self.end - keep, self.end, room, values)
-        self.end = keep
+        if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
+            keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
+            self.keys = _shifted(self.keys, self.end - keep, self.end, room, keys)
+            self.values = _shifted(self.values, self.end - keep, self.end, room, values)
+            self.end = keep
+        return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
         """After forgetting n, the window must still be whole (or reach back to the start)."""
@@ -67,7 +66,7 @@ class SlidingKVCache:
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+        return sum(a.nbytes for a in (self.keys, self.values) if a is not None)
 
 
 def _shifted(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:

@@ -5,14 +5,14 @@ caches may move from one thread to another, but only one call may run at a time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from ..errors import RuvmlxError, UsageError
 from ..models.base import Model, Weights
 from . import cpu, cpu_layers, graph
-from .base import HeadAdapter, Step
+from .base import HeadAdapter, KVCache, Step
 from .kvcache import MLXCache
 from .mx import BLAS, mx, nn
 
@@ -29,6 +29,7 @@ class MLXBackend:
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
         self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
+        self._load = cpu.OtherLoad()  # its first reading covers the loading below
         if threads:
             BLAS.set_threads(threads)
         with mx.stream(self._device):
@@ -39,7 +40,6 @@ class MLXBackend:
                 cpu_layers.install(self._graph, model.config)
             mx.clear_cache()  # what unpacking and joining left behind
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        self._load = cpu.OtherLoad()
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
     def new_cache(self) -> MLXCache:
@@ -48,7 +48,7 @@ class MLXBackend:
     def prefill(
         self,
         tokens: Sequence[int],
-        cache: MLXCache,
+        cache: KVCache,
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
@@ -60,15 +60,13 @@ class MLXBackend:
             outputs = self._run(part, cache, self._last if last else self._none)
             if progress:
                 progress(start + len(part))
-        return _step(*outputs, adapter)
+        return _step(outputs, adapter)
 
-    def decode(self, token: int, cache: MLXCache, adapter: HeadAdapter | None = None) -> Step:
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         self._validate([token])
-        return _step(*self._run([token], cache, self._last), adapter)
+        return _step(self._run([token], cache, self._last), adapter)
 
-    def verify(
-        self, tokens: Sequence[int], cache: MLXCache, adapter: HeadAdapter | None = None
-    ) -> np.ndarray:
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
         self._validate(tokens)
         parts = [
@@ -93,17 +91,17 @@ class MLXBackend:
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
 
-    def _run(self, tokens: Sequence[int], cache: MLXCache, read: Callable) -> list[np.ndarray]:
+    def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
-        start = cache.offset
+        held, start = cast(MLXCache, cache), cache.offset
         BLAS.adapt(self._load.cores())
         try:
             with mx.stream(self._device):
-                hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), cache.layers)[0]
+                hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
                 outputs = read(hidden)
-                mx.eval(*outputs, *cache.arrays())
+                mx.eval(*outputs, *held.arrays())
         except BaseException:
-            cache.rewind(start)
+            held.rewind(start)
             raise
         return [np.array(a, copy=False) for a in outputs]
 
@@ -182,7 +180,8 @@ def _numbers(value: np.ndarray) -> int:
     return value.size * 8 if value.dtype == np.uint32 else value.size
 
 
-def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
+def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:
+    logits, hidden = outputs
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
     return Step(_finite(logits), hidden)

@@ -26,8 +26,8 @@ class _LazyPackage(ModuleType):
             raise AttributeError(name)  # what inspect or warnings look for on every module
         with _lock:
             if type(self) is _LazyPackage:
-                self.__class__ = ModuleType
-                self.__spec__.loader.exec_module(self)
+                self.__class__ = ModuleType  # type: ignore[assignment]  # its __init__ runs once
+                self.__dict__["__loader__"].exec_module(self)
         return getattr(self, name)
 
 

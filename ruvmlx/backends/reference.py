@@ -5,12 +5,13 @@ Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Ji
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
 from ..errors import CorruptFile, RuvmlxError, UsageError
 from ..models.base import Model, ModelConfig, Weights
-from .base import HeadAdapter, Step
+from .base import HeadAdapter, KVCache, Step
 
 CHUNK = 128  # prompt tokens per prefill step
 
@@ -59,26 +60,24 @@ class ReferenceBackend:
     def prefill(
         self,
         tokens: Sequence[int],
-        cache: ReferenceCache,
+        cache: KVCache,
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         self._validate(tokens)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
-            hidden = self._forward(part, cache)
+            hidden = self._forward(part, cast(ReferenceCache, cache))
             if progress:
                 progress(start + len(part))
         return Step(self._logits(hidden[-1], adapter), hidden[-1])
 
-    def decode(self, token: int, cache: ReferenceCache, adapter: HeadAdapter | None = None) -> Step:
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         return self.prefill([token], cache, adapter)
 
-    def verify(
-        self, tokens: Sequence[int], cache: ReferenceCache, adapter: HeadAdapter | None = None
-    ) -> np.ndarray:
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         self._validate(tokens)
-        return self._logits(self._forward(tokens, cache), adapter)
+        return self._logits(self._forward(tokens, cast(ReferenceCache, cache)), adapter)
 
     def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
         self._validate(tokens)
