@@ -5,6 +5,7 @@ MLX's streams are bound to threads, and a reply takes seconds: everything that t
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -56,7 +57,8 @@ class RuntimeThread:
                 cancel=cancel,
             ):
                 chunks.append(chunk)
-                loop.call_soon_threadsafe(arrived.set)
+                with contextlib.suppress(RuntimeError):  # the app has gone; the reply is still committed
+                    loop.call_soon_threadsafe(arrived.set)
 
         pumping = asyncio.ensure_future(self._run(pump))
         pumping.add_done_callback(lambda _: arrived.set())

@@ -27,6 +27,7 @@ class Terminal:
         columns, rows = size
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = ""
+        self.raw = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._plain = Sanitizer()
 
@@ -56,5 +57,6 @@ class Terminal:
             data = os.read(self.fd, 65536)
         except OSError:
             return False
+        self.raw += data
         self.seen += self._plain.feed(self._decoder.decode(data))
         return bool(data)
