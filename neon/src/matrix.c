@@ -226,8 +226,14 @@ int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, siz
 /* ---- which implementations this machine runs, fastest first ---- */
 
 extern const rvm_matmul rvm_matmul_scalar;
+#ifdef RVM_HAVE_MATMUL_AVX512VNNI
+extern const rvm_matmul rvm_matmul_avx512vnni;
+#endif
 
 static const rvm_matmul *at(size_t index) {
+#ifdef RVM_HAVE_MATMUL_AVX512VNNI
+    if (__builtin_cpu_supports("avx512vnni") && index-- == 0) return &rvm_matmul_avx512vnni;
+#endif
     return index == 0 ? &rvm_matmul_scalar : NULL;
 }
 

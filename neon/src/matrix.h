@@ -103,6 +103,21 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
     return kind == RVM_F16 ? half_to_float(h) : bits_float((uint32_t)h << 16);
 }
 
+#define INLINE static inline __attribute__((always_inline))
+
+/* A field of the activations. */
+INLINE float act_f32(const uint8_t *p) {
+    float x;
+    memcpy(&x, p, 4);
+    return x;
+}
+
+INLINE int32_t act_i32(const uint8_t *p) {
+    int32_t x;
+    memcpy(&x, p, 4);
+    return x;
+}
+
 /* What both functions of an implementation refuse. */
 int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
                        const float *y, size_t y_stride);

@@ -50,12 +50,6 @@ static int acts_scalar(rvm_kind kind, const float *x, size_t x_stride, size_t to
     return RVM_OK;
 }
 
-static int32_t i32_at(const uint8_t *p) {
-    int32_t x;
-    memcpy(&x, p, 4);
-    return x;
-}
-
 /* sum_k w[k] * q[k] for row r of a block of 32 columns */
 static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q) {
     int32_t sum = 0;
@@ -80,7 +74,7 @@ static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t
             p += scales_bytes(spec);
         }
         int32_t sum = block_dot(p, spec->kind, r, (const int8_t *)act + 32 * i);
-        if (!spec->affine) sum += i32_at(act + (spec->kind == RVM_Q4 ? 40 : 44) * n + 4 * i);
+        if (!spec->affine) sum += act_i32(act + (spec->kind == RVM_Q4 ? 40 : 44) * n + 4 * i);
         y = fmaf(s * float_at(act + 32 * n, RVM_F32, i), (float)sum, y);
         if (spec->affine) y = fmaf(b, float_at(act + 36 * n, RVM_F32, i), y);
     }

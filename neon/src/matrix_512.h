@@ -1,0 +1,51 @@
+/* AVX-512: one register is 16 rows.  The including file says how bytes are multiplied (dot, OFFSET8). */
+#include "matrix_x86.h"
+
+#include <math.h>
+
+typedef __m512 f32x;
+typedef __m512i i32x;
+typedef struct {
+    __m512i v[8]; /* v[j]: columns 4j .. 4j + 3 */
+} weights;
+
+INLINE f32x f_zero(void) { return _mm512_setzero_ps(); }
+INLINE f32x f_all(float x) { return _mm512_set1_ps(x); }
+INLINE f32x f_mul(f32x a, f32x b) { return _mm512_mul_ps(a, b); }
+INLINE f32x f_fma(f32x a, f32x b, f32x c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE f32x f_of(i32x a) { return _mm512_cvtepi32_ps(a); }
+INLINE i32x i_all(int32_t x) { return _mm512_set1_epi32(x); }
+
+INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
+    if (kind == RVM_F32) return _mm512_loadu_ps(p);
+    const __m256i h = _mm256_loadu_si256((const __m256i *)p);
+    if (kind == RVM_F16) return _mm512_cvtph_ps(h);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+INLINE void f_store(float *y, f32x a, size_t n) {
+    if (n >= TILE) _mm512_storeu_ps(y, a);
+    else _mm512_mask_storeu_ps(y, (__mmask16)((1u << n) - 1), a);
+}
+
+INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
+    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i both = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                          _mm512_and_si512(_mm512_castps_si512(b), magnitude));
+    const uint32_t top = (uint32_t)_mm512_reduce_max_epi32(both);
+    const float most = bits_float(top);
+    if (top >= 0x7f800000 || most < 1e-30f) {
+        _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
+        *sum = 0;
+        return top >= 0x7f800000 ? NAN : 0;
+    }
+    const __m512 inverse = _mm512_set1_ps(127.0f / most);
+    const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(ia));
+    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(ib));
+    *sum = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
+    return most / 127.0f;
+}
+
+INLINE __m512i spread_q(const uint8_t *q) { return _mm512_set1_epi32(act_i32(q)); }

@@ -1,0 +1,219 @@
+/* The matrix kernels, written once over a vector of 16 lanes, one per row of a tile.
+ *
+ * An instruction set's file says what the following are, includes this file, and fills rvm_matmul_<name>:
+ *
+ *   f32x     16 floats          f_zero()  f_all(float)  f_mul(a, b)  f_fma(a, b, c) = a * b + c
+ *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
+ *                               f_store(y, a, n)  the first n <= 16
+ *   i32x     16 int32           i_all(int32)  f_of(i32x)
+ *   weights  a block: 16 rows x 32 columns as signed or unsigned bytes      unpack(p, kind, w)
+ *   dot(acc, w, q, kind)        acc + w . q  over the 32 columns, for each row
+ *   quantise(x, q, &sum)        one block of activations; returns d.  See matrix_scalar.c
+ *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
+ */
+#include "matrix.h"
+
+/* Loops over a constant number of tokens, so that what they index are registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum { MAX_T = 16, WIDE = 4, AHEAD = 2048 };
+
+/* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
+INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
+    const int offset = kind == RVM_Q8 ? OFFSET8 : 0;
+    if (affine && offset) return i_all(-act_i32(act + 12 * n));
+    if (affine || offset) return i_all(0);
+    return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
+}
+
+/* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
+ *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
+INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n, size_t i,
+                           const size_t T, const uint32_t kind, const int affine, float *y, size_t y_stride,
+                           size_t rows) {
+    const uint32_t scale_kind = spec->scale_kind;
+    const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
+    f32x sum[MAX_T];
+    UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
+    for (size_t k = 0; k < cols; k += group) {
+        const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
+        p += affine ? 2 * scales : scales;
+        for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * ACT_BYTES) {
+            const uint8_t *q = act + 32 * i, *d = act + 32 * n + 4 * i;
+            weights w;
+            if (T == 1) prefetch_block(p + AHEAD, kind);
+            unpack(p, kind, &w);
+            UNROLL for (size_t t = 0; t < T; t++) {
+                const i32x acc = dot(start_of(d + 4 * t, n, kind, affine), &w, q + 32 * t, kind);
+                sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), f_of(acc), sum[t]);
+                if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n + 4 * t)), sum[t]);
+            }
+        }
+    }
+    UNROLL for (size_t t = 0; t < T; t++) f_store(y + t * y_stride, sum[t], rows);
+}
+
+/* The same for R tiles in a row and float weights.  x: [cols, n] of the panel */
+INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
+                        const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride, size_t rows) {
+    const size_t cols = spec->cols, apart = tile_bytes(spec), step = TILE * float_size(kind);
+    f32x sum[WIDE * WIDE > MAX_T ? WIDE * WIDE : MAX_T];
+    UNROLL for (size_t j = 0; j < R * T; j++) sum[j] = f_zero();
+    for (size_t k = 0; k < cols; k++, p += step, x += n) {
+        f32x w[WIDE];
+        UNROLL for (size_t r = 0; r < R; r++) w[r] = f_load(p + r * apart, kind);
+        UNROLL for (size_t t = 0; t < T; t++) {
+            const f32x xt = f_all(x[i + t]);
+            UNROLL for (size_t r = 0; r < R; r++) sum[r * T + t] = f_fma(w[r], xt, sum[r * T + t]);
+        }
+    }
+    UNROLL for (size_t r = 0; r < R; r++)
+        UNROLL for (size_t t = 0; t < T; t++)
+            f_store(y + t * y_stride + r * TILE, sum[r * T + t], smaller(TILE, rows - r * TILE));
+}
+
+/* All tokens of a panel, as many at a time as there are registers for. */
+#define QUANTISED_PANEL(name, kind, affine)                                                                    \
+    static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, float *y, \
+                     size_t y_stride, size_t rows) {                                                           \
+        size_t i = 0;                                                                                          \
+        if (n == 16) {                                                                                         \
+            quantised_tile(spec, tile, act, 16, 0, 16, kind, affine, y, y_stride, rows);                       \
+            return;                                                                                            \
+        }                                                                                                      \
+        if (n == 1) {                                                                                          \
+            quantised_tile(spec, tile, act, 1, 0, 1, kind, affine, y, y_stride, rows);                         \
+            return;                                                                                            \
+        }                                                                                                      \
+        for (; n - i >= 8; i += 8)                                                                             \
+            quantised_tile(spec, tile, act, n, i, 8, kind, affine, y + i * y_stride, y_stride, rows);          \
+        for (; n - i >= 4; i += 4)                                                                             \
+            quantised_tile(spec, tile, act, n, i, 4, kind, affine, y + i * y_stride, y_stride, rows);          \
+        for (; n - i >= 2; i += 2)                                                                             \
+            quantised_tile(spec, tile, act, n, i, 2, kind, affine, y + i * y_stride, y_stride, rows);          \
+        if (i < n) quantised_tile(spec, tile, act, n, i, 1, kind, affine, y + i * y_stride, y_stride, rows);   \
+    }
+
+QUANTISED_PANEL(panel_q4_affine, RVM_Q4, 1)
+QUANTISED_PANEL(panel_q4_symmetric, RVM_Q4, 0)
+QUANTISED_PANEL(panel_q8_affine, RVM_Q8, 1)
+QUANTISED_PANEL(panel_q8_symmetric, RVM_Q8, 0)
+
+typedef void quantised_panel(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, float *, size_t, size_t);
+
+static quantised_panel *panel_for(const rvm_matrix_spec *spec) {
+    if (spec->kind == RVM_Q4) return spec->affine ? panel_q4_affine : panel_q4_symmetric;
+    return spec->affine ? panel_q8_affine : panel_q8_symmetric;
+}
+
+#define FLOAT_PANEL(name, kind)                                                                            \
+    static void name##_wide(const rvm_matrix_spec *spec, const uint8_t *tile, const float *x, size_t n,    \
+                            float *y, size_t y_stride, size_t rows) {                                      \
+        switch (n) {                                                                                       \
+        case 1: float_tiles(spec, tile, x, 1, 0, WIDE, 1, kind, y, y_stride, rows); break;                 \
+        case 2: float_tiles(spec, tile, x, 2, 0, WIDE, 2, kind, y, y_stride, rows); break;                 \
+        case 3: float_tiles(spec, tile, x, 3, 0, WIDE, 3, kind, y, y_stride, rows); break;                 \
+        default: float_tiles(spec, tile, x, 4, 0, WIDE, 4, kind, y, y_stride, rows);                       \
+        }                                                                                                  \
+    }                                                                                                      \
+    static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const float *x, size_t n, float *y, \
+                     size_t y_stride, size_t rows) {                                                       \
+        size_t i = 0;                                                                                      \
+        if (n == 16) {                                                                                     \
+            float_tiles(spec, tile, x, 16, 0, 1, 16, kind, y, y_stride, rows);                             \
+            return;                                                                                        \
+        }                                                                                                  \
+        for (; n - i >= 8; i += 8)                                                                         \
+            float_tiles(spec, tile, x, n, i, 1, 8, kind, y + i * y_stride, y_stride, rows);                \
+        for (; n - i >= 4; i += 4)                                                                         \
+            float_tiles(spec, tile, x, n, i, 1, 4, kind, y + i * y_stride, y_stride, rows);                \
+        for (; i < n; i++) float_tiles(spec, tile, x, n, i, 1, 1, kind, y + i * y_stride, y_stride, rows); \
+    }
+
+FLOAT_PANEL(panel_f16, RVM_F16)
+FLOAT_PANEL(panel_bf16, RVM_BF16)
+FLOAT_PANEL(panel_f32, RVM_F32)
+
+typedef void float_panel(const rvm_matrix_spec *, const uint8_t *, const float *, size_t, float *, size_t, size_t);
+
+static float_panel *float_panel_for(uint32_t kind, int wide) {
+    if (kind == RVM_F16) return wide ? panel_f16_wide : panel_f16;
+    if (kind == RVM_BF16) return wide ? panel_bf16_wide : panel_bf16;
+    return wide ? panel_f32_wide : panel_f32;
+}
+
+/* Tiles whose weights stay in the L2 cache while the panels of activations pass. */
+static size_t chunk_tiles(const rvm_matrix_spec *spec) {
+    const size_t n = (size_t)(256 << 10) / tile_bytes(spec);
+    return n ? n : 1;
+}
+
+static void quantised_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end, float *y,
+                            size_t y_stride) {
+    const rvm_matrix_spec *spec = &w->spec;
+    quantised_panel *panel = panel_for(spec);
+    for (size_t t = 0; t < tokens; t += PANEL) {
+        const size_t n = panel_tokens(tokens, t);
+        const uint8_t *act = acts_block(acts, spec->cols, t, n, 0);
+        for (size_t tile = begin; tile < end; tile++)
+            panel(spec, tile_at(w, tile), act, n, y + t * y_stride + tile * TILE, y_stride,
+                  smaller(TILE, spec->rows - tile * TILE));
+    }
+}
+
+static void float_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end, float *y,
+                        size_t y_stride) {
+    const rvm_matrix_spec *spec = &w->spec;
+    for (size_t t = 0; t < tokens; t += PANEL) {
+        const size_t n = panel_tokens(tokens, t);
+        const float *x = acts_float(acts, spec->cols, t);
+        for (size_t tile = begin; tile < end;) {
+            const int wide = n <= 4 && end - tile >= WIDE;
+            float_panel_for(spec->kind, wide)(spec, tile_at(w, tile), x, n, y + t * y_stride + tile * TILE, y_stride,
+                                              spec->rows - tile * TILE);
+            tile += wide ? WIDE : 1;
+        }
+    }
+}
+
+static int matmul(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end, float *y,
+                  size_t y_stride) {
+    if (rvm_matmul_refuses(w, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
+    const size_t step = tokens <= PANEL ? tile_end - tile_begin : chunk_tiles(&w->spec);
+    for (size_t tile = tile_begin; tile < tile_end; tile += step) {
+        const size_t end = smaller(tile + step, tile_end);
+        if (is_quantised(w->spec.kind)) quantised_chunk(w, acts, tokens, tile, end, y, y_stride);
+        else float_chunk(w, acts, tokens, tile, end, y, y_stride);
+    }
+    return RVM_OK;
+}
+
+/* Token i of a panel of n.  x: its row */
+static void quantised_acts(const float *x, size_t cols, size_t i, size_t n, uint8_t *block) {
+    for (size_t k = 0; k < cols; k += 32, block += n * ACT_BYTES) {
+        int32_t sum;
+        const float d = quantise(x + k, (int8_t *)block + 32 * i, &sum), bias = d * (float)sum;
+        const int32_t zero[2] = {-8 * sum, -128 * sum};
+        uint8_t *rest = block + 32 * n + 4 * i;
+        memcpy(rest, &d, 4);
+        memcpy(rest + 4 * n, &bias, 4);
+        memcpy(rest + 8 * n, &zero[0], 4);
+        memcpy(rest + 12 * n, &zero[1], 4);
+    }
+}
+
+static void float_acts(const float *x, size_t cols, size_t i, size_t n, float *panel) {
+    if (n == 1) memcpy(panel, x, 4 * cols);
+    else for (size_t k = 0; k < cols; k++) panel[k * n + i] = x[k];
+}
+
+static int acts(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols, size_t token_begin,
+                size_t token_end, void *to) {
+    if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, to)) return RVM_BAD_ARGUMENT;
+    for (size_t t = token_begin; t < token_end; t++) {
+        const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
+        if (is_quantised(kind)) quantised_acts(x + t * x_stride, cols, i, n, acts_block(to, cols, t0, n, 0));
+        else float_acts(x + t * x_stride, cols, i, n, acts_float(to, cols, t0));
+    }
+    return RVM_OK;
+}
