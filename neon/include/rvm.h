@@ -189,6 +189,179 @@ typedef struct {
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
 
+/* ---- Layers: what lies between a decoder's matrix products ----
+ *
+ * Keys and values are kept as IEEE half floats in pages of RVM_PAGE_TOKENS tokens. Of one layer and
+ * key-value head a page holds, at two offsets that are the same in every page,
+ *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
+ *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16 */
+
+enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
+
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m, l */
+
+/* Attention of consecutive queries of one key-value head, with all `group` query heads that share it. */
+typedef struct {
+    const uint8_t *const *pages; /* [.. end_page] */
+    size_t k_at, v_at;           /* bytes from the start of a page */
+    size_t head_dim, group;
+    const float *q; /* query t, head g: q + t * q_stride + g * head_dim; not yet turned */
+    size_t q_stride;
+    const float *turn; /* [queries][head_dim]: cos, then sin, of each query's position */
+    size_t queries, position; /* position: of the first query; it sees itself and what is before it */
+    size_t window;            /* tokens that a query sees at most, itself included; 0: all */
+    size_t first_page, end_page;
+    float *out; /* query t, head g: out + t * out_stride + g * head_dim */
+    size_t out_stride;
+    float *partial; /* not NULL: [queries * group][RVM_PARTIAL(head_dim)] instead of out, for merge */
+    float *scratch; /* [rvm_attention_scratch(queries * group, head_dim)] */
+} rvm_attention;
+
+RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
+
+/* float32 unless said otherwise.  T tokens, D width. */
+typedef struct {
+    const char *name; /* as in rvm_kernels */
+
+    /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
+    int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);
+
+    /* Pairs (x_i, x_{i + d/2}) turned by the token's angles; traditional: (x_2i, x_2i+1).
+     * x, y: [T, heads, d]   turn: [T, d], the cosines of d/2 angles, then their sines */
+    int (*rope)(const float *x, const float *turn, size_t tokens, size_t heads, size_t head_dim,
+                int traditional, float *y);
+
+    /* y = gate / (1 + e^-gate) * up      y may be gate */
+    int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
+
+    /* y = e^x / sum e^x      RVM_NOT_FINITE when the sum is */
+    int (*softmax)(const float *x, size_t n, float *y);
+
+    /* The first largest; the k largest in falling order, the first of equals first. RVM_NOT_FINITE for NaN. */
+    int (*argmax)(const float *x, size_t n, size_t *index);
+    int (*top_k)(const float *x, size_t n, size_t k, uint32_t *index);
+
+    /* To nearest, ties to even; overflow becomes infinity.   Exact. */
+    int (*to_half)(const float *x, size_t n, uint16_t *y);
+    int (*from_half)(const uint16_t *x, size_t n, float *y);
+
+    /* y += s (x A) B in two steps, so that threads can share the columns of B.
+     * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
+    int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
+                        float *u);
+    /* y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
+    int (*lora_add)(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out, size_t first,
+                    size_t n, float *y, size_t stride);
+
+    /* Store T tokens of one head behind the first `at` of a page.  k, v: rows of `stride` floats; k is turned. */
+    int (*append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens,
+                  size_t head_dim, size_t at, uint16_t *keys, uint16_t *values);
+
+    /* softmax(q . k / sqrt(head_dim)) v over the pages [first_page, end_page) */
+    int (*attend)(const rvm_attention *a);
+
+    /* out[rows][head_dim] from `parts` key ranges: part i begins at partial + i * stride. */
+    int (*merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out);
+} rvm_layers;
+
+/* As rvm_impl and rvm_impl_name. */
+RVM_API const rvm_layers *rvm_layers_impl(const char *name);
+RVM_API const char *rvm_layers_impl_name(size_t index);
+
+/* ---- The decoder: a Llama or Mistral model, one call per chunk of a prompt or per token ----
+ *
+ *   rvm_decoder *d;
+ *   int rc = rvm_decoder_create(&config, &weights, &d);     // the weights stay the caller's
+ *   rvm_cache *c = rvm_cache_create(d);
+ *   rc = rvm_decoder_forward(d, c, tokens, n, 1, hidden, logits, NULL);
+ *
+ * One call at a time for a decoder and all its caches (RVM_BUSY otherwise), from any thread. A call that
+ * fails leaves the cache as it was. Nothing is allocated after create but pages of the cache. Results do
+ * not depend on the number of threads. */
+
+enum { RVM_CANCELLED = 3, RVM_NO_MEMORY = 4, RVM_BUSY = 5 };
+
+typedef enum {
+    RVM_Q_PROJ,
+    RVM_K_PROJ,
+    RVM_V_PROJ,
+    RVM_O_PROJ,
+    RVM_GATE_PROJ,
+    RVM_UP_PROJ,
+    RVM_DOWN_PROJ,
+    RVM_N_PROJ,
+    RVM_LM_HEAD = RVM_N_PROJ
+} rvm_module;
+
+typedef struct {
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim; /* head_dim even, at most RVM_MAX_HEAD_DIM */
+    uint32_t hidden_size, intermediate_size, vocab_size;
+    uint32_t sliding_window; /* 0: none */
+    uint32_t max_tokens;     /* longest chunk */
+    uint32_t threads;        /* the caller's included */
+    float rms_norm_eps;
+    const double *rope_frequencies; /* [head_dim / 2] radians per position, scaling included */
+    const char *impl;               /* of matrices and layers; NULL: the fastest */
+} rvm_decoder_config;
+
+typedef struct {
+    const rvm_matrix *matrix[RVM_N_PROJ];
+    const float *bias[RVM_N_PROJ];          /* [out] or NULL */
+    const float *input_norm, *post_norm;    /* [hidden_size] */
+} rvm_decoder_layer;
+
+typedef struct {
+    const rvm_matrix *embedding, *lm_head; /* may be the same */
+    const float *norm;
+    const rvm_decoder_layer *layers; /* [n_layers] */
+} rvm_decoder_weights;
+
+typedef struct rvm_decoder rvm_decoder;
+typedef struct rvm_cache rvm_cache;
+
+RVM_API int rvm_decoder_create(const rvm_decoder_config *config, const rvm_decoder_weights *weights,
+                               rvm_decoder **out);
+RVM_API void rvm_decoder_destroy(rvm_decoder *d); /* its caches first */
+
+/* Names of the implementations in use. */
+RVM_API const char *rvm_decoder_matmul_name(const rvm_decoder *d);
+RVM_API const char *rvm_decoder_layers_name(const rvm_decoder *d);
+RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* activations and scratch */
+
+/* Use n of the threads from the next call on; the others sleep. */
+RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
+
+/* Append n tokens, 1 to max_tokens. The last `outputs` of them are read: hidden [outputs, hidden_size] is the
+ * input of the output head, logits [outputs, vocab_size]; either may be NULL.
+ * cancel: looked at all the time; once it is not 0 the call soon ends with RVM_CANCELLED.
+ * RVM_NOT_FINITE: a logit is NaN or infinite. */
+RVM_API int rvm_decoder_forward(rvm_decoder *d, rvm_cache *cache, const int32_t *tokens, size_t n,
+                                size_t outputs, float *hidden, float *logits, const int *cancel);
+
+/* The output head by itself: hidden [n, hidden_size] -> logits [n, vocab_size], for any n; with the LoRA of
+ * RVM_LM_HEAD only if asked for. */
+RVM_API int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits);
+
+/* y += scale * (x A) B at one linear layer from the next call on; both are copied. rank 0 takes it off.
+ * A: [in, rank]   B: [rank, out]   layer: ignored for RVM_LM_HEAD */
+RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module, const float *lora_a,
+                                 const float *lora_b, size_t rank, float scale);
+
+/* Seconds that the parts of all calls since the last reading took, as the calling thread saw them. */
+enum { RVM_PART_EMBED, RVM_PART_QKV, RVM_PART_ATTEND, RVM_PART_O, RVM_PART_GATE_UP, RVM_PART_DOWN, RVM_PART_HEAD, RVM_N_PARTS };
+RVM_API void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]);
+
+/* Keys and values of one sequence: pages that come and go with its tokens. A sliding window drops pages
+ * that it has left behind by more than a slack of 256 tokens. */
+RVM_API rvm_cache *rvm_cache_create(const rvm_decoder *d);
+RVM_API void rvm_cache_destroy(rvm_cache *c);
+RVM_API size_t rvm_cache_offset(const rvm_cache *c);
+RVM_API size_t rvm_cache_bytes(const rvm_cache *c);
+
+/* Forget the newest n tokens. RVM_BAD_ARGUMENT, and nothing changes, if there are not so many or if the
+ * window would reach into dropped pages. */
+RVM_API int rvm_cache_trim(rvm_cache *c, size_t n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,682 @@
+/* The decoder of rvm.h: every thread walks through the same phases of a chunk of tokens (pool.h).
+ *
+ *   embed                                            x, and the rope angles of each position
+ *   for each layer
+ *     qkv      norm(x) @ Wqkv^T                      chunks of matrix tiles
+ *     append   turned k, v into the cache            one token: part of attend
+ *     attend   per key-value head, query block and key range
+ *     o        x += merged attention @ Wo^T
+ *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T)
+ *     down     x += that @ Wd^T
+ *   head       the last `outputs` tokens:  norm(x) @ Wv^T
+ *
+ * The input of a matrix phase (norm, merge, quantised activations) is cheap for one token: each thread
+ * makes its own when it takes its first chunk, which saves a barrier. For more tokens it is a phase.
+ * How work is cut depends on the sizes alone, never on the number of threads: results are the same bits. */
+#define _GNU_SOURCE /* clock_gettime under -std=c11 */
+#include "decoder.h"
+
+#include "pool.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    PAGE = RVM_PAGE_TOKENS,
+    FEW = 8,          /* so few tokens read the cache in key ranges, merged afterwards */
+    MOST_PARTS = 16,  /* key ranges of one head */
+    PART_PAGES = 2,   /* shortest key range */
+    QUERY_ROWS = 48,  /* queries x heads of one block of attention */
+    TOKEN_BLOCK = 16, /* tokens of one chunk of a token phase: a panel of rvm_acts */
+    CHUNKS = 3,       /* chunks of a matrix phase per thread */
+    ALIGN = 64
+};
+
+typedef struct {
+    float *a, *b; /* [in, rank], [rank, out]; one block of memory, at a */
+    size_t rank;
+    float scale;
+} lora;
+
+/* One linear layer: y = x @ W^T + bias + LoRA. */
+typedef struct {
+    const rvm_matrix *matrix;
+    const float *bias;
+    lora lora;
+    size_t in, out, tiles;
+} linear;
+
+typedef struct {
+    linear linear[RVM_N_PROJ];
+    const float *input_norm, *post_norm;
+} layer;
+
+/* Linear layers that read the same input. */
+typedef enum { ROLE_QKV, ROLE_O, ROLE_GATE_UP, ROLE_DOWN, ROLE_HEAD } role;
+
+/* The input of a role, in the forms that its layers want. */
+typedef struct {
+    float *x;     /* [T, in] */
+    void *acts_q; /* for quantised matrices */
+    void *acts_f; /* for float matrices */
+    float *u;     /* [3][T][RVM_MAX_RANK]: s x A of up to three LoRAs */
+} input;
+
+struct rvm_decoder {
+    rvm_decoder_config config;
+    const rvm_matmul *matmul;
+    const rvm_layers *kernels;
+    pool *pool;
+    layer *layers;
+    linear head;
+    const rvm_matrix *embedding;
+    const float *norm;
+    double *frequencies;
+    size_t q_width, kv_width, qkv_width, group, query_block, most_in;
+    uint8_t *arena;
+    size_t arena_bytes;
+    /* in the arena; T = max_tokens */
+    float *x, *turn, *qkv, *attended, *gate, *up, *tmp, *partial;
+    input shared, *own; /* own: one token, per thread */
+    float **scratch;    /* per thread */
+    double seconds[RVM_N_PARTS];
+    atomic_flag busy;
+};
+
+/* One call. */
+typedef struct {
+    rvm_decoder *d;
+    rvm_cache *cache;
+    const int32_t *tokens;
+    size_t n, outputs; /* tokens of the chunk; of them, read at the end */
+    float *hidden, *logits;
+    const int *cancel;
+    int with_head_lora;
+    _Atomic int status;
+    double tick;
+} call;
+
+/* Where a phase stands: tokens [first, first + n) of the chunk. */
+typedef struct {
+    call *c;
+    pool_worker *w;
+    size_t layer, first, n;
+} stage;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void tock(const stage *s, int part) {
+    if (s->w->thread != 0) return;
+    const double t = now();
+    s->c->d->seconds[part] += t - s->c->tick;
+    s->c->tick = t;
+}
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+static void fail(call *c, int status) {
+    int ok = RVM_OK;
+    atomic_compare_exchange_strong(&c->status, &ok, status);
+}
+
+/* Is there no more work to do?  Chunks are then claimed and dropped, so that all threads leave soon. */
+static int stopped(call *c) {
+    if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
+    return atomic_load_explicit(&c->status, memory_order_relaxed) != RVM_OK;
+}
+
+static void checked(call *c, int rc) {
+    if (rc != RVM_OK) fail(c, rc);
+}
+
+static int is_quantised(const rvm_matrix *m) {
+    const rvm_kind kind = rvm_matrix_kind(m);
+    return kind == RVM_Q4 || kind == RVM_Q8;
+}
+
+/* Linear layers ---------------------------------------------------------------------------------- */
+
+/* The layers of a role; returns how many. */
+static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
+    layer *l = d->layers + i;
+    switch (r) {
+    case ROLE_QKV: *first = l->linear + RVM_Q_PROJ; return 3;
+    case ROLE_O: *first = l->linear + RVM_O_PROJ; return 1;
+    case ROLE_GATE_UP: *first = l->linear + RVM_GATE_PROJ; return 2;
+    case ROLE_DOWN: *first = l->linear + RVM_DOWN_PROJ; return 1;
+    default: *first = &d->head; return 1;
+    }
+}
+
+/* The float rows that a role reads, tokens [begin, end) of the stage: where they are, or made in to->x. */
+static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
+    const layer *l = d->layers + s->layer;
+    const float *weight = r == ROLE_QKV ? l->input_norm : r == ROLE_HEAD ? d->norm : l->post_norm;
+    switch (r) {
+    case ROLE_O: return d->attended + at * d->q_width;
+    case ROLE_DOWN: return d->gate + at * d->config.intermediate_size;
+    default:
+        checked(s->c, d->kernels->rms_norm(d->x + at * dim, weight, d->config.rms_norm_eps, n, dim,
+                                           to->x + begin * dim));
+        return to->x + begin * dim;
+    }
+}
+
+static size_t parts_of(const stage *s) {
+    const size_t pages = (s->c->cache->offset + s->first + s->n + PAGE - 1) / PAGE;
+    if (s->n > FEW) return 1;
+    return smaller(MOST_PARTS, (pages + PART_PAGES - 1) / PART_PAGES);
+}
+
+/* Attention of the stage's tokens [begin, end) from its key ranges into `out`, [tokens, q_width]. */
+static void merge(const stage *s, size_t begin, size_t end, float *out) {
+    rvm_decoder *d = s->c->d;
+    const size_t parts = parts_of(s), hd = d->config.head_dim, row = RVM_PARTIAL(hd), heads = d->config.n_kv_heads;
+    for (size_t t = begin; t < end; t++)
+        for (size_t h = 0; h < heads; h++)
+            checked(s->c, d->kernels->merge(d->partial + (h * s->n + t) * d->group * row, parts,
+                                            heads * s->n * d->group * row, d->group, hd,
+                                            out + (t - begin) * d->q_width + h * d->group * hd));
+}
+
+/* Everything that the role's matrices read of tokens [begin, end), into `to`. */
+static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const linear *l;
+    const size_t count = members(d, s->layer, r, &l), in = l->in;
+    const float *x = rows_of(s, r, to, begin, end);
+    int quantised = 0, plain = 0;
+    if (r == ROLE_O && parts_of(s) > 1) {
+        merge(s, begin, end, to->x + begin * in);
+        x = to->x + begin * in;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (is_quantised(l[i].matrix)) quantised = 1;
+        else plain = 1;
+        if (l[i].lora.rank)
+            checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
+                                                   to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
+    }
+    x -= begin * in; /* acts counts tokens from the stage's first */
+    if (quantised) checked(s->c, d->matmul->acts(RVM_Q4, x, in, s->n, in, begin, end, to->acts_q));
+    if (plain) checked(s->c, d->matmul->acts(RVM_F32, x, in, s->n, in, begin, end, to->acts_f));
+    if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
+        memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
+}
+
+static void prepare_phase(const stage *s, role r) {
+    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
+    for (uint32_t i; pool_next(s->w, blocks, &i);)
+        if (!stopped(s->c))
+            prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+}
+
+/* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
+static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
+                     float *y, size_t stride) {
+    rvm_decoder *d = s->c->d;
+    const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
+    const void *acts = is_quantised(l->matrix) ? from->acts_q : from->acts_f;
+    checked(s->c, d->matmul->matmul(l->matrix, acts, s->n, begin, end, y, stride));
+    if (l->bias)
+        for (size_t t = 0; t < s->n; t++)
+            for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
+    if (l->lora.rank && (l != &d->head || s->c->with_head_lora)) {
+        const float *u = from->u + i * s->n * RVM_MAX_RANK;
+        checked(s->c, d->kernels->lora_add(u, l->lora.b, s->n, l->lora.rank, l->out, row, rows, y + row, stride));
+    }
+}
+
+static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_t row, size_t rows) {
+    for (size_t t = 0; t < n; t++)
+        for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
+}
+
+/* Layers below each other: q, k and v side by side in d->qkv. */
+static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    float *y = d->qkv + s->first * d->qkv_width;
+    for (size_t i = 0; i < 3; begin -= smaller(begin, l[i].tiles), end -= smaller(end, l[i].tiles), y += l[i].out, i++)
+        if (begin < l[i].tiles && begin < end)
+            multiply(s, l + i, i, from, begin, smaller(end, l[i].tiles), y, d->qkv_width);
+}
+
+static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
+    const size_t rows = smaller(end * RVM_TILE_ROWS, f) - row;
+    float *gate = d->gate + s->first * f, *up = d->up + s->first * f;
+    multiply(s, l, 0, from, begin, end, gate, f);
+    multiply(s, l + 1, 1, from, begin, end, up, f);
+    for (size_t t = 0; t < s->n; t++)
+        d->kernels->swiglu(gate + t * f + row, up + t * f + row, rows, gate + t * f + row);
+}
+
+/* o and down: added to the residual. */
+static void do_add(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t dim = d->config.hidden_size, row = begin * RVM_TILE_ROWS;
+    float *y = d->tmp + s->first * dim;
+    multiply(s, l, 0, from, begin, end, y, dim);
+    add_rows_to(d->x + s->first * dim, y, s->n, dim, row, smaller(end * RVM_TILE_ROWS, dim) - row);
+}
+
+static int all_finite(const float *x, size_t n) {
+    uint32_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t m;
+        memcpy(&m, x + i, 4);
+        m &= 0x7fffffffu;
+        top = m > top ? m : top;
+    }
+    return top < 0x7f800000u;
+}
+
+static void do_head(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    const size_t v = l->out, row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, v) - row;
+    multiply(s, l, 0, from, begin, end, s->c->logits, v);
+    for (size_t t = 0; t < s->n; t++)
+        if (!all_finite(s->c->logits + t * v + row, rows)) fail(s->c, RVM_NOT_FINITE);
+}
+
+static void linear_phase(const stage *s, role r) {
+    static void (*const work[])(const stage *, const linear *, const input *, size_t, size_t) = {
+        do_qkv, do_add, do_gate_up, do_add, do_head};
+    rvm_decoder *d = s->c->d;
+    const linear *l;
+    const size_t count = members(d, s->layer, r, &l);
+    const size_t tiles = r == ROLE_QKV ? l[0].tiles + l[1].tiles + l[2].tiles : l[0].tiles;
+    const size_t chunks = smaller(tiles, (size_t)CHUNKS * pool_threads(d->pool) * (s->n > 1 ? 2 : 1));
+    const input *from = s->n > 1 ? &d->shared : d->own + s->w->thread;
+    int ready = s->n > 1;
+    (void)count;
+    if (s->n > 1) prepare_phase(s, r);
+    for (uint32_t i; pool_next(s->w, (uint32_t)chunks, &i);) {
+        if (stopped(s->c)) continue;
+        if (!ready) prepare(s, r, from, 0, 1);
+        ready = 1;
+        if (r == ROLE_HEAD && i == 0 && s->n == 1 && s->c->hidden)
+            memcpy(s->c->hidden, from->x, l->in * sizeof *from->x);
+        work[r](s, l, from, i * tiles / chunks, (i + 1) * tiles / chunks);
+    }
+}
+
+/* Attention -------------------------------------------------------------------------------------- */
+
+/* Tokens [begin, end) of the chunk, one head, into the cache. */
+static void append(const stage *s, size_t head, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    rvm_cache *cache = s->c->cache;
+    const size_t hd = d->config.head_dim, at = cache_keys_at(cache, s->layer, head);
+    for (size_t t = begin, n; t < end; t += n) {
+        const size_t position = cache->offset + t;
+        uint8_t *page = cache->pages[position / PAGE] + at;
+        n = smaller(end - t, PAGE - position % PAGE);
+        const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
+        checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, d->turn + t * hd, n, hd, position % PAGE,
+                                         (uint16_t *)(void *)page, (uint16_t *)(void *)(page + cache->values_at)));
+    }
+}
+
+static void append_phase(const stage *s) {
+    const size_t blocks = (s->n + PAGE - 1) / PAGE, heads = s->c->d->config.n_kv_heads;
+    for (uint32_t i; pool_next(s->w, (uint32_t)(blocks * heads), &i);)
+        if (!stopped(s->c))
+            append(s, i % heads, i / heads * PAGE, smaller(s->n, (i / heads + 1) * (size_t)PAGE));
+}
+
+/* Queries [begin, end) of the stage against the part-th of `parts` key ranges. */
+static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
+    rvm_decoder *d = s->c->d;
+    rvm_cache *cache = s->c->cache;
+    const size_t hd = d->config.head_dim, t = s->first + begin, position = cache->offset + t;
+    const size_t stop = (cache->offset + s->first + end + PAGE - 1) / PAGE, window = cache->window;
+    const size_t oldest = window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
+    const size_t from = oldest + part * (stop - oldest) / parts, to = oldest + (part + 1) * (stop - oldest) / parts;
+    float *out = d->attended + t * d->q_width + head * d->group * hd;
+    float *partial = d->partial + ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group * RVM_PARTIAL(hd);
+    rvm_attention a = {
+        .pages = (const uint8_t *const *)cache->pages,
+        .k_at = cache_keys_at(cache, s->layer, head),
+        .v_at = cache_keys_at(cache, s->layer, head) + cache->values_at,
+        .head_dim = hd,
+        .group = d->group,
+        .q = d->qkv + t * d->qkv_width + head * d->group * hd,
+        .q_stride = d->qkv_width,
+        .turn = d->turn + t * hd,
+        .queries = end - begin,
+        .position = position,
+        .window = window,
+        .first_page = from,
+        .end_page = to,
+        .out = out,
+        .out_stride = d->q_width,
+        .partial = parts > 1 ? partial : NULL,
+        .scratch = d->scratch[s->w->thread],
+    };
+    checked(s->c, d->kernels->attend(&a));
+}
+
+/* The last blocks see the most keys: they go first. */
+static void attend_phase(const stage *s) {
+    rvm_decoder *d = s->c->d;
+    const size_t heads = d->config.n_kv_heads, parts = parts_of(s), step = d->query_block;
+    const size_t blocks = (s->n + step - 1) / step, one = s->c->n == 1 && s->c->outputs;
+    for (uint32_t i; pool_next(s->w, (uint32_t)(heads * parts * blocks), &i);) {
+        if (stopped(s->c)) continue;
+        const size_t head = i % heads, part = i / heads % parts, block = blocks - 1 - i / heads / parts;
+        if (one && part == parts - 1) append(s, head, 0, 1);
+        attend(s, head, block * step, smaller(s->n, (block + 1) * step), part, parts);
+    }
+}
+
+/* The whole model -------------------------------------------------------------------------------- */
+
+static void embed(const stage *s, size_t t) {
+    rvm_decoder *d = s->c->d;
+    const size_t hd = d->config.head_dim, half = hd / 2, dim = d->config.hidden_size;
+    const double position = (double)(s->c->cache->offset + t);
+    for (size_t i = 0; i < half; i++) {
+        d->turn[t * hd + i] = (float)cos(position * d->frequencies[i]);
+        d->turn[t * hd + half + i] = (float)sin(position * d->frequencies[i]);
+    }
+    checked(s->c, rvm_matrix_row(d->embedding, (size_t)s->c->tokens[t], d->x + t * dim));
+}
+
+static void embed_phase(const stage *s) {
+    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
+    for (uint32_t i; pool_next(s->w, blocks, &i);)
+        for (size_t t = i * TOKEN_BLOCK; t < smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
+            embed(s, t);
+    tock(s, RVM_PART_EMBED);
+}
+
+/* Of the last layer only what is read is computed: keys and values of all tokens, the rest for `outputs`. */
+static int layer_phases(stage *s) {
+    linear_phase(s, ROLE_QKV);
+    tock(s, RVM_PART_QKV);
+    if (s->c->n > 1 || s->c->outputs == 0) append_phase(s);
+    if (s->layer + 1 == s->c->d->config.n_layers) s->first = s->c->n - s->c->outputs, s->n = s->c->outputs;
+    if (s->n == 0) return 0;
+    attend_phase(s);
+    tock(s, RVM_PART_ATTEND);
+    linear_phase(s, ROLE_O);
+    tock(s, RVM_PART_O);
+    linear_phase(s, ROLE_GATE_UP);
+    tock(s, RVM_PART_GATE_UP);
+    linear_phase(s, ROLE_DOWN);
+    tock(s, RVM_PART_DOWN);
+    return 1;
+}
+
+static void forward(pool_worker *w, void *ctx) {
+    call *c = ctx;
+    stage s = {c, w, 0, 0, c->n};
+    embed_phase(&s);
+    for (; s.layer < c->d->config.n_layers; s.layer++)
+        if (!layer_phases(&s)) return;
+    if (c->logits) linear_phase(&s, ROLE_HEAD);
+    else if (c->hidden) prepare_phase(&s, ROLE_HEAD);
+    tock(&s, RVM_PART_HEAD);
+}
+
+static int tokens_are_known(const rvm_decoder *d, const int32_t *tokens, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= d->config.vocab_size) return 0;
+    return 1;
+}
+
+static int run(rvm_decoder *d, call *c, void (*job)(pool_worker *, void *)) {
+    atomic_init(&c->status, RVM_OK);
+    c->tick = now();
+    pool_run(d->pool, job, c);
+    return atomic_load(&c->status);
+}
+
+int rvm_decoder_forward(rvm_decoder *d, rvm_cache *cache, const int32_t *tokens, size_t n, size_t outputs,
+                        float *hidden, float *logits, const int *cancel) {
+    if (!d || !cache || !tokens || n == 0 || n > d->config.max_tokens || outputs > n) return RVM_BAD_ARGUMENT;
+    if (outputs == 0 && (hidden || logits)) return RVM_BAD_ARGUMENT;
+    if (!tokens_are_known(d, tokens, n)) return RVM_BAD_ARGUMENT;
+    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
+    call c = {.d = d, .cache = cache, .tokens = tokens, .n = n, .outputs = outputs, .hidden = hidden,
+              .logits = logits, .cancel = cancel, .with_head_lora = 1};
+    int rc = cache_reserve(cache, n);
+    if (rc == RVM_OK) rc = run(d, &c, forward);
+    if (rc == RVM_OK) cache->offset += n;
+    atomic_flag_clear(&d->busy);
+    return rc;
+}
+
+/* hidden, already normed, through the head, max_tokens at a time. */
+static void head_job(pool_worker *w, void *ctx) {
+    call *c = ctx;
+    rvm_decoder *d = c->d;
+    stage s = {c, w, 0, 0, c->n};
+    const linear *l = &d->head;
+    const uint32_t blocks = (uint32_t)((s.n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
+    const size_t chunks = smaller(l->tiles, (size_t)CHUNKS * pool_threads(d->pool));
+    for (uint32_t i; pool_next(w, blocks, &i);) {
+        const size_t begin = i * TOKEN_BLOCK, end = smaller(s.n, begin + TOKEN_BLOCK), in = l->in;
+        if (l->lora.rank)
+            checked(c, d->kernels->lora_project(c->hidden + begin * in, l->lora.a, l->lora.scale, end - begin, in,
+                                                l->lora.rank, d->shared.u + begin * l->lora.rank));
+        checked(c, d->matmul->acts(is_quantised(l->matrix) ? RVM_Q4 : RVM_F32, c->hidden, in, s.n, in, begin, end,
+                                   is_quantised(l->matrix) ? d->shared.acts_q : d->shared.acts_f));
+    }
+    for (uint32_t i; pool_next(w, (uint32_t)chunks, &i);)
+        do_head(&s, l, &d->shared, i * l->tiles / chunks, (i + 1) * l->tiles / chunks);
+}
+
+int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits) {
+    if (!d || !hidden || !logits || n == 0) return RVM_BAD_ARGUMENT;
+    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
+    int rc = RVM_OK;
+    for (size_t t = 0, step; t < n && rc == RVM_OK; t += step) {
+        step = smaller(n - t, d->config.max_tokens);
+        call c = {.d = d, .n = step, .hidden = (float *)hidden + t * d->config.hidden_size,
+                  .logits = logits + t * d->config.vocab_size, .with_head_lora = with_lora};
+        rc = run(d, &c, head_job);
+    }
+    atomic_flag_clear(&d->busy);
+    return rc;
+}
+
+/* Making one ------------------------------------------------------------------------------------- */
+
+/* Memory in the arena: counted first, then handed out. */
+typedef struct {
+    uint8_t *base;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t bytes) {
+    uint8_t *p = a->base ? a->base + a->used : NULL;
+    a->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+static float *take_floats(arena *a, size_t n) { return take(a, n * sizeof(float)); }
+
+static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in) {
+    in->x = take_floats(a, tokens * d->most_in);
+    in->acts_q = take(a, rvm_acts_bytes(RVM_Q4, tokens, (d->most_in + 31) / 32 * 32));
+    in->acts_f = take(a, rvm_acts_bytes(RVM_F32, tokens, d->most_in));
+    in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
+}
+
+static void lay_out(arena *a, rvm_decoder *d) {
+    const rvm_decoder_config *c = &d->config;
+    const size_t t = c->max_tokens, few = smaller(t, FEW), rows = d->query_block * d->group;
+    d->x = take_floats(a, t * c->hidden_size);
+    d->turn = take_floats(a, t * c->head_dim);
+    d->qkv = take_floats(a, t * d->qkv_width);
+    d->attended = take_floats(a, t * d->q_width);
+    d->gate = take_floats(a, t * c->intermediate_size);
+    d->up = take_floats(a, t * c->intermediate_size);
+    d->tmp = take_floats(a, t * c->hidden_size);
+    d->partial = take_floats(a, (size_t)MOST_PARTS * few * c->n_heads * RVM_PARTIAL(c->head_dim));
+    take_input(a, d, t, &d->shared);
+    d->own = take(a, c->threads * sizeof *d->own);
+    d->scratch = take(a, c->threads * sizeof *d->scratch);
+    for (size_t i = 0; i < c->threads; i++) {
+        input own;
+        take_input(a, d, 1, &own);
+        float *scratch = take_floats(a, rvm_attention_scratch(rows, c->head_dim));
+        if (a->base) d->own[i] = own, d->scratch[i] = scratch;
+    }
+}
+
+static int good_config(const rvm_decoder_config *c) {
+    const uint32_t sizes[] = {c->n_layers,          c->n_heads,    c->n_kv_heads, c->head_dim, c->hidden_size,
+                              c->intermediate_size, c->vocab_size, c->max_tokens, c->threads};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] == 0 || sizes[i] >= 1u << 24) return 0;
+    return c->head_dim % 2 == 0 && c->head_dim <= RVM_MAX_HEAD_DIM && c->n_heads % c->n_kv_heads == 0 &&
+           c->threads <= 1024 && c->rope_frequencies && c->rms_norm_eps > 0;
+}
+
+/* 0 if the matrix is not [out, in]. */
+static int set_linear(linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
+    *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
+    if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;
+    l->tiles = rvm_matrix_tiles(m);
+    return 1;
+}
+
+static int set_layer(const rvm_decoder *d, layer *to, const rvm_decoder_layer *from) {
+    const size_t dim = d->config.hidden_size, f = d->config.intermediate_size;
+    const size_t out[] = {d->q_width, d->kv_width, d->kv_width, dim, f, f, dim};
+    const size_t in[] = {dim, dim, dim, d->q_width, dim, dim, f};
+    to->input_norm = from->input_norm, to->post_norm = from->post_norm;
+    for (size_t i = 0; i < RVM_N_PROJ; i++)
+        if (!set_linear(to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
+    return to->input_norm && to->post_norm;
+}
+
+static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
+    const size_t dim = d->config.hidden_size, v = d->config.vocab_size;
+    if (!w->embedding || !w->norm || !w->layers) return 0;
+    if (rvm_matrix_rows(w->embedding) != v || rvm_matrix_cols(w->embedding) != dim) return 0;
+    d->embedding = w->embedding, d->norm = w->norm;
+    for (size_t i = 0; i < d->config.n_layers; i++)
+        if (!set_layer(d, d->layers + i, w->layers + i)) return 0;
+    return set_linear(&d->head, w->lm_head, NULL, v, dim);
+}
+
+/* The layers that go with an implementation of the matrices: "avx512vnni" -> "avx512", "avxvnni" -> "avx2". */
+static const rvm_layers *layers_for(const char *matmul) {
+    for (size_t i = 0; rvm_layers_impl_name(i); i++) {
+        const char *name = rvm_layers_impl_name(i);
+        if (strncmp(matmul, name, strlen(name)) == 0) return rvm_layers_impl(name);
+    }
+    return rvm_layers_impl(strncmp(matmul, "avx", 3) == 0 ? "avx2" : "scalar");
+}
+
+static void set_sizes(rvm_decoder *d) {
+    const rvm_decoder_config *c = &d->config;
+    const size_t ins[] = {c->hidden_size, c->intermediate_size, (size_t)c->n_heads * c->head_dim};
+    d->q_width = ins[2];
+    d->kv_width = (size_t)c->n_kv_heads * c->head_dim;
+    d->qkv_width = d->q_width + 2 * d->kv_width;
+    d->group = c->n_heads / c->n_kv_heads;
+    d->query_block = d->group < QUERY_ROWS ? QUERY_ROWS / d->group : 1;
+    for (size_t i = 0; i < 3; i++) d->most_in = ins[i] > d->most_in ? ins[i] : d->most_in;
+}
+
+static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
+    const rvm_decoder_config *c = &d->config;
+    d->matmul = rvm_matmul_impl(c->impl);
+    if (!d->matmul || !(d->kernels = layers_for(d->matmul->name))) return RVM_BAD_ARGUMENT;
+    set_sizes(d);
+    d->layers = calloc(c->n_layers, sizeof *d->layers);
+    d->frequencies = malloc(c->head_dim / 2 * sizeof *d->frequencies);
+    if (!d->layers || !d->frequencies || !(d->pool = pool_create(c->threads))) return RVM_NO_MEMORY;
+    memcpy(d->frequencies, c->rope_frequencies, c->head_dim / 2 * sizeof *d->frequencies);
+    d->config.rope_frequencies = d->frequencies, d->config.impl = d->matmul->name;
+    if (!set_weights(d, weights)) return RVM_BAD_ARGUMENT;
+    arena a = {NULL, 0};
+    lay_out(&a, d);
+    d->arena = aligned_alloc(ALIGN, d->arena_bytes = a.used);
+    if (!d->arena) return RVM_NO_MEMORY;
+    a = (arena){d->arena, 0};
+    lay_out(&a, d);
+    return RVM_OK;
+}
+
+int rvm_decoder_create(const rvm_decoder_config *config, const rvm_decoder_weights *weights, rvm_decoder **out) {
+    if (!out) return RVM_BAD_ARGUMENT;
+    *out = NULL;
+    if (!config || !weights || !good_config(config)) return RVM_BAD_ARGUMENT;
+    rvm_decoder *d = calloc(1, sizeof *d);
+    if (!d) return RVM_NO_MEMORY;
+    d->config = *config;
+    atomic_flag_clear(&d->busy);
+    const int rc = fill(d, weights);
+    if (rc == RVM_OK) *out = d;
+    else rvm_decoder_destroy(d);
+    return rc;
+}
+
+void rvm_decoder_destroy(rvm_decoder *d) {
+    if (!d) return;
+    pool_destroy(d->pool);
+    for (size_t i = 0; d->layers && i < d->config.n_layers; i++)
+        for (size_t m = 0; m < RVM_N_PROJ; m++) free(d->layers[i].linear[m].lora.a);
+    free(d->head.lora.a);
+    free(d->layers);
+    free(d->frequencies);
+    free(d->arena);
+    free(d);
+}
+
+const rvm_decoder_config *decoder_config(const rvm_decoder *d) { return &d->config; }
+const char *rvm_decoder_matmul_name(const rvm_decoder *d) { return d->matmul->name; }
+const char *rvm_decoder_layers_name(const rvm_decoder *d) { return d->kernels->name; }
+size_t rvm_decoder_bytes(const rvm_decoder *d) { return d->arena_bytes; }
+
+int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n) {
+    if (!d || n == 0) return RVM_BAD_ARGUMENT;
+    pool_limit(d->pool, n);
+    return RVM_OK;
+}
+
+void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]) {
+    memcpy(seconds, d->seconds, sizeof d->seconds);
+    memset(d->seconds, 0, sizeof d->seconds);
+}
+
+static int copy_lora(lora *to, const linear *l, const float *a, const float *b, size_t rank, float scale) {
+    const size_t na = l->in * rank, nb = rank * l->out;
+    float *memory = malloc((na + nb) * sizeof *memory);
+    if (!memory) return RVM_NO_MEMORY;
+    memcpy(memory, a, na * sizeof *a);
+    memcpy(memory + na, b, nb * sizeof *b);
+    *to = (lora){memory, memory + na, rank, scale};
+    return RVM_OK;
+}
+
+int rvm_decoder_set_lora(rvm_decoder *d, size_t i, rvm_module module, const float *lora_a, const float *lora_b,
+                         size_t rank, float scale) {
+    if (!d || rank > RVM_MAX_RANK || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
+    if (module != RVM_LM_HEAD && (i >= d->config.n_layers || module >= RVM_N_PROJ)) return RVM_BAD_ARGUMENT;
+    linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
+    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
+    lora made = {0};
+    const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, rank, scale) : RVM_OK;
+    if (rc == RVM_OK) {
+        free(l->lora.a);
+        l->lora = made;
+    }
+    atomic_flag_clear(&d->busy);
+    return rc;
+}

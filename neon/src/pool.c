@@ -1,0 +1,229 @@
+/* pool.h: spin for a moment, then sleep.
+ *
+ * Two words tell the threads what goes on; both count in their upper half:
+ *
+ *   gate   job number : 32 | open : 1 | threads inside : 31      pool_run opens and closes it
+ *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it
+ *
+ * A chunk is taken by compare-and-swap on both halves, so that a thread that is phases behind can take
+ * none of a later phase: it walks on until it has caught up. Whoever reports the last chunk done moves
+ * the phase on.
+ */
+#define _GNU_SOURCE /* sched_yield, pthread_atfork and clock_gettime under -std=c11 */
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { LINE = 64, SPIN_NS = 20000, YIELD_NS = 60000, STACK = 1 << 20 };
+static const uint64_t OPEN = 1u << 31, INSIDE = (1u << 31) - 1;
+
+typedef struct {
+    pool *owner;
+    uint32_t thread;
+    pthread_t id;
+} member;
+
+struct pool {
+    _Alignas(LINE) _Atomic uint64_t claim;
+    _Alignas(LINE) _Atomic uint32_t done;
+    _Alignas(LINE) _Atomic uint64_t gate;
+    _Alignas(LINE) _Atomic uint32_t sleepers;
+    _Atomic uint32_t limit, quit;
+    void (*job)(pool_worker *, void *);
+    void *ctx;
+    uint32_t first_phase, threads, started, forks;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    member members[];
+};
+
+static _Atomic uint32_t forks; /* times that this process was forked off; its threads stayed behind */
+
+static void after_fork(void) { atomic_fetch_add(&forks, 1); }
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+static inline void pause_cpu(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static uint32_t upper(_Atomic uint64_t *word) {
+    return (uint32_t)(atomic_load_explicit(word, memory_order_acquire) >> 32);
+}
+
+/* Wait until the upper half of *word is no longer `old`. */
+static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old) {
+    for (int i = 0; i < 64; i++) {
+        if (upper(word) != old) return;
+        pause_cpu();
+    }
+    int64_t start = now_ns(), spent = 0;
+    while (spent < YIELD_NS) {
+        for (int i = 0; i < 32; i++) {
+            if (upper(word) != old) return;
+            pause_cpu();
+        }
+        spent = now_ns() - start;
+        if (spent > SPIN_NS) sched_yield();
+    }
+    pthread_mutex_lock(&p->lock);
+    atomic_fetch_add(&p->sleepers, 1);
+    while ((uint32_t)(atomic_load(word) >> 32) == old) pthread_cond_wait(&p->moved, &p->lock);
+    atomic_fetch_sub(&p->sleepers, 1);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Set *word and wake who sleeps on it. Both the store here and the sleepers' count are sequentially
+ * consistent: either the sleeper sees the new word, or we see the sleeper. */
+static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
+    atomic_store(word, value);
+    if (atomic_load(&p->sleepers) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Wait for a job after number `seen` and step into it; 0 when the pool is being destroyed. */
+static uint32_t enter(pool *p, uint32_t thread, uint32_t seen) {
+    for (;;) {
+        wait_change(p, &p->gate, seen);
+        if (atomic_load(&p->quit)) return 0;
+        uint64_t gate = atomic_load(&p->gate);
+        seen = (uint32_t)(gate >> 32);
+        if (thread >= atomic_load(&p->limit)) continue;
+        while ((gate & OPEN) && (uint32_t)(gate >> 32) == seen)
+            if (atomic_compare_exchange_weak(&p->gate, &gate, gate + 1)) return seen;
+    }
+}
+
+static void *work(void *arg) {
+    member *m = arg;
+    pool *p = m->owner;
+    for (uint32_t seen = 0; (seen = enter(p, m->thread, seen)) != 0;) {
+        pool_worker w = {p, m->thread, p->first_phase, 0};
+        p->job(&w, p->ctx);
+        atomic_fetch_sub(&p->gate, 1);
+    }
+    return NULL;
+}
+
+/* Job numbers begin at 1, so that a new thread (which has seen 0) enters the first one. */
+static void reset(pool *p) {
+    atomic_store(&p->claim, 0);
+    atomic_store(&p->gate, 0);
+    atomic_store(&p->done, 0);
+    atomic_store(&p->sleepers, 0);
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->moved, NULL);
+    p->forks = atomic_load(&forks);
+    p->started = 0;
+}
+
+pool *pool_create(uint32_t threads) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    if (threads == 0) threads = 1;
+    size_t size = sizeof(pool) + threads * sizeof(member);
+    pool *p = aligned_alloc(LINE, (size + LINE - 1) / LINE * LINE);
+    if (!p) return NULL;
+    p->threads = threads;
+    atomic_init(&p->limit, threads);
+    atomic_init(&p->quit, 0);
+    reset(p);
+    return p;
+}
+
+/* Signals stay with the caller: Python's handlers belong to its main thread. */
+static void start(pool *p) {
+    sigset_t all, before;
+    pthread_attr_t attr;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK);
+    uint32_t n = 1;
+    for (; n < p->threads; n++) {
+        p->members[n] = (member){.owner = p, .thread = n};
+        if (pthread_create(&p->members[n].id, &attr, work, &p->members[n]) != 0) break;
+    }
+    p->started = n; /* fewer threads than asked for do the same work */
+    pthread_attr_destroy(&attr);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void pool_destroy(pool *p) {
+    if (!p) return;
+    if (p->forks == atomic_load(&forks)) {
+        atomic_store(&p->quit, 1);
+        set_and_wake(p, &p->gate, atomic_load(&p->gate) + (UINT64_C(1) << 32));
+        for (uint32_t i = 1; i < p->started; i++) pthread_join(p->members[i].id, NULL);
+        pthread_mutex_destroy(&p->lock);
+        pthread_cond_destroy(&p->moved);
+    }
+    free(p);
+}
+
+uint32_t pool_threads(const pool *p) { return p->threads; }
+
+void pool_limit(pool *p, uint32_t n) { atomic_store(&p->limit, n ? n : 1); }
+
+/* The number of the next job; 0 is left out, for it means "none seen". */
+static uint64_t next_job(pool *p) {
+    uint32_t number = upper(&p->gate) + 1;
+    return (uint64_t)(number ? number : 1) << 32;
+}
+
+void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx) {
+    if (p->forks != atomic_load(&forks)) reset(p);
+    if (p->started == 0) start(p);
+    p->job = job, p->ctx = ctx, p->first_phase = upper(&p->claim);
+    pool_worker w = {p, 0, p->first_phase, 0};
+    if (p->started > 1 && atomic_load(&p->limit) > 1) set_and_wake(p, &p->gate, next_job(p) | OPEN);
+    job(&w, ctx);
+    if (!(atomic_fetch_and(&p->gate, ~OPEN) & INSIDE)) return;
+    int64_t begin = now_ns();
+    while (atomic_load_explicit(&p->gate, memory_order_acquire) & INSIDE) {
+        pause_cpu();
+        if (now_ns() - begin > SPIN_NS) sched_yield();
+    }
+}
+
+static void report(pool_worker *w, uint32_t n) {
+    pool *p = w->owner;
+    w->holding = 0;
+    if (atomic_fetch_add_explicit(&p->done, 1, memory_order_acq_rel) + 1 < n) return;
+    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+    set_and_wake(p, &p->claim, (uint64_t)(w->phase + 1) << 32);
+}
+
+int pool_next(pool_worker *w, uint32_t n, uint32_t *i) {
+    pool *p = w->owner;
+    if (w->holding) report(w, n);
+    uint64_t claim = atomic_load_explicit(&p->claim, memory_order_acquire);
+    while ((uint32_t)(claim >> 32) == w->phase && (uint32_t)claim < n) {
+        if (atomic_compare_exchange_weak_explicit(&p->claim, &claim, claim + 1, memory_order_acq_rel,
+                                                  memory_order_acquire)) {
+            *i = (uint32_t)claim;
+            w->holding = 1;
+            return 1;
+        }
+    }
+    if (n && (uint32_t)(claim >> 32) == w->phase) wait_change(p, &p->claim, w->phase);
+    if (n) w->phase++;
+    return 0;
+}

@@ -1,0 +1,43 @@
+/* A team of threads that walks through a job in phases.  Inside the library; not in rvm.h.
+ *
+ *   static void job(pool_worker *w, void *ctx) {        // every thread runs all of it
+ *       for (uint32_t i; pool_next(w, 12, &i);) part_one(ctx, i);    // 12 chunks, whoever is free
+ *       for (uint32_t i; pool_next(w, 40, &i);) part_two(ctx, i);    // begins when all 12 are done
+ *   }
+ *   pool_run(pool, job, ctx);
+ *
+ * A phase ends when its chunks are done, not when all threads have arrived: one that the system has
+ * put to sleep outside a chunk holds nobody up. All threads must ask for the same phases, with the
+ * same number of chunks.
+ */
+#ifndef RVM_POOL_H
+#define RVM_POOL_H
+
+#include <stdint.h>
+
+typedef struct pool pool;
+
+/* One thread inside one job. */
+typedef struct {
+    pool *owner;
+    uint32_t thread; /* 0 is the caller of pool_run */
+    uint32_t phase;
+    int holding; /* a claimed chunk that is not yet reported done */
+} pool_worker;
+
+/* `threads` counts the caller; 1 makes no thread and takes no lock. NULL: no memory.
+ * Threads start with the first job, and again with the first job of a forked child. */
+pool *pool_create(uint32_t threads);
+void pool_destroy(pool *p);
+uint32_t pool_threads(const pool *p);
+
+/* Let only the first n threads take part from the next job on. */
+void pool_limit(pool *p, uint32_t n);
+
+/* Run job on every thread and return when all have left it. One job at a time. */
+void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx);
+
+/* The next of the phase's n chunks in *i, or 0 once all n are done. */
+int pool_next(pool_worker *w, uint32_t n, uint32_t *i);
+
+#endif
