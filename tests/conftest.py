@@ -2,6 +2,7 @@
 
 import pytest
 
+from ruvmlx.backends import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve

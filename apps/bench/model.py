@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ruvmlx.errors import RuvmlxError
 
+from .rows import Row
 from .stage import OnStage, spread, take_turns
 
 DECODED = 24  # tokens a turn
@@ -15,19 +15,6 @@ LLAMA_LONG = {
     "llama.cpp flash": {"flash": True},
     "llama.cpp flash q8_0": {"flash": True, "kv": "q8_0"},
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the report. limit: what this machine allows, in the same unit."""
-
-    name: str
-    value: float | None
-    unit: str
-    target: float | None = None
-    limit: float | None = None
-    met: bool | None = None
-    note: str = ""
 
 
 def prompt(n: int) -> list[int]:

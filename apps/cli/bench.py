@@ -12,7 +12,7 @@ from .output import json_option, log, print_json, show
 
 
 @click.command()
-@click.argument("suite", type=click.Choice(["model"]), default="model")
+@click.argument("suite", type=click.Choice(["model", "learning"]), default="model")
 @click.option("--vs", default="", help="llama.cpp: measure it too, in turns, on the same file (GGUF).")
 @click.option("--long", type=click.IntRange(min=0), default=4096, help="Context of the long decode; 0: none.")
 @click.option("--rounds", type=click.IntRange(min=2), default=9, help="Turns of each.")
@@ -20,25 +20,30 @@ from .output import json_option, log, print_json, show
 @json_option
 def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: Any) -> None:
     """Measure prefill and decode; every figure beside the machine's own limit."""
-    from ruvmlx.models.load import load_model
-
-    from ..bench import model as model_suite
-
     settings = resolve(flags)
-    path = str(load_model(settings["model"]).path)
     threads = settings["threads"] or _cores()
-    peers = "llama.cpp" in vs.split(",") and path.endswith(".gguf")
-    rows = model_suite.run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
-    machine = {
-        "cpu": platform.processor() or platform.machine(),
-        "system": platform.system(),
-        "threads": threads,
-    }
+    if suite == "learning":
+        from ..bench import learning
+
+        rows = learning.run(settings["model"], settings["backend"], threads, 22 * rounds, log)
+    else:
+        rows = _model_rows(settings, threads, "llama.cpp" in vs.split(","), long, rounds)
+    machine = {"cpu": platform.machine(), "system": platform.system(), "threads": threads}
     if as_json:
         print_json({"rows": [asdict(row) for row in rows], "machine": machine})
         return
     for row in rows:
         show(_line(row))
+
+
+def _model_rows(settings: dict[str, Any], threads: int, peers: bool, long: int, rounds: int) -> list[Any]:
+    from ruvmlx.models.load import load_model
+
+    from ..bench import model
+
+    path = str(load_model(settings["model"]).path)
+    peers = peers and path.endswith(".gguf")
+    return model.run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
 
 
 def _cores() -> int:
