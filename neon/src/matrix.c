@@ -225,16 +225,58 @@ int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, siz
 
 /* ---- which implementations this machine runs, fastest first ---- */
 
-extern const rvm_matmul rvm_matmul_scalar;
-#ifdef RVM_HAVE_MATMUL_AVX512VNNI
-extern const rvm_matmul rvm_matmul_avx512vnni;
+/* One line per implementation: is it compiled in, and does this processor run it? */
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* Bit of eax of cpuid leaf 7, subleaf 1: compilers came to know "avxvnni" late. */
+static int cpuid_7_1_eax(int bit) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+}
+
+static int cpuid_1_ecx(int bit) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> bit & 1);
+}
+
+/* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
+static int has_avx2(void) {
+    const int f16c = 29;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_1_ecx(f16c);
+}
+
+static int has_avxvnni(void) { return has_avx2() && cpuid_7_1_eax(4); }
+
+static int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
+
+#define IMPLEMENTATION(name, runs)                      \
+    {                                                   \
+        extern const rvm_matmul rvm_matmul_##name;      \
+        if ((runs) && index-- == 0) return &rvm_matmul_##name; \
+    }
 
 static const rvm_matmul *at(size_t index) {
 #ifdef RVM_HAVE_MATMUL_AVX512VNNI
-    if (__builtin_cpu_supports("avx512vnni") && index-- == 0) return &rvm_matmul_avx512vnni;
+    IMPLEMENTATION(avx512vnni, has_avx512vnni())
 #endif
-    return index == 0 ? &rvm_matmul_scalar : NULL;
+#ifdef RVM_HAVE_MATMUL_AVXVNNI
+    IMPLEMENTATION(avxvnni, has_avxvnni())
+#endif
+#ifdef RVM_HAVE_MATMUL_AVX512
+    IMPLEMENTATION(avx512, has_avx512())
+#endif
+#ifdef RVM_HAVE_MATMUL_AVX2
+    IMPLEMENTATION(avx2, has_avx2())
+#endif
+    IMPLEMENTATION(scalar, 1)
+    return NULL;
 }
 
 const char *rvm_matmul_impl_name(size_t index) {

@@ -48,4 +48,16 @@ INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
     return most / 127.0f;
 }
 
-INLINE __m512i spread_q(const uint8_t *q) { return _mm512_set1_epi32(act_i32(q)); }
+/* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
+INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
+    const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8((char)flip);
+    for (size_t j = 0; j < 8; j++) {
+        if (kind == RVM_Q8) {
+            w->v[j] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * j), top);
+        } else if (j < 4) {
+            const __m512i both = _mm512_loadu_si512(p + 64 * j);
+            w->v[j] = _mm512_and_si512(both, low);
+            w->v[4 + j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+    }
+}

@@ -9,14 +9,18 @@
  *   weights  a block: 16 rows x 32 columns as signed or unsigned bytes      unpack(p, kind, w)
  *   dot(acc, w, q, kind)        acc + w . q  over the 32 columns, for each row
  *   quantise(x, q, &sum)        one block of activations; returns d.  See matrix_scalar.c
+ *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
+ *   MAX_T    tokens at a time: 4, 8 or 16
  */
 #include "matrix.h"
 
 /* Loops over a constant number of tokens, so that what they index are registers. */
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { MAX_T = 16, WIDE = 4, AHEAD = 2048 };
+/* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
+ * AHEAD: bytes to prefetch ahead for one token. Measured: less is slower, more is no faster. */
+enum { WIDE = 4, AHEAD = 8192 };
 
 /* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
@@ -37,6 +41,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
+        if (T == 1) prefetch_line(p + AHEAD);
         p += affine ? 2 * scales : scales;
         for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * ACT_BYTES) {
             const uint8_t *q = act + 32 * i, *d = act + 32 * n + 4 * i;
@@ -57,7 +62,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
 INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
                         const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride, size_t rows) {
     const size_t cols = spec->cols, apart = tile_bytes(spec), step = TILE * float_size(kind);
-    f32x sum[WIDE * WIDE > MAX_T ? WIDE * WIDE : MAX_T];
+    f32x sum[16];
     UNROLL for (size_t j = 0; j < R * T; j++) sum[j] = f_zero();
     for (size_t k = 0; k < cols; k++, p += step, x += n) {
         f32x w[WIDE];
@@ -73,25 +78,24 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
 }
 
 /* All tokens of a panel, as many at a time as there are registers for. */
+#define TOKENS_AT_A_TIME(T, n, kind, affine) \
+    for (; (n) - i >= (T); i += (T))         \
+    quantised_tile(spec, tile, act, n, i, T, kind, affine, y + i * y_stride, y_stride, rows)
+
 #define QUANTISED_PANEL(name, kind, affine)                                                                    \
     static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, float *y, \
                      size_t y_stride, size_t rows) {                                                           \
         size_t i = 0;                                                                                          \
-        if (n == 16) {                                                                                         \
-            quantised_tile(spec, tile, act, 16, 0, 16, kind, affine, y, y_stride, rows);                       \
-            return;                                                                                            \
-        }                                                                                                      \
-        if (n == 1) {                                                                                          \
+        if (n == PANEL) {                                                                                      \
+            TOKENS_AT_A_TIME(MAX_T, PANEL, kind, affine);                                                      \
+        } else if (n == 1) {                                                                                   \
             quantised_tile(spec, tile, act, 1, 0, 1, kind, affine, y, y_stride, rows);                         \
-            return;                                                                                            \
+        } else {                                                                                               \
+            if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, kind, affine);                                               \
+            TOKENS_AT_A_TIME(4, n, kind, affine);                                                              \
+            TOKENS_AT_A_TIME(2, n, kind, affine);                                                              \
+            TOKENS_AT_A_TIME(1, n, kind, affine);                                                              \
         }                                                                                                      \
-        for (; n - i >= 8; i += 8)                                                                             \
-            quantised_tile(spec, tile, act, n, i, 8, kind, affine, y + i * y_stride, y_stride, rows);          \
-        for (; n - i >= 4; i += 4)                                                                             \
-            quantised_tile(spec, tile, act, n, i, 4, kind, affine, y + i * y_stride, y_stride, rows);          \
-        for (; n - i >= 2; i += 2)                                                                             \
-            quantised_tile(spec, tile, act, n, i, 2, kind, affine, y + i * y_stride, y_stride, rows);          \
-        if (i < n) quantised_tile(spec, tile, act, n, i, 1, kind, affine, y + i * y_stride, y_stride, rows);   \
     }
 
 QUANTISED_PANEL(panel_q4_affine, RVM_Q4, 1)
@@ -119,10 +123,8 @@ static quantised_panel *panel_for(const rvm_matrix_spec *spec) {
     static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const float *x, size_t n, float *y, \
                      size_t y_stride, size_t rows) {                                                       \
         size_t i = 0;                                                                                      \
-        if (n == 16) {                                                                                     \
-            float_tiles(spec, tile, x, 16, 0, 1, 16, kind, y, y_stride, rows);                             \
-            return;                                                                                        \
-        }                                                                                                  \
+        for (; n == PANEL && i < PANEL; i += MAX_T)                                                        \
+            float_tiles(spec, tile, x, PANEL, i, 1, MAX_T, kind, y + i * y_stride, y_stride, rows);        \
         for (; n - i >= 8; i += 8)                                                                         \
             float_tiles(spec, tile, x, n, i, 1, 8, kind, y + i * y_stride, y_stride, rows);                \
         for (; n - i >= 4; i += 4)                                                                         \

@@ -44,8 +44,7 @@ static double read_rate(const uint8_t *p, size_t n) {
     }
     const double seconds = cpu_time() - start;
     a |= b;
-    static volatile uint64_t sink;
-    sink = a[0];
+    __asm__ volatile("" ::"m"(a));
     return (double)n / seconds;
 }
 
@@ -153,7 +152,10 @@ static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec
     size_t count = tokens == 1 ? (WORKING_SET + bytes - 1) / bytes : 1;
     rvm_matrix **w = malloc(count * sizeof *w);
     w[0] = noise(&spec);
-    for (size_t i = 1; i < count; i++) w[i] = memcpy(memory(bytes), w[0], bytes);
+    for (size_t i = 1; i < count; i++) {
+        w[i] = memory(bytes);
+        memcpy(w[i], w[0], bytes);
+    }
     float *x = memory(4 * tokens * spec.cols), *y = memory(4 * tokens * spec.rows);
     for (size_t i = 0; i < tokens * spec.cols; i++) x[i] = (float)(rand() % 2001 - 1000) / 1000;
     void *acts = memory(rvm_acts_bytes(spec.kind, tokens, spec.cols));

@@ -1,0 +1,103 @@
+/* AVX2: two registers are 16 rows.  The including file says how bytes are multiplied (dot, OFFSET8). */
+#include "matrix_x86.h"
+
+#include <math.h>
+
+typedef struct {
+    __m256 a, b;
+} f32x;
+typedef struct {
+    __m256i a, b;
+} i32x;
+typedef struct {
+    i32x v[8]; /* v[j]: columns 4j .. 4j + 3 */
+} weights;
+
+INLINE f32x f_zero(void) { return (f32x){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE f32x f_all(float x) { return (f32x){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE f32x f_mul(f32x x, f32x y) { return (f32x){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE f32x f_of(i32x x) { return (f32x){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+INLINE i32x i_all(int32_t x) { return (i32x){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+
+INLINE f32x f_fma(f32x x, f32x y, f32x z) {
+    return (f32x){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+
+INLINE __m256 load8(const uint8_t *p, uint32_t kind) {
+    if (kind == RVM_F32) return _mm256_loadu_ps((const float *)(const void *)p);
+    const __m128i h = _mm_loadu_si128((const __m128i *)p);
+    if (kind == RVM_F16) return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
+    return (f32x){load8(p, kind), load8(p + 8 * float_size(kind), kind)};
+}
+
+INLINE void f_store(float *y, f32x x, size_t n) {
+    float all[TILE];
+    if (n >= TILE) {
+        _mm256_storeu_ps(y, x.a);
+        _mm256_storeu_ps(y + 8, x.b);
+    } else {
+        _mm256_storeu_ps(all, x.a);
+        _mm256_storeu_ps(all + 8, x.b);
+        memcpy(y, all, n * sizeof *y);
+    }
+}
+
+INLINE __m256i bytes_at(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+/* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
+INLINE void unpack_256(const uint8_t *p, uint32_t kind, int flip, weights *w) {
+    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)flip);
+    for (size_t j = 0; j < 8; j++) {
+        if (kind == RVM_Q8) {
+            w->v[j].a = _mm256_xor_si256(bytes_at(p + 64 * j), top);
+            w->v[j].b = _mm256_xor_si256(bytes_at(p + 64 * j + 32), top);
+        } else if (j < 4) {
+            const __m256i a = bytes_at(p + 64 * j), b = bytes_at(p + 64 * j + 32);
+            w->v[j] = (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
+            w->v[4 + j].a = _mm256_and_si256(_mm256_srli_epi16(a, 4), low);
+            w->v[4 + j].b = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
+        }
+    }
+}
+
+INLINE int32_t reduce_max(__m256i x) {
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return _mm_cvtsi128_si32(m);
+}
+
+INLINE int32_t reduce_add(__m256i x) {
+    __m128i m = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return _mm_cvtsi128_si32(m);
+}
+
+INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
+    __m256i top = _mm256_setzero_si256(), i[4];
+    for (size_t k = 0; k < 4; k++) {
+        const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + 8 * k));
+        top = _mm256_max_epi32(top, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+    }
+    const uint32_t bits = (uint32_t)reduce_max(top);
+    const float most = bits_float(bits);
+    if (bits >= 0x7f800000 || most < 1e-30f) {
+        _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
+        *sum = 0;
+        return bits >= 0x7f800000 ? NAN : 0;
+    }
+    const __m256 inverse = _mm256_set1_ps(127.0f / most);
+    for (size_t k = 0; k < 4; k++) i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * k), inverse));
+    *sum = reduce_add(_mm256_add_epi32(_mm256_add_epi32(i[0], i[1]), _mm256_add_epi32(i[2], i[3])));
+    /* packs works within halves: put the eight groups of four back in order */
+    const __m256i words[2] = {_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3])};
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+    _mm256_storeu_si256((__m256i *)q, all);
+    return most / 127.0f;
+}

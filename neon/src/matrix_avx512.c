@@ -1,0 +1,26 @@
+/* AVX-512 without VNNI: as matrix_avx2.c, 512 bits at a time. */
+#include "matrix_512.h"
+
+enum { OFFSET8 = 128, MAX_T = 16 };
+
+INLINE void unpack(const uint8_t *p, uint32_t kind, weights *w) { unpack_512(p, kind, OFFSET8, w); }
+
+INLINE __m512i signed_pairs(__m512i w, __m512i x) {
+    const __m512i same_sign = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(w), same_sign);
+}
+
+INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
+    const __m512i ones = _mm512_set1_epi16(1);
+    __m512i pairs = _mm512_setzero_si512();
+    for (size_t j = 0; j < 8; j++) {
+        const __m512i x = _mm512_set1_epi32(act_i32(q + 4 * j));
+        if (kind == RVM_Q4) pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w->v[j], x));
+        else acc = _mm512_add_epi32(acc, _mm512_madd_epi16(signed_pairs(w->v[j], x), ones));
+    }
+    return kind == RVM_Q8 ? acc : _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, ones));
+}
+
+#include "matrix_kernel.h"
+
+const rvm_matmul rvm_matmul_avx512 = {.name = "avx512", .acts = acts, .matmul = matmul};
