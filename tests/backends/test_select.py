@@ -8,23 +8,52 @@ from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
 
 
-@pytest.mark.parametrize(("metal", "cuda", "device"), [(1, 1, "metal"), (0, 1, "cuda"), (0, 0, "cpu")])
-def test_auto(monkeypatch, metal, cuda, device):
-    """Metal, else CUDA, else the CPU, with a reason."""
+@pytest.mark.parametrize(
+    ("metal", "cuda", "name", "device"),
+    [(1, 1, "mlx", "metal"), (0, 1, "mlx", "cuda"), (0, 0, "native", "cpu")],
+)
+def test_auto(monkeypatch, metal, cuda, name, device):
+    """Metal, else CUDA, else the native decoder, with a reason."""
     from ruvmlx.backends.mx import mx
 
     monkeypatch.setattr(mx.metal, "is_available", lambda: bool(metal))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: bool(cuda))
     choice = select.describe("auto")
-    assert (choice.name, choice.device) == ("mlx", device)
+    assert (choice.name, choice.device) == (name, device)
     assert choice.why
-    assert choice.kernels.startswith(device)
+    assert choice.kernels.startswith(device if name == "mlx" else "native")
 
 
-@pytest.mark.parametrize("name", ["native", "hybrid"])
-def test_not_built(name):
+def test_auto_without_the_library(monkeypatch):
+    """No C library and no GPU: MLX on the CPU, and why."""
+    from ruvmlx.backends.mx import mx
+    from ruvmlx.kernels import decoder
+    from ruvmlx.kernels.library import LibraryError
+
+    def missing():
+        raise LibraryError("librvm.so is not installed")
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(decoder, "matmul_implementations", missing)
+    choice = select.describe("auto")
+    assert (choice.name, choice.device) == ("mlx", "cpu")
+    assert "librvm.so is not installed" in choice.why
+    with pytest.raises(LibraryError):
+        select.describe("native")
+
+
+def test_native_names_instruction_set_and_threads():
+    """ "native avx512vnni, 2 threads" """
+    from ruvmlx.kernels.decoder import matmul_implementations
+
+    assert select.describe("native", 2).kernels == f"native {matmul_implementations()[0]}, 2 threads"
+    assert select.describe("native", 1).kernels.endswith("1 thread")
+
+
+def test_not_built():
     with pytest.raises(UsageError, match="not built into this version"):
-        select.describe(name)
+        select.describe("hybrid")
 
 
 def test_unknown():
@@ -35,8 +64,8 @@ def test_unknown():
 def test_open(tmp_path):
     """The opened backend is the described one."""
     model = load_model(str(make_safetensors_model(tmp_path / "m")))
-    for name in ("auto", "mlx", "reference"):
-        choice, backend = select.describe(name), select.open_backend(name, model, threads=1)
+    for name in ("auto", "mlx", "native", "reference"):
+        choice, backend = select.describe(name, 1), select.open_backend(name, model, threads=1)
         assert (backend.name, backend.kernels) == (choice.name, choice.kernels)
     with pytest.raises(UsageError, match="threads"):
         select.open_backend("auto", model, threads=0)

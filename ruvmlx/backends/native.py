@@ -1,0 +1,206 @@
+"""The native backend: the C decoder of neon/ on the CPU's vector units.
+
+Weights are packed once. In front of 4-bit and 8-bit weights activations are quantised to 8 bits, elsewhere
+they stay float32; keys and values are float16.
+"""
+
+import ctypes as C
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import RuvmlxError, UsageError
+from ..kernels.decoder import Decoder, DecoderCache, DecoderShape, matmul_implementations
+from ..kernels.micro import NotFinite
+from ..models.base import Model, ModelConfig
+from . import cpu
+from .base import HeadAdapter, KVCache, Step
+from .native_weights import packed_weights
+from .reference import rope_frequencies
+
+CHUNK = 256  # prompt tokens per call
+POLL_SECONDS = 0.05
+# A call of less work than this (multiply-adds) is over before anybody could wish to stop it.
+SHORT_CALL = 8e9
+
+
+class NativeBackend:
+    """Runs one model. One call at a time, from any thread."""
+
+    name = "native"
+
+    def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
+        self.config = model.config
+        self.chunk = chunk
+        n = threads or cpu.physical_cores()
+        weights = packed_weights(model.load_weights(), model.config, n)
+        self._decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
+        self._work = float(model.parameters)  # multiply-adds per token
+        self._load = None if threads else cpu.OtherLoad()
+        self.kernels = describe_kernels(n, self._decoder.matmul_name)
+
+    def new_cache(self) -> DecoderCache:
+        return self._decoder.new_cache()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """tokens [T] -> the Step after the last; only that position goes through the output head.
+
+        While a long chunk runs, `progress` is also called in between, with an unchanged number.
+        """
+        self._validate(tokens)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            waiting = (lambda done=start: progress(done)) if progress else None
+            hidden, logits = self._run(part, cache, outputs=int(last), waiting=waiting)
+            if progress:
+                progress(start + len(part))
+        assert logits is not None
+        return _step(logits[0], hidden[0], adapter)
+
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
+        self._validate([token])
+        hidden, logits = self._run([token], cache, outputs=1)
+        assert logits is not None
+        return _step(logits[0], hidden[0], adapter)
+
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
+        """tokens [T] -> logits [T, V]: what follows each of them."""
+        self._validate(tokens)
+        start = cache.offset
+        try:
+            parts = [
+                self._run(part, cache, outputs=len(part))
+                for part in (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
+            ]
+        except BaseException:
+            cache.trim(cache.offset - start)
+            raise
+        logits = np.concatenate([logits for _, logits in parts if logits is not None])
+        if adapter is not None:
+            adapter.add_to_logits(logits, np.concatenate([hidden for hidden, _ in parts]))
+        return _finite(logits)
+
+    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+        self._validate(tokens)
+        cache = self.new_cache()
+        chunks = (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
+        return np.concatenate([self._run(p, cache, outputs=len(p), head=False)[0] for p in chunks])
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        x = np.ascontiguousarray(hidden, np.float32)
+        try:
+            return self._decoder.head(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+        except NotFinite:
+            raise RuvmlxError(NAN) from None
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        *,
+        outputs: int,
+        head: bool = True,
+        waiting: Callable[[], None] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """One call of the decoder; on any failure the cache is as it was."""
+        if self._load:
+            free = len(cpu.usable_cpus()) - self._load.cores()
+            self._decoder.use_threads(max(1, min(self._decoder.threads, round(free))))
+        call = lambda cancel: self._decoder.forward(  # noqa: E731 - two ways to call the same
+            tokens, cast(DecoderCache, cache), outputs=outputs, head=head, cancel=cancel
+        )
+        try:
+            short = self._work * len(tokens) < SHORT_CALL
+            return call(None) if short else _interruptible(call, waiting)
+        except NotFinite:
+            raise RuvmlxError(NAN) from None
+
+    def _validate(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("nothing to run: the prompt has no tokens")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.config.vocab_size:
+            bad, size = low if low < 0 else high, self.config.vocab_size
+            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
+
+
+NAN = (
+    "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
+    "this precision: try another model file, or another backend with --backend"
+)
+
+
+def describe_kernels(threads: int, matmul: str | None = None) -> str:
+    """ "native avx512vnni, 2 threads" """
+    name = matmul or matmul_implementations()[0]
+    return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def decoder_shape(config: ModelConfig) -> DecoderShape:
+    return DecoderShape(
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        sliding_window=config.sliding_window or 0,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_frequencies=rope_frequencies(config),
+    )
+
+
+def _interruptible(call: Callable[[C.c_int], Any], waiting: Callable[[], None] | None) -> Any:
+    """Run a long call in a thread of its own, so that signals and `waiting` (which may raise) can stop it.
+
+    Python runs signal handlers in its main thread only, and only between two of its own instructions: a
+    main thread inside C would not notice Ctrl-C.
+    """
+    cancel, result = C.c_int(0), Future[Any]()
+    worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)
+    worker.start()
+    try:
+        while not wait([result], POLL_SECONDS).done:
+            if waiting:
+                waiting()
+    except BaseException:
+        cancel.value = 1
+        wait([result])
+        raise
+    finally:
+        worker.join()
+    return result.result()
+
+
+def _settle(result: Future[Any], call: Callable[[C.c_int], Any], cancel: C.c_int) -> None:
+    try:
+        result.set_result(call(cancel))
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        result.set_exception(error)
+
+
+def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+        _finite(logits)
+    return Step(logits, hidden)
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    if not np.isfinite(logits).all():
+        raise RuvmlxError(NAN)
+    return logits

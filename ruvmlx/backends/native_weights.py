@@ -1,0 +1,146 @@
+"""Model -> the packed weights of the C decoder, one tensor at a time.
+
+The packed copy is the only one that stays: sources that are views of the model's file are given back to the
+system behind us, converted ones are dropped.
+"""
+
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ..errors import CorruptFile
+from ..kernels.decoder import MODULES, DecoderWeights, LayerWeights
+from ..kernels.packing import ALIGNMENT, PackedMatrix
+from ..models.base import ModelConfig, Weights
+from ..models.layout import matrices, vectors
+
+Arrays = dict[str, np.ndarray]
+
+
+def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
+    """Every tensor checked against the configuration and packed."""
+    _check_names(weights, config)
+    shapes, found = dict(matrices(config)), {}
+    memory = _Memory(_upper_bound(config))
+    with ThreadPoolExecutor(threads) as pool:
+        for module, shape in shapes.items():
+            planned = _plan(weights, module, shape)
+            found[module] = memory.take(planned.nbytes)
+            planned.pack(found[module], pool)
+            _give_back(planned)
+    return _arranged(found, {name: _vector(weights, name, shape) for name, shape in vectors(config)}, config)
+
+
+def _arranged(found: Arrays, vector: Arrays, config: ModelConfig) -> DecoderWeights:
+    embedding = found["model.embed_tokens"]
+    return DecoderWeights(
+        embedding=embedding,
+        lm_head=found.get("lm_head", embedding),
+        norm=vector["model.norm.weight"],
+        layers=[_layer(found, vector, f"model.layers.{i}.") for i in range(config.n_layers)],
+    )
+
+
+def _layer(found: Arrays, vector: Arrays, prefix: str) -> LayerWeights:
+    path = {m: f"{prefix}{'mlp' if m in MODULES[4:] else 'self_attn'}.{m}" for m in MODULES}
+    return LayerWeights(
+        matrices={m: found[path[m]] for m in MODULES},
+        biases={m: vector[f"{path[m]}.bias"] for m in MODULES if f"{path[m]}.bias" in vector},
+        input_norm=vector[f"{prefix}input_layernorm.weight"],
+        post_norm=vector[f"{prefix}post_attention_layernorm.weight"],
+    )
+
+
+class _Memory:
+    """Aligned pieces of one mapping that only costs what is written to; huge pages where there are some."""
+
+    def __init__(self, nbytes: int):
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)}
+        self._map = mmap.mmap(-1, nbytes, **private)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._all, self._used = np.frombuffer(self._map, np.uint8), 0
+
+    def take(self, nbytes: int) -> np.ndarray:
+        start = self._used
+        self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return self._all[start : start + nbytes]
+
+
+def _upper_bound(config: ModelConfig) -> int:
+    """Bytes of all matrices as float32, rows rounded up to tiles: address space, not memory."""
+    return sum(4 * (out + 16) * (width + 32) + 4096 for _, (out, width) in matrices(config))
+
+
+def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix:
+    weight, scales = weights[f"{module}.weight"], weights.get(f"{module}.scales")
+    out, width = shape
+    if scales is None:
+        _check(f"{module}.weight", weight.shape, shape)
+        return PackedMatrix.plan(weight)
+    biases = weights[f"{module}.biases"]
+    groups = scales.shape[-1]
+    if scales.shape != biases.shape or len(scales) != out or len(weight) != out or width % groups:
+        raise CorruptFile(f"{module}: scales {scales.shape} do not fit a matrix [{out}, {width}]")
+    if weight.shape[1] * 32 not in (4 * width, 8 * width):
+        raise CorruptFile(
+            f"{module}: packed width {weight.shape[1]} is neither 4 nor 8 bits of {width} inputs"
+        )
+    return PackedMatrix.plan(weight, scales, biases, width)
+
+
+def _vector(weights: Weights, name: str, shape: tuple[int]) -> np.ndarray:
+    value = np.array(weights[name], np.float32)
+    _check(name, value.shape, shape)
+    return value
+
+
+def _check(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(got) != tuple(expected):
+        raise CorruptFile(f"{name} has shape {list(got)}; its configuration says {list(expected)}")
+
+
+def _check_names(weights: Weights, config: ModelConfig) -> None:
+    """Everything is there, and nothing else is."""
+    wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
+    scales = {name for name in weights if name.endswith((".scales", ".biases"))}
+    missing = sorted(wanted - set(weights)) + sorted(_unpaired(scales))
+    surplus = sorted(
+        set(weights) - wanted - {s for s in scales if f"{s.rpartition('.')[0]}.weight" in wanted}
+    )
+    if missing or surplus:
+        what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"
+        raise CorruptFile(
+            f"the weights do not fit the model: {what} ({len(missing) + len(surplus)} such tensors)"
+        )
+
+
+def _unpaired(scales: set[str]) -> Iterator[str]:
+    for name in scales:
+        module, _, kind = name.rpartition(".")
+        other = f"{module}.{'biases' if kind == 'scales' else 'scales'}"
+        if other not in scales:
+            yield other
+
+
+def _give_back(planned: PackedMatrix) -> None:
+    """Tell the system that the file's pages behind this matrix are not needed any more."""
+    for array in (planned.weight, planned.scales, planned.biases):
+        base = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, memoryview):
+            base = base.obj
+        if isinstance(base, mmap.mmap) and array is not None and hasattr(mmap, "MADV_DONTNEED"):
+            _drop_pages(base, array)
+
+
+def _drop_pages(file: mmap.mmap, array: np.ndarray) -> None:
+    """Whole pages between the array's first and last byte."""
+    start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        file.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,0 +1,327 @@
+"""The C decoder (neon/include/rvm.h): a whole Llama or Mistral step in one call, without the GIL.
+
+Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
+alive as long as the Decoder that reads them. One call at a time for a decoder and its caches.
+"""
+
+import ctypes as C
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
+from ruvmlx.kernels.micro import NotFinite, _in, _inout
+
+Array = NDArray[np.float32]
+
+CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
+PAGE_TOKENS = 64
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LM_HEAD = len(MODULES)
+PARTS = ("embed", "qkv", "attend", "o", "gate_up", "down", "head")
+
+_P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
+
+
+class Cancelled(Exception):
+    """The cancel flag was raised; the cache holds what it held before the call."""
+
+
+class _Config(C.Structure):
+    _fields_ = [
+        *(
+            (name, _U)
+            for name in (
+                "n_layers",
+                "n_heads",
+                "n_kv_heads",
+                "head_dim",
+                "hidden_size",
+                "intermediate_size",
+                "vocab_size",
+                "sliding_window",
+                "max_tokens",
+                "threads",
+            )
+        ),
+        ("rms_norm_eps", _F),
+        ("rope_frequencies", _P),
+        ("impl", C.c_char_p),
+    ]
+
+
+class _Layer(C.Structure):
+    _fields_ = [
+        ("matrix", _P * len(MODULES)),
+        ("bias", _P * len(MODULES)),
+        ("input_norm", _P),
+        ("post_norm", _P),
+    ]
+
+
+class _Weights(C.Structure):
+    _fields_ = [("embedding", _P), ("lm_head", _P), ("norm", _P), ("layers", C.POINTER(_Layer))]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "rvm_decoder_create": (_I, [_P, _P, _P]),
+    "rvm_decoder_destroy": (None, [_P]),
+    "rvm_decoder_matmul_name": (C.c_char_p, [_P]),
+    "rvm_decoder_layers_name": (C.c_char_p, [_P]),
+    "rvm_decoder_bytes": (_N, [_P]),
+    "rvm_decoder_use_threads": (_I, [_P, _U]),
+    "rvm_decoder_forward": (_I, [_P, _P, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
+    "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _N, _F]),
+    "rvm_decoder_profile": (None, [_P, _P]),
+    "rvm_cache_create": (_P, [_P]),
+    "rvm_cache_destroy": (None, [_P]),
+    "rvm_cache_offset": (_N, [_P]),
+    "rvm_cache_bytes": (_N, [_P]),
+    "rvm_cache_trim": (_I, [_P, _N]),
+    "rvm_matmul_impl_name": (C.c_char_p, [_N]),
+}
+
+
+@functools.cache
+def _lib() -> C.CDLL:
+    lib = _load()
+    try:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise LibraryError(
+            f"librvm is older than these sources ({error}); rebuild it with "
+            "`uv sync --reinstall-package ruvmlx` or `pip install .`."
+        ) from None
+    return lib
+
+
+@functools.cache
+def matmul_implementations() -> tuple[str, ...]:
+    """What can run the matrices here, fastest first: ("avx512vnni", ..., "scalar")."""
+    names: list[str] = []
+    while name := _lib().rvm_matmul_impl_name(len(names)):
+        names.append(name.decode())
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Fields as in rvm_decoder_config; rope_frequencies: radians per position, [head_dim / 2]."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    sliding_window: int
+    rms_norm_eps: float
+    rope_frequencies: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """matrices: packed, by module; biases: those that exist; norms: [D]."""
+
+    matrices: Mapping[str, np.ndarray]
+    biases: Mapping[str, Array]
+    input_norm: Array
+    post_norm: Array
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    embedding: np.ndarray
+    lm_head: np.ndarray  # may be the embedding itself
+    norm: Array
+    layers: Sequence[LayerWeights]
+
+
+class DecoderCache:
+    """Keys and values of one sequence, float16, in pages of 64 tokens."""
+
+    def __init__(self, decoder: "Decoder"):
+        self._decoder = decoder  # outlives its caches
+        self._handle = _lib().rvm_cache_create(decoder.handle)
+        if not self._handle:
+            raise RuvmlxError("no memory for a key-value cache; close other programs and try again.")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            _lib().rvm_cache_destroy(self._handle)
+
+    @property
+    def handle(self) -> int:
+        return self._handle
+
+    @property
+    def offset(self) -> int:
+        return _lib().rvm_cache_offset(self._handle)
+
+    @property
+    def nbytes(self) -> int:
+        return _lib().rvm_cache_bytes(self._handle)
+
+    def trim(self, n: int) -> bool:
+        return n >= 0 and _lib().rvm_cache_trim(self._handle, n) == OK
+
+
+class Decoder:
+    """One model, ready to run."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        *,
+        threads: int = 1,
+        max_tokens: int = 256,
+        impl: str | None = None,
+    ):
+        self.shape, self.max_tokens, self.threads = shape, max_tokens, threads
+        self._keep: list[Any] = [weights]
+        config = self._config(threads, max_tokens, impl)
+        described, handle = self._describe(weights), _P()
+        rc = _lib().rvm_decoder_create(C.byref(config), C.byref(described), C.byref(handle))
+        if rc == NO_MEMORY:
+            raise RuvmlxError("no memory for the decoder's activations; close other programs and try again.")
+        if rc != OK or not handle.value:
+            raise ValueError(f"the decoder refuses this model's shape or weights (impl {impl!r}): {shape}")
+        self.handle = handle.value
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            _lib().rvm_decoder_destroy(self.handle)
+
+    def _config(self, threads: int, max_tokens: int, impl: str | None) -> _Config:
+        s = self.shape
+        frequencies = np.ascontiguousarray(s.rope_frequencies, np.float64)
+        self._keep.append(frequencies)
+        sizes = [getattr(s, name) for name, _ in _Config._fields_[:8]]  # type: ignore[misc]
+        address = frequencies.ctypes.data
+        return _Config(*sizes, max_tokens, threads, s.rms_norm_eps, address, impl.encode() if impl else None)
+
+    def _describe(self, w: DecoderWeights) -> _Weights:
+        layers = (_Layer * len(w.layers))()
+        for to, layer in zip(layers, w.layers, strict=True):
+            for i, module in enumerate(MODULES):
+                to.matrix[i] = layer.matrices[module].ctypes.data
+                to.bias[i] = _in(layer.biases[module]) if module in layer.biases else None
+            to.input_norm, to.post_norm = _in(layer.input_norm), _in(layer.post_norm)
+        self._keep.append(layers)
+        return _Weights(w.embedding.ctypes.data, w.lm_head.ctypes.data, _in(w.norm), layers)
+
+    @property
+    def matmul_name(self) -> str:
+        return _lib().rvm_decoder_matmul_name(self.handle).decode()
+
+    @property
+    def layers_name(self) -> str:
+        return _lib().rvm_decoder_layers_name(self.handle).decode()
+
+    @property
+    def nbytes(self) -> int:
+        """Activations and scratch memory."""
+        return _lib().rvm_decoder_bytes(self.handle)
+
+    def new_cache(self) -> DecoderCache:
+        return DecoderCache(self)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        cache: DecoderCache,
+        *,
+        outputs: int = 1,
+        head: bool = True,
+        cancel: C.c_int | None = None,
+    ) -> tuple[Array, Array | None]:
+        """Append tokens; -> hidden [outputs, D] of the last ones and, with `head`, logits [outputs, V].
+
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite; the cache is then as it was.
+        """
+        n, shape = len(tokens), self.shape
+        hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
+        logits: Array | None = np.empty((outputs, shape.vocab_size), np.float32) if head and outputs else None
+        rc = _lib().rvm_decoder_forward(
+            self.handle,
+            cache.handle,
+            (C.c_int32 * n)(*tokens),
+            n,
+            outputs,
+            _inout(hidden) if outputs else None,
+            None if logits is None else _inout(logits),
+            None if cancel is None else C.addressof(cancel),
+        )
+        _done("forward", rc)
+        return hidden, logits
+
+    def head(self, hidden: Array, lora: bool = False) -> Array:
+        """The output head: [T, D] -> [T, V]; with the LoRA of LM_HEAD only if asked for."""
+        if hidden.shape[1:] != (self.shape.hidden_size,) or not len(hidden):
+            raise ValueError(f"hidden has shape {hidden.shape}, expected [T, {self.shape.hidden_size}]")
+        logits: Array = np.empty((len(hidden), self.shape.vocab_size), np.float32)
+        _done("head", _lib().rvm_decoder_head(self.handle, _in(hidden), len(hidden), lora, _inout(logits)))
+        return logits
+
+    def set_lora(
+        self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
+    ) -> None:
+        """y += scale * (x @ lora_a) @ lora_b at one linear layer from now on; None takes it off.
+
+        module: one of MODULES, or "lm_head" (its layer is ignored). Both arrays are copied.
+        """
+        number = LM_HEAD if module == "lm_head" else MODULES.index(module)
+        if lora_a is None or lora_b is None:
+            _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, None, None, 0, 0.0))
+            return
+        rank, wanted = lora_a.shape[1], self.lora_shape(module)
+        if (lora_a.shape[0], lora_b.shape[1]) != wanted or lora_b.shape[0] != rank:
+            raise ValueError(
+                f"{module} maps {wanted[0]} to {wanted[1]} values; "
+                f"got lora_a {lora_a.shape}, lora_b {lora_b.shape}"
+            )
+        a, b = _in(lora_a), _in(lora_b)
+        _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, rank, scale))
+
+    def lora_shape(self, module: str) -> tuple[int, int]:
+        """(in, out) of a linear layer."""
+        s = self.shape
+        d, f, q, kv = s.hidden_size, s.intermediate_size, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
+        sizes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
+        sizes |= {"gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d), "lm_head": (d, s.vocab_size)}
+        return sizes[module]
+
+    def use_threads(self, n: int) -> None:
+        """Use n of the threads from the next call on."""
+        _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
+
+    def profile(self) -> dict[str, float]:
+        """Seconds that each part took since the last reading."""
+        seconds = (C.c_double * len(PARTS))()
+        _lib().rvm_decoder_profile(self.handle, seconds)
+        return dict(zip(PARTS, seconds, strict=True))
+
+
+def _done(what: str, rc: int) -> None:
+    if rc == OK:
+        return
+    if rc == NOT_FINITE:
+        raise NotFinite(f"{what}: NaN or infinity instead of logits")
+    if rc == CANCELLED:
+        raise Cancelled
+    if rc == NO_MEMORY:
+        raise RuvmlxError("no memory left for the key-value cache; end this chat or close other programs.")
+    if rc == BUSY:
+        raise RuvmlxError("the native backend is already at work in another thread; one call at a time.")
+    assert rc == BAD_ARGUMENT
+    raise ValueError(f"{what}: bad argument (no tokens, too many of them, or one outside the vocabulary)")

@@ -1,0 +1,103 @@
+"""Weights in the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
+
+w = PackedMatrix.plan(weight, scales, biases)      # how it will be stored, and in how many bytes
+w.pack(memory)                                     # uint8 [w.nbytes] at a multiple of 64 bytes
+"""
+
+import ctypes as C
+import functools
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ruvmlx.kernels.library import OK, _load
+
+ALIGNMENT, TILE_ROWS = 64, 16
+Q4, Q8, F16, BF16, F32 = range(5)
+_KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
+_P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
+_ROWS_AT_ONCE = 1024
+
+
+class _Spec(C.Structure):
+    _fields_ = [
+        ("kind", _U),
+        ("scale_kind", _U),
+        ("affine", _U),
+        ("group", _U),
+        ("rows", C.c_uint64),
+        ("cols", C.c_uint64),
+    ]
+
+
+@functools.cache
+def _lib() -> C.CDLL:
+    lib = _load()
+    lib.rvm_matrix_plan.restype, lib.rvm_matrix_plan.argtypes = _I, [_I, _N, _N, _N, _P, _P, _I, _P]
+    lib.rvm_matrix_bytes.restype, lib.rvm_matrix_bytes.argtypes = _N, [_P]
+    lib.rvm_matrix_pack.restype = _I
+    lib.rvm_matrix_pack.argtypes = [_P, _P, _P, _P, _I, _N, _N, _P]
+    return lib
+
+
+@dataclass
+class PackedMatrix:
+    """One matrix [out, in] before it is packed; holds its source arrays."""
+
+    spec: Any
+    weight: np.ndarray
+    scales: np.ndarray | None
+    biases: np.ndarray | None
+    nbytes: int
+
+    @classmethod
+    def plan(
+        cls,
+        weight: np.ndarray,
+        scales: np.ndarray | None = None,
+        biases: np.ndarray | None = None,
+        cols: int = 0,
+    ) -> "PackedMatrix":
+        """weight: [out, in] of a float type, or uint32 [out, in * bits / 32] with scales, biases and cols."""
+        weight = np.ascontiguousarray(weight)
+        spec, rows = _Spec(), len(weight)
+        if scales is None or biases is None:
+            kind, cols, group, scale_kind = _KINDS[weight.dtype.name], weight.shape[1], 0, F32
+        else:
+            scales, biases = np.ascontiguousarray(scales), np.ascontiguousarray(biases)
+            kind = Q4 if 8 * weight.shape[1] == cols else Q8
+            group, scale_kind = cols // scales.shape[1], _KINDS[scales.dtype.name]
+        address = [None if a is None else a.ctypes.data for a in (scales, biases)]
+        rc = _lib().rvm_matrix_plan(kind, rows, cols, group, *address, scale_kind, C.byref(spec))
+        nbytes = _lib().rvm_matrix_bytes(C.byref(spec)) if rc == OK else 0
+        if not nbytes:
+            raise ValueError(f"cannot pack a matrix [{rows}, {cols}] of kind {kind} in groups of {group}")
+        return cls(spec, weight, scales, biases, nbytes)
+
+    def pack(self, memory: np.ndarray, threads: Executor | None = None) -> None:
+        """Into uint8 [nbytes] at a multiple of 64 bytes; rows are shared by the threads."""
+        if memory.nbytes < self.nbytes or memory.ctypes.data % ALIGNMENT:
+            raise ValueError(f"packed matrices need {self.nbytes} bytes at a multiple of {ALIGNMENT}")
+        rows = len(self.weight)
+        starts = range(0, rows, _ROWS_AT_ONCE)
+        parts = [(a, min(a + _ROWS_AT_ONCE, rows)) for a in starts]
+        packed = functools.partial(self._pack_rows, memory)
+        for rc in threads.map(packed, parts) if threads else map(packed, parts):
+            if rc != OK:
+                raise ValueError("a matrix could not be packed")
+
+    def _pack_rows(self, memory: np.ndarray, part: tuple[int, int]) -> int:
+        begin, end = part
+        parts = [None if a is None else a[begin:end].ctypes.data for a in (self.scales, self.biases)]
+        scale_kind = F32 if self.scales is None else _KINDS[self.scales.dtype.name]
+        return _lib().rvm_matrix_pack(
+            C.byref(self.spec),
+            self.weight[begin:end].ctypes.data,
+            *parts,
+            scale_kind,
+            begin,
+            end,
+            memory.ctypes.data,
+        )
