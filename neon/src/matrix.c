@@ -254,6 +254,28 @@ static int has_avx512(void) {
 }
 
 static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value;
+}
+
+static int has_dotprod(void) { return feature("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has_dotprod() && feature("hw.optional.arm.FEAT_I8MM"); }
+
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                   /* ASIMDDP */
+static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* I8MM */
+
+#elif defined(__aarch64__)
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
 #endif
 
 #define IMPLEMENTATION(name, runs)                      \
@@ -274,6 +296,15 @@ static const rvm_matmul *at(size_t index) {
 #endif
 #ifdef RVM_HAVE_MATMUL_AVX2
     IMPLEMENTATION(avx2, has_avx2())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON_I8MM
+    IMPLEMENTATION(neon_i8mm, has_i8mm())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON_DOTPROD
+    IMPLEMENTATION(neon_dotprod, has_dotprod())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON
+    IMPLEMENTATION(neon, 1) /* part of every 64-bit ARM */
 #endif
     IMPLEMENTATION(scalar, 1)
     return NULL;

@@ -3,9 +3,12 @@
  * 8 bits: |w| times x with the sign of w; one pair is at most 2 * 128 * 127 = 32512, which fits. */
 #include "matrix_256.h"
 
-enum { OFFSET8 = 128, MAX_T = 4 };
+enum { OFFSET8 = 128, MAX_T = 4, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, weights *w) { unpack_256(p, kind, OFFSET8, w); }
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+    (void)T;
+    unpack_256(p, kind, OFFSET8, w);
+}
 
 INLINE __m256i signed_pairs(__m256i w, __m256i x) {
     return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -28,6 +31,10 @@ INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
     acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(pairs.a, ones));
     acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, ones));
     return acc;
+}
+
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+    for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
 }
 
 #include "matrix_kernel.h"

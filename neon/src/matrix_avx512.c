@@ -1,9 +1,12 @@
 /* AVX-512 without VNNI: as matrix_avx2.c, 512 bits at a time. */
 #include "matrix_512.h"
 
-enum { OFFSET8 = 128, MAX_T = 16 };
+enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 16, WIDE_T = 4 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, weights *w) { unpack_512(p, kind, OFFSET8, w); }
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+    (void)T;
+    unpack_512(p, kind, OFFSET8, w);
+}
 
 INLINE __m512i signed_pairs(__m512i w, __m512i x) {
     const __m512i same_sign = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
@@ -19,6 +22,10 @@ INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
         else acc = _mm512_add_epi32(acc, _mm512_madd_epi16(signed_pairs(w->v[j], x), ones));
     }
     return kind == RVM_Q8 ? acc : _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, ones));
+}
+
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+    for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
 }
 
 #include "matrix_kernel.h"

@@ -6,12 +6,15 @@
  *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
  *                               f_store(y, a, n)  the first n <= 16
  *   i32x     16 int32           i_all(int32)  f_of(i32x)
- *   weights  a block: 16 rows x 32 columns as signed or unsigned bytes      unpack(p, kind, w)
- *   dot(acc, w, q, kind)        acc + w . q  over the 32 columns, for each row
+ *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, T, w)   for T tokens
+ *   dots(acc, w, q, m, kind)    acc[t] += w . q[t], t < m <= STEP, for each row.  q: int8 [m][32]
  *   quantise(x, q, &sum)        one block of activations; returns d.  See matrix_scalar.c
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
- *   MAX_T    tokens at a time: 4, 8 or 16
+ *   MAX_T    tokens for which a block is unpacked at a time: 4, 8 or 16
+ *   STEP     tokens whose dot products are formed together: 1, 2 or 4
+ *   FLOAT_T  float weights: tokens at a time, for one tile
+ *   WIDE_T   float weights: most tokens for which WIDE tiles have enough registers
  */
 #include "matrix.h"
 
@@ -47,11 +50,17 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
             const uint8_t *q = act + 32 * i, *d = act + 32 * n + 4 * i;
             weights w;
             if (T == 1) prefetch_block(p + AHEAD, kind);
-            unpack(p, kind, &w);
-            UNROLL for (size_t t = 0; t < T; t++) {
-                const i32x acc = dot(start_of(d + 4 * t, n, kind, affine), &w, q + 32 * t, kind);
-                sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), f_of(acc), sum[t]);
-                if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n + 4 * t)), sum[t]);
+            unpack(p, kind, T, &w);
+            UNROLL for (size_t t0 = 0; t0 < T; t0 += STEP) {
+                const size_t m = T - t0 < STEP ? T - t0 : STEP;
+                i32x acc[STEP];
+                UNROLL for (size_t t = 0; t < m; t++) acc[t] = start_of(d + 4 * (t0 + t), n, kind, affine);
+                dots(acc, &w, q + 32 * t0, m, kind);
+                UNROLL for (size_t t = 0; t < m; t++) {
+                    const uint8_t *dt = d + 4 * (t0 + t);
+                    sum[t0 + t] = f_fma(f_mul(s, f_all(act_f32(dt))), f_of(acc[t]), sum[t0 + t]);
+                    if (affine) sum[t0 + t] = f_fma(b, f_all(act_f32(dt + 4 * n)), sum[t0 + t]);
+                }
             }
         }
     }
@@ -110,26 +119,29 @@ static quantised_panel *panel_for(const rvm_matrix_spec *spec) {
     return spec->affine ? panel_q8_affine : panel_q8_symmetric;
 }
 
+#define FLOATS_AT_A_TIME(T, n, kind) \
+    for (; (n) - i >= (T); i += (T)) \
+    float_tiles(spec, tile, x, n, i, 1, T, kind, y + i * y_stride, y_stride, rows)
+
 #define FLOAT_PANEL(name, kind)                                                                            \
     static void name##_wide(const rvm_matrix_spec *spec, const uint8_t *tile, const float *x, size_t n,    \
                             float *y, size_t y_stride, size_t rows) {                                      \
-        switch (n) {                                                                                       \
-        case 1: float_tiles(spec, tile, x, 1, 0, WIDE, 1, kind, y, y_stride, rows); break;                 \
-        case 2: float_tiles(spec, tile, x, 2, 0, WIDE, 2, kind, y, y_stride, rows); break;                 \
-        case 3: float_tiles(spec, tile, x, 3, 0, WIDE, 3, kind, y, y_stride, rows); break;                 \
-        default: float_tiles(spec, tile, x, 4, 0, WIDE, 4, kind, y, y_stride, rows);                       \
-        }                                                                                                  \
+        if (n == 1) float_tiles(spec, tile, x, 1, 0, WIDE, 1, kind, y, y_stride, rows);                    \
+        if (n == 2 && WIDE_T >= 2) float_tiles(spec, tile, x, 2, 0, WIDE, 2, kind, y, y_stride, rows);     \
+        if (n == 3 && WIDE_T >= 3) float_tiles(spec, tile, x, 3, 0, WIDE, 3, kind, y, y_stride, rows);     \
+        if (n == 4 && WIDE_T >= 4) float_tiles(spec, tile, x, 4, 0, WIDE, 4, kind, y, y_stride, rows);     \
     }                                                                                                      \
     static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const float *x, size_t n, float *y, \
                      size_t y_stride, size_t rows) {                                                       \
         size_t i = 0;                                                                                      \
-        for (; n == PANEL && i < PANEL; i += MAX_T)                                                        \
-            float_tiles(spec, tile, x, PANEL, i, 1, MAX_T, kind, y + i * y_stride, y_stride, rows);        \
-        for (; n - i >= 8; i += 8)                                                                         \
-            float_tiles(spec, tile, x, n, i, 1, 8, kind, y + i * y_stride, y_stride, rows);                \
-        for (; n - i >= 4; i += 4)                                                                         \
-            float_tiles(spec, tile, x, n, i, 1, 4, kind, y + i * y_stride, y_stride, rows);                \
-        for (; i < n; i++) float_tiles(spec, tile, x, n, i, 1, 1, kind, y + i * y_stride, y_stride, rows); \
+        if (n == PANEL) {                                                                                  \
+            FLOATS_AT_A_TIME(FLOAT_T, PANEL, kind);                                                        \
+        } else {                                                                                           \
+            if (FLOAT_T > 4) FLOATS_AT_A_TIME(8, n, kind);                                                 \
+            FLOATS_AT_A_TIME(4, n, kind);                                                                  \
+            FLOATS_AT_A_TIME(2, n, kind);                                                                  \
+            FLOATS_AT_A_TIME(1, n, kind);                                                                  \
+        }                                                                                                  \
     }
 
 FLOAT_PANEL(panel_f16, RVM_F16)
@@ -170,7 +182,7 @@ static void float_chunk(const rvm_matrix *w, const void *acts, size_t tokens, si
         const size_t n = panel_tokens(tokens, t);
         const float *x = acts_float(acts, spec->cols, t);
         for (size_t tile = begin; tile < end;) {
-            const int wide = n <= 4 && end - tile >= WIDE;
+            const int wide = n <= WIDE_T && end - tile >= WIDE;
             float_panel_for(spec->kind, wide)(spec, tile_at(w, tile), x, n, y + t * y_stride + tile * TILE, y_stride,
                                               spec->rows - tile * TILE);
             tile += wide ? WIDE : 1;

@@ -1,0 +1,121 @@
+/* NEON: four registers are 16 rows.  The including file says how bytes are multiplied (dots, OFFSET8). */
+#include "matrix.h"
+
+#include <arm_neon.h>
+#include <math.h>
+
+typedef struct {
+    float32x4_t v[4];
+} f32x;
+typedef struct {
+    int32x4_t v[4];
+} i32x;
+typedef struct {
+    int8x16_t v[8][4]; /* v[j][i]: columns 4j .. 4j + 3 of rows 4i .. 4i + 3 */
+} weights;
+
+/* Apple's cache lines are 128 bytes long. */
+#ifdef __APPLE__
+enum { LINE = 128 };
+#else
+enum { LINE = 64 };
+#endif
+
+INLINE void prefetch_line(const uint8_t *p) { __builtin_prefetch(p); }
+
+INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
+    for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += LINE) __builtin_prefetch(p + i);
+}
+
+#define EACH4 _Pragma("GCC unroll 4") for (size_t i = 0; i < 4; i++)
+
+INLINE f32x f_all(float x) {
+    f32x y;
+    EACH4 y.v[i] = vdupq_n_f32(x);
+    return y;
+}
+
+INLINE f32x f_zero(void) { return f_all(0); }
+
+INLINE f32x f_mul(f32x a, f32x b) {
+    EACH4 a.v[i] = vmulq_f32(a.v[i], b.v[i]);
+    return a;
+}
+
+INLINE f32x f_fma(f32x a, f32x b, f32x c) {
+    EACH4 c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]);
+    return c;
+}
+
+INLINE f32x f_of(i32x a) {
+    f32x y;
+    EACH4 y.v[i] = vcvtq_f32_s32(a.v[i]);
+    return y;
+}
+
+INLINE i32x i_all(int32_t x) {
+    i32x y;
+    EACH4 y.v[i] = vdupq_n_s32(x);
+    return y;
+}
+
+INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
+    f32x y;
+    if (kind == RVM_F32) {
+        EACH4 y.v[i] = vreinterpretq_f32_u8(vld1q_u8(p + 16 * i));
+    } else if (kind == RVM_F16) {
+        EACH4 y.v[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i)));
+    } else {
+        EACH4 y.v[i] = vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p + 8 * i)), 16));
+    }
+    return y;
+}
+
+INLINE void f_store(float *y, f32x a, size_t n) {
+    float all[TILE];
+    if (n >= TILE) {
+        EACH4 vst1q_f32(y + 4 * i, a.v[i]);
+    } else {
+        EACH4 vst1q_f32(all + 4 * i, a.v[i]);
+        memcpy(y, all, n * sizeof *y);
+    }
+}
+
+/* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
+INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
+    const uint8x16_t low = vdupq_n_u8(15), top = vdupq_n_u8((uint8_t)flip);
+    _Pragma("GCC unroll 8") for (size_t j = 0; j < 8; j++) {
+        if (kind == RVM_Q8) {
+            EACH4 w->v[j][i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 * j + 16 * i), top));
+        } else if (j < 4) {
+            EACH4 {
+                const uint8x16_t both = vld1q_u8(p + 64 * j + 16 * i);
+                w->v[j][i] = vreinterpretq_s8_u8(vandq_u8(both, low));
+                w->v[4 + j][i] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+            }
+        }
+    }
+}
+
+INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
+    uint32x4_t top = vdupq_n_u32(0);
+    int32x4_t total = vdupq_n_s32(0);
+    for (size_t k = 0; k < 32; k += 4)
+        top = vmaxq_u32(top, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + k)), vdupq_n_u32(0x7fffffff)));
+    const uint32_t bits = vmaxvq_u32(top);
+    const float most = bits_float(bits);
+    *sum = 0;
+    if (bits >= 0x7f800000 || most < 1e-30f) {
+        memset(q, 0, 32);
+        return bits >= 0x7f800000 ? NAN : 0;
+    }
+    const float inverse = 127.0f / most;
+    for (size_t k = 0; k < 32; k += 8) {
+        const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + k), inverse));
+        const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + k + 4), inverse));
+        total = vaddq_s32(total, vaddq_s32(a, b));
+        vst1_s8(q + k, vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(b))));
+    }
+    *sum = vaddvq_s32(total);
+    return most / 127.0f;
+}

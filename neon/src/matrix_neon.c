@@ -1,0 +1,34 @@
+/* NEON of every 64-bit ARM: smull and smlal add products in 16 bits, four to a row.
+ * 4 bits: eight products are at most 8 * 15 * 127 = 15240, which fits.
+ * 8 bits: two products are at most 2 * 128 * 127 = 32512, which fits. */
+#include "matrix_arm.h"
+
+enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
+
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+    (void)T;
+    unpack_neon(p, kind, OFFSET8, w);
+}
+
+INLINE int8x16_t four(const uint8_t *q) { return vreinterpretq_s8_s32(vdupq_n_s32(act_i32(q))); }
+
+/* Four rows, columns 4j .. 4(j + n) - 1: the sums of rows 0 and 1, 2 and 3, in 16 bits. */
+INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t i, size_t j, size_t n) {
+    int16x8_t a = vmull_s8(vget_low_s8(w->v[j][i]), vget_low_s8(four(q + 4 * j)));
+    int16x8_t b = vmull_high_s8(w->v[j][i], four(q + 4 * j));
+    for (size_t k = j + 1; k < j + n; k++) {
+        a = vmlal_s8(a, vget_low_s8(w->v[k][i]), vget_low_s8(four(q + 4 * k)));
+        b = vmlal_high_s8(b, w->v[k][i], four(q + 4 * k));
+    }
+    return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(a), vpaddlq_s16(b)));
+}
+
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+    const size_t n = kind == RVM_Q4 ? 8 : 2;
+    for (size_t t = 0; t < m; t++)
+        EACH4 for (size_t j = 0; j < 8; j += n) acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, n);
+}
+
+#include "matrix_kernel.h"
+
+const rvm_matmul rvm_matmul_neon = {.name = "neon", .acts = acts, .matmul = matmul};

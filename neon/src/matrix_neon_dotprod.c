@@ -1,0 +1,33 @@
+/* NEON with dotprod (every Apple chip since M1): sdot by lane, four columns of four rows at a time. */
+#include "matrix_arm.h"
+
+enum { OFFSET8 = 128, MAX_T = 16, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
+
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+    (void)T;
+    unpack_neon(p, kind, OFFSET8, w);
+}
+
+/* acc[t] += columns 4j .. 4j + 3; x[t] holds the 16 columns around them, lane = j % 4. */
+#define DOT(j, lane)                               \
+    for (size_t t = 0; t < m; t++)                 \
+        EACH4 acc[t].v[i] = vdotq_laneq_s32(acc[t].v[i], w->v[j][i], x[t], lane);
+
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+    int8x16_t x[STEP];
+    (void)kind;
+    for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t);
+    DOT(0, 0)
+    DOT(1, 1)
+    DOT(2, 2)
+    DOT(3, 3)
+    for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t + 16);
+    DOT(4, 0)
+    DOT(5, 1)
+    DOT(6, 2)
+    DOT(7, 3)
+}
+
+#include "matrix_kernel.h"
+
+const rvm_matmul rvm_matmul_neon_dotprod = {.name = "neon_dotprod", .acts = acts, .matmul = matmul};

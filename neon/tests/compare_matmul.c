@@ -1,0 +1,196 @@
+/* Every implementation of the matrix kernels against "scalar": the same bits, whatever the sizes, the
+ * split into tiles and tokens, the alignment, and the values.  Needs only rvm.h, as compare.c. */
+#include "rvm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    rvm_kind kind;
+    size_t rows, cols, group, tokens;
+    rvm_kind scale_kind;
+    int affine, odd_values;
+} round_of;
+
+static uint32_t state;
+
+static uint32_t noise(void) {
+    state = state * 1664525u + 1013904223u;
+    return state >> 8;
+}
+
+static float uniform(void) { return (float)noise() / 8388608.0f - 1.0f; } /* [-1, 1) */
+
+/* Exactly n bytes, rounded up to 64, so that sanitizers see what lies past them. */
+static void *aligned(size_t n) {
+    void *p = aligned_alloc(64, (n + 63) / 64 * 64);
+    memset(p, 0x7e, (n + 63) / 64 * 64);
+    return p;
+}
+
+static float *floats(size_t n) { return (float *)malloc(4 * (n + 1)) + 1; }
+
+/* Some value of this kind, in the lowest bytes. */
+static uint32_t value(rvm_kind kind) {
+    const float x = 0.3f * uniform();
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (kind == RVM_F32) return bits;
+    return kind == RVM_BF16 ? bits >> 16 : (noise() & 0x8000) | (0x2800 + noise() % 0x1000);
+}
+
+static void *values(rvm_kind kind, size_t n) {
+    const size_t size = kind == RVM_F32 ? 4 : 2;
+    uint8_t *p = malloc(size * n);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t v = value(kind);
+        memcpy(p + size * i, &v, size);
+    }
+    return p;
+}
+
+static void *random_bytes(size_t n) {
+    uint8_t *p = malloc(n);
+    for (size_t i = 0; i < n; i++) p[i] = (uint8_t)noise();
+    return p;
+}
+
+static int failed;
+
+#define CHECK(condition)                                                 \
+    if (!(condition)) {                                                  \
+        printf("%s:%d: %s is false\n", __FILE__, __LINE__, #condition);  \
+        failed++;                                                        \
+    }
+
+/* W of this round, packed in two parts where that is possible. */
+static rvm_matrix *matrix(const round_of *r) {
+    const int quantised = r->kind == RVM_Q4 || r->kind == RVM_Q8;
+    const size_t n = r->rows * r->cols, groups = quantised ? n / r->group : 1;
+    const size_t row_bytes = r->cols * (r->kind == RVM_Q4 ? 1 : 2) / 2;
+    rvm_matrix_spec spec;
+    uint8_t *w = quantised ? random_bytes(r->rows * row_bytes) : values(r->kind, n);
+    uint8_t *s = values(r->scale_kind, groups), *b = values(r->scale_kind, groups);
+    const size_t size = r->scale_kind == RVM_F32 ? 4 : 2, half = r->rows / 16 * 16;
+    CHECK(rvm_matrix_plan(r->kind, r->rows, r->cols, r->group, s, r->affine ? b : NULL, r->scale_kind, &spec) == RVM_OK);
+    CHECK(!quantised || spec.affine == (uint32_t)r->affine);
+    uint8_t *p = aligned(rvm_matrix_bytes(&spec));
+    if (quantised && half) {
+        const size_t skip = half * (r->cols / r->group) * size;
+        CHECK(rvm_matrix_pack(&spec, w, s, b, r->scale_kind, 0, half, p) == RVM_OK);
+        if (half < r->rows)
+            CHECK(rvm_matrix_pack(&spec, w + half * row_bytes, s + skip, b + skip, r->scale_kind, half, r->rows, p) == RVM_OK);
+    } else {
+        CHECK(rvm_matrix_pack(&spec, w, s, b, r->scale_kind, 0, r->rows, p) == RVM_OK);
+    }
+    CHECK(rvm_matrix_check(p, rvm_matrix_bytes(&spec)) == RVM_OK);
+    CHECK(rvm_matrix_check(p, rvm_matrix_bytes(&spec) - 1) == RVM_BAD_ARGUMENT);
+    free(w), free(s), free(b);
+    return (rvm_matrix *)p;
+}
+
+static float *activations(const round_of *r) {
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 1e-40f, -1e-31f, 3e38f, 0, -0.0f, 1e30f, 2e-30f};
+    const size_t n = r->tokens * (r->cols + 1);
+    float *x = floats(n);
+    for (size_t i = 0; i < n; i++) x[i] = uniform() * (noise() % 7 == 0 ? 8.0f : 1.0f);
+    if (r->odd_values) {
+        for (size_t i = 0; i < 64 && i < r->cols; i++) x[i] = 1e-38f * uniform();
+        for (size_t k = 0; k < sizeof odd / sizeof *odd; k++) x[noise() % n] = odd[k];
+    }
+    return x;
+}
+
+/* y [tokens, rows + 3] through one implementation, in uneven parts; acts are left for comparison. */
+static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *w, const float *x, void *acts) {
+    const size_t stride = r->rows + 3, tiles = rvm_matrix_tiles(w), n = (r->tokens - 1) * stride + r->rows;
+    const size_t some_tokens = noise() % (r->tokens + 1), some_tiles = noise() % (tiles + 1);
+    float *y = floats(n);
+    for (size_t i = 0; i < n; i++) y[i] = 12345;
+    CHECK(m->acts(r->kind, x, r->cols + 1, r->tokens, r->cols, some_tokens, r->tokens, acts) == RVM_OK);
+    CHECK(m->acts(r->kind, x, r->cols + 1, r->tokens, r->cols, 0, some_tokens, acts) == RVM_OK);
+    CHECK(m->matmul(w, acts, r->tokens, some_tiles, tiles, y, stride) == RVM_OK);
+    for (size_t t = 0; t < r->tokens; t++)
+        for (size_t i = 0; i < some_tiles * 16 && i < r->rows; i++) CHECK(y[t * stride + i] == 12345);
+    CHECK(m->matmul(w, acts, r->tokens, 0, some_tiles, y, stride) == RVM_OK);
+    for (size_t t = 0; t + 1 < r->tokens; t++)
+        for (size_t i = r->rows; i < stride; i++) CHECK(y[t * stride + i] == 12345);
+    return y;
+}
+
+static int same(float a, float b) { return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b)) || (a == 0 && b == 0); }
+
+static void compare(const rvm_matmul *m, const round_of *r) {
+    rvm_matrix *w = matrix(r);
+    float *x = activations(r);
+    const size_t bytes = rvm_acts_bytes(r->kind, r->tokens, r->cols), n = (r->tokens - 1) * (r->rows + 3) + r->rows;
+    void *acts[2] = {aligned(bytes), aligned(bytes)};
+    float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
+    CHECK(r->odd_values || memcmp(acts[0], acts[1], bytes) == 0);
+    int bad = 0;
+    for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
+    if (bad && failed++ < 20)
+        printf("%s: kind %d, %zux%zu group %zu scales %d affine %d T %zu odd %d: %d of %zu differ\n", m->name, (int)r->kind,
+               r->rows, r->cols, r->group, (int)r->scale_kind, r->affine, r->tokens, r->odd_values, bad, n);
+    free(w), free(x - 1), free(acts[0]), free(acts[1]), free(got - 1), free(want - 1);
+}
+
+static int rounds;
+
+static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine) {
+    const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33}, tokens[] = {1, 2, 3, 4, 7, 16, 33};
+    const int quantised = kind == RVM_Q4 || kind == RVM_Q8;
+    for (size_t i = 0; i < 5; i++)
+        for (size_t j = 0; j < 3; j++)
+            for (size_t t = 0; t < 7; t++)
+                for (int odd = 0; odd < 2; odd++, rounds++) {
+                    round_of r = {kind, rows[i], quantised ? group * blocks[j] : cols[j], group, tokens[t], scale_kind, affine, odd};
+                    state = (uint32_t)rounds;
+                    compare(m, &r);
+                }
+}
+
+static void all_kinds(const rvm_matmul *m) {
+    for (rvm_kind kind = RVM_Q4; kind <= RVM_Q8; kind++)
+        for (rvm_kind scale_kind = RVM_F16; scale_kind <= RVM_F32; scale_kind++)
+            for (size_t group = 32; group <= 128; group *= 2)
+                for (int affine = 0; affine < 2; affine++) all_sizes(m, kind, scale_kind, group, affine);
+    for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0);
+}
+
+/* The largest products that 16 and 32 bits have to hold: all weights and activations at their ends. */
+static void extremes(const rvm_matmul *m) {
+    for (int bits = 4; bits <= 8; bits += 4)
+        for (int high = 0; high < 2; high++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                rvm_matrix_spec spec;
+                uint8_t w[16 * 64];
+                float s[32], b[32], x[64], y[16];
+                const rvm_kind kind = bits == 4 ? RVM_Q4 : RVM_Q8;
+                memset(w, high ? 255 : 0, sizeof w);
+                for (int i = 0; i < 32; i++) s[i] = 1, b[i] = 0;
+                for (int k = 0; k < 64; k++) x[k] = (float)(127 * sign);
+                CHECK(rvm_matrix_plan(kind, 16, 64, 32, s, b, RVM_F32, &spec) == RVM_OK);
+                rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
+                void *acts = aligned(rvm_acts_bytes(kind, 1, 64));
+                CHECK(rvm_matrix_pack(&spec, w, s, b, RVM_F32, 0, 16, p) == RVM_OK);
+                CHECK(m->acts(kind, x, 64, 1, 64, 0, 1, acts) == RVM_OK);
+                CHECK(m->matmul(p, acts, 1, 0, 1, y, 16) == RVM_OK);
+                const float want = high ? (float)(64 * 127 * sign * ((1 << bits) - 1)) : 0;
+                for (int i = 0; i < 16; i++) CHECK(y[i] == want);
+                free(p), free(acts);
+            }
+}
+
+int main(void) {
+    for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
+        const rvm_matmul *m = rvm_matmul_impl(rvm_matmul_impl_name(i));
+        all_kinds(m);
+        extremes(m);
+        printf("%s: compared\n", m->name);
+    }
+    printf("%d rounds of matrices, %d differences\n", rounds, failed);
+    return failed ? 1 : 0;
+}
