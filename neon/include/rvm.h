@@ -245,6 +245,9 @@ typedef struct {
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
+    /* What rvm_matmul's acts leaves over of x: rest = x - d * q, block of 32 by block of 32. */
+    int (*residual)(const float *x, size_t n, float *rest);
+
     /* y += s (x A) B in two steps, so that threads can share the columns of B.
      * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
     int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
@@ -299,6 +302,7 @@ typedef struct {
     uint32_t sliding_window; /* 0: none */
     uint32_t max_tokens;     /* longest chunk */
     uint32_t threads;        /* the caller's included */
+    uint32_t precise;        /* in front of quantised matrices: 0: 8-bit activations, 1: 15 bits */
     float rms_norm_eps;
     const double *rope_frequencies; /* [head_dim / 2] radians per position, scaling included */
     const char *impl;               /* of matrices and layers; NULL: the fastest */

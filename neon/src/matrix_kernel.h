@@ -22,8 +22,14 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 /* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
- * AHEAD: bytes to prefetch ahead for one token. Measured: less is slower, more is no faster. */
-enum { WIDE = 4, AHEAD = 8192 };
+ * AHEAD: bytes to prefetch ahead for one token, or two (the decoder's pair of one token). Measured: less is slower, more is no faster. */
+#ifndef AHEAD_COLS
+#define AHEAD_COLS 64
+#endif
+#ifndef WIDE
+#define WIDE 4
+#endif
+enum { AHEAD = 8192 };
 
 /* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
@@ -44,12 +50,12 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
-        if (T == 1) prefetch_line(p + AHEAD);
+        if (T <= 2) prefetch_line(p + AHEAD);
         p += affine ? 2 * scales : scales;
         for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * ACT_BYTES) {
             const uint8_t *q = act + 32 * i, *d = act + 32 * n + 4 * i;
             weights w;
-            if (T == 1) prefetch_block(p + AHEAD, kind);
+            if (T <= 2) prefetch_block(p + AHEAD, kind);
             unpack(p, kind, T, &w);
             UNROLL for (size_t t0 = 0; t0 < T; t0 += STEP) {
                 const size_t m = T - t0 < STEP ? T - t0 : STEP;
@@ -75,6 +81,10 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
     UNROLL for (size_t j = 0; j < R * T; j++) sum[j] = f_zero();
     for (size_t k = 0; k < cols; k++, p += step, x += n) {
         f32x w[WIDE];
+        if (T <= 4 && i == 0 && (kind == RVM_F32 || k % 2 == 0)) {
+            const size_t ahead = step * (k + AHEAD_COLS) < apart ? step * AHEAD_COLS : step * AHEAD_COLS + (R - 1) * apart;
+            UNROLL for (size_t r = 0; r < R; r++) prefetch_line(p + r * apart + ahead);
+        }
         UNROLL for (size_t r = 0; r < R; r++) w[r] = f_load(p + r * apart, kind);
         UNROLL for (size_t t = 0; t < T; t++) {
             const f32x xt = f_all(x[i + t]);

@@ -47,6 +47,7 @@ class _Config(C.Structure):
                 "sliding_window",
                 "max_tokens",
                 "threads",
+                "precise",
             )
         ),
         ("rms_norm_eps", _F),
@@ -186,10 +187,11 @@ class Decoder:
         threads: int = 1,
         max_tokens: int = 256,
         impl: str | None = None,
+        precise: bool = True,
     ):
         self.shape, self.max_tokens, self.threads = shape, max_tokens, threads
         self._keep: list[Any] = [weights]
-        config = self._config(threads, max_tokens, impl)
+        config = self._config(threads, max_tokens, precise, impl)
         described, handle = self._describe(weights), _P()
         rc = _lib().rvm_decoder_create(C.byref(config), C.byref(described), C.byref(handle))
         if rc == NO_MEMORY:
@@ -202,13 +204,14 @@ class Decoder:
         if getattr(self, "handle", None):
             _lib().rvm_decoder_destroy(self.handle)
 
-    def _config(self, threads: int, max_tokens: int, impl: str | None) -> _Config:
+    def _config(self, threads: int, max_tokens: int, precise: bool, impl: str | None) -> _Config:
         s = self.shape
         frequencies = np.ascontiguousarray(s.rope_frequencies, np.float64)
         self._keep.append(frequencies)
         sizes = [getattr(s, name) for name, _ in _Config._fields_[:8]]  # type: ignore[misc]
         address = frequencies.ctypes.data
-        return _Config(*sizes, max_tokens, threads, s.rms_norm_eps, address, impl.encode() if impl else None)
+        name = impl.encode() if impl else None
+        return _Config(*sizes, max_tokens, threads, precise, s.rms_norm_eps, address, name)
 
     def _describe(self, w: DecoderWeights) -> _Weights:
         layers = (_Layer * len(w.layers))()
