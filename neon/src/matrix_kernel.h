@@ -23,13 +23,7 @@
 
 /* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
  * AHEAD: bytes to prefetch ahead for one token, or two (the decoder's pair of one token). Measured: less is slower, more is no faster. */
-#ifndef AHEAD_COLS
-#define AHEAD_COLS 64
-#endif
-#ifndef WIDE
-#define WIDE 4
-#endif
-enum { AHEAD = 8192 };
+enum { WIDE = 4, AHEAD = 8192, AHEAD_COLS = 64 };
 
 /* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
@@ -81,9 +75,9 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
     UNROLL for (size_t j = 0; j < R * T; j++) sum[j] = f_zero();
     for (size_t k = 0; k < cols; k++, p += step, x += n) {
         f32x w[WIDE];
-        if (T <= 4 && i == 0 && (kind == RVM_F32 || k % 2 == 0)) {
-            const size_t ahead = step * (k + AHEAD_COLS) < apart ? step * AHEAD_COLS : step * AHEAD_COLS + (R - 1) * apart;
-            UNROLL for (size_t r = 0; r < R; r++) prefetch_line(p + r * apart + ahead);
+        if (T <= 4 && i == 0 && kind != RVM_F32 && k % 2 == 0) {
+            const size_t beyond = k + AHEAD_COLS < cols ? 0 : (R - 1) * apart;
+            UNROLL for (size_t r = 0; r < R; r++) prefetch_line(p + r * apart + beyond + AHEAD_COLS * step);
         }
         UNROLL for (size_t r = 0; r < R; r++) w[r] = f_load(p + r * apart, kind);
         UNROLL for (size_t t = 0; t < T; t++) {

@@ -33,20 +33,34 @@ static void *memory(size_t n) {
 
 /* ---- limits ---- */
 
-/* Bytes a second of a plain read. */
-static double read_rate(const uint8_t *p, size_t n) {
-    typedef uint64_t v8 __attribute__((vector_size(64), aligned(64), may_alias));
-    v8 a = {0}, b = {0};
-    const double start = cpu_time();
-    for (size_t i = 0; i + 128 <= n; i += 128) {
-        a |= *(const v8 *)(p + i);
-        b |= *(const v8 *)(p + i + 64);
+/* Bytes a second of a plain read, in the widest registers there are. */
+#define READ_RATE(name)                                                                   \
+    static double name(const uint8_t *p, size_t n) {                                      \
+        typedef uint64_t v8 __attribute__((vector_size(64), aligned(64), may_alias));     \
+        v8 a = {0}, b = {0};                                                              \
+        const double start = cpu_time();                                                  \
+        for (size_t i = 0; i + 128 <= n; i += 128) {                                      \
+            a |= *(const v8 *)(p + i);                                                    \
+            b |= *(const v8 *)(p + i + 64);                                               \
+        }                                                                                 \
+        const double seconds = cpu_time() - start;                                        \
+        a |= b;                                                                           \
+        __asm__ volatile("" ::"m"(a));                                                    \
+        return (double)n / seconds;                                                       \
     }
-    const double seconds = cpu_time() - start;
-    a |= b;
-    __asm__ volatile("" ::"m"(a));
-    return (double)n / seconds;
+
+READ_RATE(read_plain)
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) READ_RATE(read_256)
+__attribute__((target("avx512f"))) READ_RATE(read_512)
+
+static double read_rate(const uint8_t *p, size_t n) {
+    if (__builtin_cpu_supports("avx512f")) return read_512(p, n);
+    return __builtin_cpu_supports("avx2") ? read_256(p, n) : read_plain(p, n);
 }
+#else
+static double read_rate(const uint8_t *p, size_t n) { return read_plain(p, n); }
+#endif
 
 #if defined(__x86_64__)
 #define R16(op)                                                                                      \
