@@ -58,7 +58,8 @@ def _backend() -> str:
     from ruvmlx.backends.select import describe
 
     choice = describe(settings.load()["backend"].value)
-    return f"{choice.name} on {choice.kernels}: {choice.why}"
+    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" says it already
+    return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
 
 
 def _store() -> str:
