@@ -142,8 +142,8 @@ static int k_residual(const float *x, size_t n, float *rest) {
         const float step = most < 1e-30f ? 0.0f : most / 127.0f, inverse = most < 1e-30f ? 0.0f : 127.0f / most;
         SIMD()
         for (size_t j = 0; j < 32; j++) {
-            const float scaled = x[i + j] * inverse; /* |scaled| <= 127: adding 1.5 * 2^23 rounds to nearest */
-            rest[i + j] = x[i + j] - step * ((scaled + 12582912.0f) - 12582912.0f);
+            const float scaled = x[i + j] * inverse; /* rounded before rintf: no fma can join the two */
+            rest[i + j] = x[i + j] - step * rintf(scaled);
         }
     }
     return RVM_OK;

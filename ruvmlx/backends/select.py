@@ -57,7 +57,7 @@ def _describe_native(why: str, threads: int | None) -> Choice:
     from .native import describe_kernels
 
     n, impl = threads or cpu.physical_cores(), matmul_implementations()[0]
-    return Choice("native", "cpu", describe_kernels(n), f"{why}; the C decoder multiplies matrices with {impl}")
+    return Choice("native", "cpu", describe_kernels(n), f"{why}; the C decoder runs on {impl}")
 
 
 def _describe_mlx(asked: str = "") -> Choice:

@@ -1,0 +1,281 @@
+"""What lies between a decoder's matrix products, over NumPy arrays, each beside its obvious twin.
+
+float32 and C-contiguous; formulas: neon/include/rvm.h, "Layers". `impl` names an implementation ("scalar",
+"avx2", ...); None is the fastest one of this machine. A twin has the signature of its kernel (`impl` aside).
+"""
+
+import ctypes as C
+import functools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ruvmlx.kernels.library import LibraryError, _load, implementations
+from ruvmlx.kernels.micro import _done, _in, _inout, _shape
+
+Array = NDArray[np.float32]
+Half = NDArray[np.uint16]  # the bits of float16
+
+PAGE_TOKENS = 64
+_P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
+_U16 = np.dtype(np.uint16)
+
+# Field order and argument types of struct rvm_layers.
+_SIGNATURES: dict[str, list[Any]] = {
+    "rms_norm": [_P, _P, _F, _N, _N, _P],
+    "rope": [_P, _P, _N, _N, _N, _I, _P],
+    "swiglu": [_P, _P, _N, _P],
+    "softmax": [_P, _N, _P],
+    "argmax": [_P, _N, _P],
+    "top_k": [_P, _N, _N, _P],
+    "to_half": [_P, _N, _P],
+    "from_half": [_P, _N, _P],
+    "residual": [_P, _N, _P],
+    "lora_project": [_P, _P, _F, _N, _N, _N, _P],
+    "lora_add": [_P, _P, _N, _N, _N, _N, _N, _P, _N],
+    "append": [_P, _P, _N, _P, _N, _N, _N, _P, _P],
+    "attend": [_P],
+    "merge": [_P, _N, _N, _N, _N, _P],
+}
+KERNELS = tuple(_SIGNATURES)
+
+
+class _Table(C.Structure):
+    _fields_ = [("name", C.c_char_p), *((name, _P) for name in KERNELS)]
+
+
+class _Attention(C.Structure):
+    _fields_ = [
+        ("pages", _P),
+        ("k_at", _N),
+        ("v_at", _N),
+        ("head_dim", _N),
+        ("group", _N),
+        ("q", _P),
+        ("q_stride", _N),
+        ("turn", _P),
+        ("queries", _N),
+        ("position", _N),
+        ("window", _N),
+        ("first_page", _N),
+        ("end_page", _N),
+        ("out", _P),
+        ("out_stride", _N),
+        ("partial", _P),
+        ("scratch", _P),
+    ]
+
+
+@functools.cache
+def functions(impl: str | None = None) -> SimpleNamespace:
+    """All kernels of one implementation, as ctypes functions that release the GIL; None: the fastest."""
+    lib = _load()
+    lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_attention_scratch.restype, lib.rvm_attention_scratch.argtypes = _N, [_N, _N]
+    table = lib.rvm_layers_impl(impl.encode() if impl else None)
+    if not table:
+        raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
+    made = {
+        name: C.CFUNCTYPE(C.c_int, *types)(getattr(table.contents, name))
+        for name, types in _SIGNATURES.items()
+    }
+    return SimpleNamespace(**made, scratch=lib.rvm_attention_scratch)
+
+
+def rms_norm(x: Array, weight: Array, eps: float, impl: str | None = None) -> Array:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis. x: [T, D]."""
+    _shape("weight", weight, x.shape[1:])
+    y = np.empty_like(x)
+    _done("rms_norm", functions(impl).rms_norm(_in(x), _in(weight), eps, *x.shape, _inout(y)))
+    return y
+
+
+def rms_norm_ref(x: Array, weight: Array, eps: float) -> Array:
+    x64 = x.astype(np.float64)
+    return (x64 / np.sqrt(np.mean(x64**2, -1, keepdims=True) + eps) * weight).astype(np.float32)
+
+
+def turns(positions: NDArray[np.int64], frequencies: NDArray[np.float64]) -> Array:
+    """[T, head_dim]: cosines, then sines, of position * frequency."""
+    angles = np.outer(positions, frequencies)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rope(x: Array, turn: Array, traditional: bool = False, impl: str | None = None) -> Array:
+    """Pairs (i, i + d/2), or (2i, 2i + 1) with `traditional`, turned. x: [T, heads, d]; turn: [T, d]."""
+    tokens, heads, head_dim = x.shape
+    _shape("turn", turn, (tokens, head_dim))
+    y = np.empty_like(x)
+    args = _in(x), _in(turn), tokens, heads, head_dim, traditional, _inout(y)
+    _done("rope", functions(impl).rope(*args))
+    return y
+
+
+def rope_ref(x: Array, turn: Array, traditional: bool = False) -> Array:
+    half = x.shape[-1] // 2
+    c, s = turn[:, None, :half], turn[:, None, half:]
+    a, b = (x[..., ::2], x[..., 1::2]) if traditional else (x[..., :half], x[..., half:])
+    y = np.empty_like(x)
+    first, second = (
+        (y[..., ::2], y[..., 1::2]) if traditional else (y[..., :half], y[..., half:])
+    )  # views of y
+    first[...], second[...] = a * c - b * s, a * s + b * c
+    return y
+
+
+def swiglu(gate: Array, up: Array, impl: str | None = None) -> Array:
+    """gate / (1 + e^-gate) * up."""
+    _shape("up", up, gate.shape)
+    y = np.empty_like(gate)
+    _done("swiglu", functions(impl).swiglu(_in(gate), _in(up), gate.size, _inout(y)))
+    return y
+
+
+def swiglu_ref(gate: Array, up: Array) -> Array:
+    g = gate.astype(np.float64)
+    return (g / (1 + np.exp(-np.clip(g, -700, 700))) * up).astype(np.float32)
+
+
+def softmax(x: Array, impl: str | None = None) -> Array:
+    """e^x / sum e^x over all of x: [n]."""
+    y = np.empty_like(x)
+    _done("softmax", functions(impl).softmax(_in(x), x.size, _inout(y)))
+    return y
+
+
+def softmax_ref(x: Array) -> Array:
+    e = np.exp(x.astype(np.float64) - x.max())
+    return (e / e.sum()).astype(np.float32)
+
+
+def argmax(x: Array, impl: str | None = None) -> int:
+    """Index of the first largest. NaN raises NotFinite."""
+    out = C.c_size_t()
+    _done("argmax", functions(impl).argmax(_in(x), x.size, C.addressof(out)))
+    return out.value
+
+
+def top_k(x: Array, k: int, impl: str | None = None) -> NDArray[np.uint32]:
+    """Indices of the k largest, in falling order; the first of equals first. NaN raises NotFinite."""
+    out = np.empty(k, np.uint32)
+    _done("top_k", functions(impl).top_k(_in(x), x.size, k, out.ctypes.data))
+    return out
+
+
+def top_k_ref(x: Array, k: int) -> NDArray[np.uint32]:
+    return np.argsort(-x, kind="stable")[:k].astype(np.uint32)
+
+
+def to_half(x: Array, impl: str | None = None) -> Half:
+    """float32 -> the bits of float16, to nearest, ties to even."""
+    y = np.empty(x.shape, np.uint16)
+    _done("to_half", functions(impl).to_half(_in(x), x.size, _inout(y, _U16)))
+    return y
+
+
+def from_half(x: Half, impl: str | None = None) -> Array:
+    """The bits of float16 -> float32, exactly."""
+    y = np.empty(x.shape, np.float32)
+    _done("from_half", functions(impl).from_half(_in(x, _U16), x.size, _inout(y)))
+    return y
+
+
+def residual(x: Array, impl: str | None = None) -> Array:
+    """What 8 bits leave over of x, in blocks of 32: x - d * round(x / d), d = max |x| / 127."""
+    y = np.empty_like(x)
+    _done("residual", functions(impl).residual(_in(x), x.size, _inout(y)))
+    return y
+
+
+def residual_ref(x: Array) -> Array:
+    blocks = x.reshape(-1, 32)
+    most = np.abs(blocks).max(1, keepdims=True)
+    step = most / np.float32(127)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    return (blocks - step * np.rint(blocks * inverse)).reshape(x.shape)
+
+
+def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:
+    """y += s (x @ lora_a) @ lora_b, in place. x: [T, in]; y: [T, out]."""
+    (tokens, width), rank, out = x.shape, lora_a.shape[1], lora_b.shape[1]
+    _shape("lora_a", lora_a, (width, rank))
+    _shape("lora_b", lora_b, (rank, out))
+    _shape("y", y, (tokens, out))
+    u, f = np.empty((tokens, rank), np.float32), functions(impl)
+    _done("lora_project", f.lora_project(_in(x), _in(lora_a), s, tokens, width, rank, _inout(u)))
+    _done("lora_add", f.lora_add(_in(u), _in(lora_b), tokens, rank, out, 0, out, _inout(y), out))
+
+
+def lora_add_ref(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float) -> None:
+    y[...] = y + s * (x.astype(np.float64) @ lora_a @ lora_b)
+
+
+@dataclass
+class PagedKV:
+    """Keys and values of one head in pages of 64 tokens, as the C decoder keeps them."""
+
+    head_dim: int
+    pages: list[Half] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def width(self) -> int:
+        return -(-self.head_dim // 16) * 16
+
+    def append(self, k: Array, v: Array, turn: Array, impl: str | None = None) -> None:
+        """k, v: [T, head_dim]; turn: [T, head_dim] of their positions."""
+        f, done = functions(impl), 0
+        while done < len(k):
+            at = self.tokens % PAGE_TOKENS
+            if at == 0:
+                self.pages.append(np.zeros(PAGE_TOKENS * (self.head_dim + self.width), np.uint16))
+            n, page = min(PAGE_TOKENS - at, len(k) - done), self.pages[-1]
+            keys, values = page.ctypes.data, page.ctypes.data + 2 * PAGE_TOKENS * self.head_dim
+            rows = k[done:].ctypes.data, v[done:].ctypes.data, self.head_dim, turn[done:].ctypes.data
+            _done("append", f.append(*rows, n, self.head_dim, at, keys, values))
+            self.tokens, done = self.tokens + n, done + n
+
+    def attend(
+        self, q: Array, turn: Array, position: int, window: int = 0, parts: int = 1, impl: str | None = None
+    ) -> Array:
+        """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ..."""
+        queries, group, head_dim = q.shape
+        f, out = functions(impl), np.empty_like(q)
+        pages = (C.c_void_p * len(self.pages))(*(p.ctypes.data for p in self.pages))
+        stop = -(-(position + queries) // PAGE_TOKENS)
+        row = queries * group * (head_dim + 2)
+        partial = np.empty((parts, row), np.float32)
+        scratch = np.empty(f.scratch(queries * group, head_dim), np.float32)
+        call = _Attention(
+            C.addressof(pages), 0, 2 * PAGE_TOKENS * head_dim, head_dim, group, _in(q), group * head_dim
+        )
+        call.turn, call.queries, call.position, call.window = _in(turn), queries, position, window
+        call.out, call.out_stride, call.scratch = _inout(out), group * head_dim, _inout(scratch)
+        for i in range(parts):
+            call.first_page, call.end_page = i * stop // parts, (i + 1) * stop // parts
+            call.partial = partial[i].ctypes.data if parts > 1 else None
+            _done("attend", f.attend(C.addressof(call)))
+        if parts > 1:
+            merged = _in(partial), parts, row, queries * group, head_dim, _inout(out)
+            _done("merge", f.merge(*merged))
+        return out
+
+
+def attend_ref(
+    q: Array, k: Array, v: Array, turn: Array, position: int, window: int = 0
+) -> NDArray[np.float64]:
+    """The same over k, v: [S, d], turned here; turn: [S, d] of all positions."""
+    half = np.float16
+    keys = rope_ref(k[:, None], turn[: len(k)])[:, 0].astype(half).astype(np.float64)
+    values = v.astype(half).astype(np.float64)
+    at = position + np.arange(len(q))
+    queries = rope_ref(q, turn[at]).astype(np.float64)
+    scores = np.einsum("tgd,sd->tgs", queries, keys) / np.sqrt(q.shape[-1])
+    s = np.arange(len(k))
+    seen = (s <= at[:, None]) & (at[:, None] - s < (window or len(k) + len(q)))
+    scores = np.where(seen[:, None], scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("tgs,sd->tgd", p / p.sum(-1, keepdims=True), values)

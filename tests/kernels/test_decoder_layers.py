@@ -1,0 +1,159 @@
+"""Each layer kernel against its NumPy twin, in every implementation, at odd and unequal sizes."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.kernels import layers
+from ruvmlx.kernels.library import implementations
+from ruvmlx.kernels.micro import NotFinite
+
+IMPLS = implementations()
+pytestmark = pytest.mark.parametrize("impl", IMPLS)
+
+
+def random(*shape, seed=0, spread=1.0):
+    return np.random.default_rng(seed + sum(shape)).normal(0, spread, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 1), (3, 17), (2, 576), (5, 1023)])
+def test_rms_norm(impl, tokens, dim):
+    """Against float64."""
+    x, w = random(tokens, dim, spread=3), random(dim, seed=1)
+    np.testing.assert_allclose(
+        layers.rms_norm(x, w, 1e-5, impl), layers.rms_norm_ref(x, w, 1e-5), rtol=2e-6, atol=1e-7
+    )
+
+
+def test_rms_norm_of_large_and_tiny_rows(impl):
+    """Squares of 1e15 fit in float32; denormals give 0, not NaN."""
+    x = np.stack([np.full(33, 1e15, np.float32), np.full(33, 1e-42, np.float32), np.zeros(33, np.float32)])
+    y = layers.rms_norm(x, np.ones(33, np.float32), 1e-5, impl)
+    np.testing.assert_allclose(y[0], 1, rtol=1e-6)
+    np.testing.assert_allclose(y[1:], 0, atol=1e-35)
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 2), (3, 5, 10), (7, 2, 64), (2, 3, 80)])
+def test_rope(impl, tokens, heads, dim, traditional):
+    """Half-split and interleaved pairs."""
+    x = random(tokens, heads, dim)
+    turn = layers.turns(np.arange(1000, 1000 + tokens), 10000.0 ** (-np.arange(dim // 2) * 2 / dim))
+    got = layers.rope(x, turn, traditional, impl)
+    np.testing.assert_allclose(got, layers.rope_ref(x, turn, traditional), rtol=1e-5, atol=1e-6)
+    assert np.abs(got - x).max() > 0.1
+
+
+@pytest.mark.parametrize("n", [1, 15, 160, 1001])
+def test_swiglu(impl, n):
+    gate, up = random(n, spread=5), random(n, seed=2)
+    gate[0] = 100 if n % 2 else -100  # e^100 overflows float32
+    np.testing.assert_allclose(
+        layers.swiglu(gate, up, impl), layers.swiglu_ref(gate, up), rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("n", [1, 31, 2050])
+def test_softmax(impl, n):
+    """Sums to 1; -inf means 0; NaN is refused."""
+    x = random(n, spread=10)
+    if n > 1:
+        x[1] = -np.inf
+    y = layers.softmax(x, impl)
+    np.testing.assert_allclose(y, layers.softmax_ref(x), rtol=2e-5, atol=1e-9)
+    assert abs(y.sum() - 1) < 1e-5
+    x[0] = np.nan
+    with pytest.raises(NotFinite):
+        layers.softmax(x, impl)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 1000, 49152])
+def test_argmax_and_top_k(impl, n):
+    """As a stable sort says, with ties, infinities and every k."""
+    x = np.round(random(n, spread=3), 1)  # many ties
+    x[n // 2] = -np.inf
+    assert layers.argmax(x, impl) == int(x.argmax())
+    for k in {1, min(n, 40), min(n, 64), min(n, 1000)}:
+        np.testing.assert_array_equal(layers.top_k(x, k, impl), layers.top_k_ref(x, k))
+    x[-1] = np.nan
+    for call in (lambda: layers.argmax(x, impl), lambda: layers.top_k(x, 1, impl)):
+        with pytest.raises(NotFinite):
+            call()
+
+
+def test_every_half(impl):
+    """All 65,536 halves to float and back; NaN stays NaN."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    got, want = layers.from_half(bits, impl), bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+    back = layers.to_half(want, impl)
+    nan = np.isnan(want)
+    np.testing.assert_array_equal(back[~nan], bits[~nan])
+    assert np.isnan(back[nan].view(np.float16)).all()
+
+
+def test_rounding_to_half(impl):
+    """Ties to even, the borders of the subnormals and of infinity: as NumPy rounds."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middle = (halves[1:] + halves[:-1]) / 2
+    x = np.concatenate([middle, np.nextafter(middle, 0), np.nextafter(middle, 9e9), -middle])
+    x = np.concatenate([x, [65519.996, 65520.0, 1e30, np.inf, -np.inf, 1e-45, 2.9e-8, 3e-8]])
+    x = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float16).view(np.uint16)
+    np.testing.assert_array_equal(layers.to_half(x, impl), want)
+
+
+def test_residual(impl):
+    """What 8 bits leave over is at most half a step."""
+    x = random(12, 32, spread=4).reshape(-1)
+    x[:32] = 0
+    x[40] = 1e-40
+    got = layers.residual(x, impl)
+    np.testing.assert_allclose(got, layers.residual_ref(x), atol=1e-6 * np.abs(x).max())
+    step = np.abs(x.reshape(-1, 32)).max(1) / 127
+    assert (np.abs(got.reshape(-1, 32)) <= 0.5001 * step[:, None]).all()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize(("tokens", "width", "out"), [(1, 5, 3), (4, 33, 1030)])
+def test_lora_add(impl, tokens, width, out, rank):
+    """y += s (x A) B, one token and several, in place."""
+    x, a, b = random(tokens, width), random(width, rank, seed=3), random(rank, out, seed=4)
+    y = random(tokens, out, seed=5)
+    want = y.copy()
+    layers.lora_add(y, x, a, b, 0.7, impl)
+    layers.lora_add_ref(want, x, a, b, 0.7)
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("window", [0, 1, 50, 130])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "queries", "past"),
+    [(32, 1, 1, 0), (64, 3, 1, 255), (80, 2, 1, 200), (128, 8, 2, 330), (64, 3, 21, 190), (18, 7, 40, 70)],
+)
+def test_attention(impl, head_dim, group, queries, past, window, parts):
+    """Causal, windowed, few and many queries, one key range or several merged, against float64."""
+    total = past + queries
+    frequencies = 10000.0 ** (-np.arange(head_dim // 2) * 2 / head_dim)
+    turn = layers.turns(np.arange(total), frequencies)
+    k, v = random(total, head_dim), random(total, head_dim, seed=6)
+    q = random(queries, group, head_dim, seed=7, spread=2)
+    cache = layers.PagedKV(head_dim)
+    cache.append(k[: past // 2], v[: past // 2], turn[: past // 2], impl)
+    cache.append(k[past // 2 :], v[past // 2 :], turn[past // 2 :], impl)
+    parts = min(parts, len(cache.pages))
+    got = cache.attend(q, turn[past:], past, window, parts, impl)
+    want = layers.attend_ref(q, k, v, turn, past, window)
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
+
+
+def test_bad_arguments(impl):
+    """Shapes that do not fit are refused before C sees them."""
+    x = random(2, 4)
+    with pytest.raises(ValueError, match="weight has shape"):
+        layers.rms_norm(x, random(5), 1e-5, impl)
+    with pytest.raises(ValueError, match="residual"):
+        layers.residual(random(33), impl)
+    with pytest.raises(ValueError, match="top_k"):
+        layers.top_k(random(4), 5, impl)
