@@ -174,10 +174,20 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
+/* Pages that the queries [begin, end) of the stage see some token of: [*first, *stop). */
+static void pages_seen(const stage *s, size_t begin, size_t end, size_t *first, size_t *stop) {
+    const size_t position = s->c->cache->offset + s->first, window = s->c->cache->window;
+    const size_t oldest = position + begin + 1;
+    *first = window && oldest > window ? (oldest - window) / PAGE : 0;
+    *stop = (position + end + PAGE - 1) / PAGE;
+}
+
+/* Into how many key ranges the stage's attention is cut. */
 static size_t parts_of(const stage *s) {
-    const size_t pages = (s->c->cache->offset + s->first + s->n + PAGE - 1) / PAGE;
+    size_t first, stop;
     if (s->n > FEW) return 1;
-    return smaller(MOST_PARTS, (pages + PART_PAGES - 1) / PART_PAGES);
+    pages_seen(s, 0, s->n, &first, &stop);
+    return smaller(MOST_PARTS, (stop - first + PART_PAGES - 1) / PART_PAGES);
 }
 
 /* Attention of the stage's tokens [begin, end) from its key ranges into `out`, [tokens, q_width]. */
@@ -382,10 +392,9 @@ static void append_phase(const stage *s) {
 static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     rvm_decoder *d = s->c->d;
     rvm_cache *cache = s->c->cache;
-    const size_t hd = d->config.head_dim, t = s->first + begin, position = cache->offset + t;
-    const size_t stop = (cache->offset + s->first + end + PAGE - 1) / PAGE, window = cache->window;
-    const size_t oldest = window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
-    const size_t from = oldest + part * (stop - oldest) / parts, to = oldest + (part + 1) * (stop - oldest) / parts;
+    const size_t hd = d->config.head_dim, t = s->first + begin;
+    size_t first, stop;
+    pages_seen(s, parts > 1 ? 0 : begin, parts > 1 ? s->n : end, &first, &stop); /* parts: the same for all blocks */
     float *out = d->attended + t * d->q_width + head * d->group * hd;
     float *partial = d->partial + ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group * RVM_PARTIAL(hd);
     rvm_attention a = {
@@ -398,10 +407,10 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t
         .q_stride = d->qkv_width,
         .turn = d->turn + t * hd,
         .queries = end - begin,
-        .position = position,
-        .window = window,
-        .first_page = from,
-        .end_page = to,
+        .position = cache->offset + t,
+        .window = cache->window,
+        .first_page = first + part * (stop - first) / parts,
+        .end_page = first + (part + 1) * (stop - first) / parts,
         .out = out,
         .out_stride = d->q_width,
         .partial = parts > 1 ? partial : NULL,

@@ -37,13 +37,13 @@ class NativeBackend:
         self.chunk = chunk
         n = threads or cpu.physical_cores()
         weights = packed_weights(model.load_weights(), model.config, n)
-        self._decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
+        self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
         self._work = float(model.parameters)  # multiply-adds per token
         self._load = None if threads else cpu.OtherLoad()
-        self.kernels = describe_kernels(n, self._decoder.matmul_name)
+        self.kernels = describe_kernels(n, self.decoder.matmul_name)
 
     def new_cache(self) -> DecoderCache:
-        return self._decoder.new_cache()
+        return self.decoder.new_cache()
 
     def prefill(
         self,
@@ -99,7 +99,7 @@ class NativeBackend:
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)
         try:
-            return self._decoder.head(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+            return self.decoder.head(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
         except NotFinite:
             raise RuvmlxError(NAN) from None
 
@@ -118,8 +118,8 @@ class NativeBackend:
         """One call of the decoder; on any failure the cache is as it was."""
         if self._load:
             free = len(cpu.usable_cpus()) - self._load.cores()
-            self._decoder.use_threads(max(1, min(self._decoder.threads, round(free))))
-        call = lambda cancel: self._decoder.forward(  # noqa: E731 - two ways to call the same
+            self.decoder.use_threads(max(1, min(self.decoder.threads, round(free))))
+        call = lambda cancel: self.decoder.forward(  # noqa: E731 - two ways to call the same
             tokens, cast(DecoderCache, cache), outputs=outputs, head=head, cancel=cancel
         )
         try:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.errors import CorruptFile, RuvmlxError, UsageError
@@ -38,11 +39,12 @@ def sliding(tmp_path_factory):
     return load_model(str(make_safetensors_model(tmp_path_factory.mktemp("mistral"), sliding_window=16)))
 
 
-@pytest.fixture(params=["mlx", "reference"])
+@pytest.fixture(params=["mlx", "reference", "native"])
 def backend(request, model):
     if request.param == "mlx":
         return MLXBackend(model, device="cpu", chunk=32)
-    return ReferenceBackend(model, chunk=32)
+    kind = ReferenceBackend if request.param == "reference" else NativeBackend
+    return kind(model, chunk=32)
 
 
 def test_progress(backend):
@@ -108,7 +110,8 @@ def test_trim(backend):
     cache = backend.new_cache()
     assert cache.nbytes == 0
     backend.prefill(TOKENS[:40], cache)
-    assert cache.nbytes >= 2 * 2 * 40 * 2 * 32 * 4  # k and v, 2 layers, 40 tokens, 2 heads of 32 float32
+    width = 2 if backend.name == "native" else 4  # float16 or float32
+    assert cache.nbytes >= 2 * 2 * 40 * 2 * 32 * width  # k and v, 2 layers, 40 tokens, 2 heads of 32
     assert not cache.trim(41)
     assert not cache.trim(-1)
     assert cache.trim(40)
@@ -141,7 +144,7 @@ def poison(weights):
     weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], np.nan)
 
 
-@pytest.mark.parametrize("kind", [MLXBackend, ReferenceBackend])
+@pytest.mark.parametrize("kind", [MLXBackend, NativeBackend, ReferenceBackend])
 def test_nan_is_an_error(model, kind):
     """NaN logits never reach a sampler."""
     backend = kind(broken(model, poison))
@@ -150,6 +153,7 @@ def test_nan_is_an_error(model, kind):
             call(TOKENS[:4], backend.new_cache())
 
 
+@pytest.mark.parametrize("kind", [MLXBackend, NativeBackend])
 @pytest.mark.parametrize(
     "change",
     [
@@ -158,16 +162,17 @@ def test_nan_is_an_error(model, kind):
         lambda w: w.update({"model.norm.weight": np.zeros(63, np.float32)}),
     ],
 )
-def test_weights_that_do_not_fit(model, change):
+def test_weights_that_do_not_fit(model, change, kind):
     """A missing, a surplus and a misshapen tensor: one line each, naming it."""
     with pytest.raises(CorruptFile) as error:
-        MLXBackend(broken(model, change), device="cpu")
+        kind(broken(model, change))
     assert "\n" not in str(error.value)
 
 
-def test_sliding_cache_is_bounded(sliding):
+@pytest.mark.parametrize("kind", [MLXBackend, NativeBackend])
+def test_sliding_cache_is_bounded(sliding, kind):
     """Memory stops growing with the window; a long sequence may still forget some of its newest tokens."""
-    backend = MLXBackend(sliding, device="cpu", chunk=8)
+    backend = kind(sliding, chunk=8)
     cache, mirror = backend.new_cache(), backend.new_cache()
     tokens = [t % 320 for t in range(7, 7 + 13 * 1200, 13)]
     sizes = []

@@ -1,0 +1,70 @@
+"""The native backend on the starter model and real text."""
+
+import time
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.models.base import Message
+
+from .test_starter import TEXT, log_softmax, mean_kl
+
+
+@pytest.fixture(scope="module")
+def native(starter):
+    return NativeBackend(starter)
+
+
+@pytest.fixture(scope="module")
+def tokens(starter):
+    return starter.tokenizer.encode(TEXT.read_text())
+
+
+def test_kl_to_mlx(starter_backend, native, tokens, record_property):
+    """Over the whole text, against float32 arithmetic: 15-bit activations and float16 keys cost nothing."""
+    judge = starter_backend.verify(tokens, starter_backend.new_cache())
+    ours = native.verify(tokens, native.new_cache())
+    kl = mean_kl(judge, ours)
+    ppl = [np.exp(-log_softmax(z[:-1])[np.arange(len(tokens) - 1), tokens[1:]].mean()) for z in (judge, ours)]
+    record_property("kl_nats", kl)
+    print(
+        f"\nmean KL(mlx || native) over {len(tokens)} tokens: {kl:.2e} nats; "
+        f"perplexity {ppl[0]:.4f} and {ppl[1]:.4f}"
+    )
+    assert abs(kl) < 2e-5
+    assert abs(ppl[1] / ppl[0] - 1) < 1e-3
+    gap = np.sort(judge, axis=-1)
+    tied = gap[:, -1] - gap[:, -2] < 0.05
+    assert ((judge.argmax(-1) == ours.argmax(-1)) | tied).all()
+
+
+def test_answers_paris(starter, native):
+    ids = starter.tokenizer.encode_chat([Message("user", "What is the capital of France?")])
+    cache, out = native.new_cache(), []
+    step = native.prefill(ids, cache)
+    while len(out) < 24 and int(step.logits.argmax()) not in starter.tokenizer.eos_ids:
+        out.append(int(step.logits.argmax()))
+        step = native.decode(out[-1], cache)
+    assert starter.tokenizer.decode(out) == "The capital of France is Paris."
+
+
+def test_trim_and_continue(native, tokens):
+    """Forgetting 100 tokens and reading others equals never having read them."""
+    cache, fresh = native.new_cache(), native.new_cache()
+    native.prefill(tokens[:300], cache)
+    assert cache.trim(100)
+    got = native.prefill(tokens[400:420], cache).logits
+    want = native.prefill(tokens[:200] + tokens[400:420], fresh).logits
+    np.testing.assert_allclose(got, want, atol=2e-2)
+    assert got.argmax() == want.argmax()
+
+
+def test_it_opens_quickly(starter):
+    """Half a second on two idle cores: one pass over 98 MB."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        NativeBackend(starter)
+        times.append(time.process_time() - start)
+    assert min(times) < 1.5
