@@ -1,0 +1,105 @@
+// What the 32 lanes of a simdgroup do with one page.   Needs pages.h
+//
+// A token's D numbers lie over LANES lanes, 8 to a lane (a lane past D idles: D = 80), so ROWS tokens
+// are read at once. G query heads share what is read; STEPS such rows make LANES sums, which one transposing
+// butterfly adds over the lanes: sum i ends in lane i. Lane = row * LANES + step * HEADS + head owns the
+// scores of its head for one token of each of the BLOCKS blocks.
+
+template <int D, int G> struct Tile {
+    enum {
+        HEADS = G <= 1 ? 1 : G <= 2 ? 2 : G <= 4 ? 4 : 8,
+        LANES = D <= 64 ? 8 : 16,
+        ROWS = 32 / LANES,
+        STEPS = LANES / HEADS,
+        BLOCKS = PAGE / (ROWS * STEPS),
+    };
+};
+
+FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
+    UNROLL for (int i = 0; i < 8; i++) c = fma(x[i], y[i], c);
+    return c;
+}
+
+// s[t][head] = q . k_t, with the per-channel scale and bias of a cold page folded into q:
+//   q . (scale * n + bias) = (q * scale) . n + q . bias
+template <int TIER, int D, int G>
+FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
+    typedef Tile<D, G> T;
+    const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS, head = j % T::HEADS;
+    const bool live = 8 * j < D;
+    float folded[G][8], bias[G];
+    UNROLL for (int g = 0; g < G; g++) {
+        bias[g] = 0;
+        UNROLL for (int i = 0; i < 8; i++) folded[g][i] = live ? (float)q[g * D + 8 * j + i] : 0.0f;
+    }
+    if (TIER == COLD && live) {
+        float scales[8], biases[8];
+        load_halves(page, k_scale_at(COLD, D) + 16 * j, scales);
+        load_halves(page, k_bias_at(D) + 16 * j, biases);
+        UNROLL for (int g = 0; g < G; g++) {
+            bias[g] = dot8(0, folded[g], biases);
+            UNROLL for (int i = 0; i < 8; i++) folded[g][i] *= scales[i];
+        }
+    }
+    for (int b = 0; b < T::BLOCKS; b++) {
+        float sum[T::LANES];
+        UNROLL for (int u = 0; u < T::STEPS; u++) {
+            float k[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            if (live) load_numbers<TIER, D>(page, (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
+            UNROLL for (int g = 0; g < T::HEADS; g++)
+                sum[u * T::HEADS + g] = g < G ? dot8(bias[g < G ? g : 0], folded[g < G ? g : 0], k) : 0.0f;
+        }
+        UNROLL for (int w = T::LANES / 2; w > 0; w /= 2) {
+            UNROLL for (int i = 0; i < w; i++) {
+                const float keep = j & w ? sum[i + w] : sum[i], give = j & w ? sum[i] : sum[i + w];
+                sum[i] = keep + shuffle_xor(give, w);
+            }
+        }
+        s[((b * T::STEPS + step) * T::ROWS + row) * T::HEADS + head] = sum[0];
+    }
+}
+
+// o[head][8] += sum over this lane's rows of p[t][head] * v_t; only tokens before `valid` hold numbers
+template <int TIER, int D, int G>
+FN void page_values(GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
+    typedef Tile<D, G> T;
+    const uint j = lane % T::LANES, row = lane / T::LANES;
+    if (8 * j >= D) return;
+    const auto values = page + v_at(TIER, D);
+    for (int b = 0; b < PAGE / T::ROWS; b += 4) {
+        UNROLL for (int u = 0; u < 4; u++) {
+            const int t = (b + u) * T::ROWS + row;
+            if (TIER == HOT && t >= valid) continue;
+            float v[8];
+            load_numbers<TIER, D>(values, t, 8 * j, v);
+            UNROLL for (int g = 0; g < G; g++) {
+                const float pg = p[t * T::HEADS + g];
+                UNROLL for (int i = 0; i < 8; i++) o[g * 8 + i] = fma(pg, v[i], o[g * 8 + i]);
+            }
+        }
+    }
+}
+
+template <int D, int G>
+FN void scores_of(int tier, GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
+    if (tier == COLD) page_scores<COLD, D, G>(page, q + G * D, s, lane);
+    else if (tier == WARM) page_scores<WARM, D, G>(page, q, s, lane);
+    else page_scores<HOT, D, G>(page, q, s, lane);
+}
+
+template <int D, int G>
+FN void values_of(int tier, GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
+    if (tier == COLD) page_values<COLD, D, G>(page, p, o, lane, valid);
+    else if (tier == WARM) page_values<WARM, D, G>(page, p, o, lane, valid);
+    else page_values<HOT, D, G>(page, p, o, lane, valid);
+}
+
+// The largest (the sum) over the lanes that share a head.
+template <int HEADS> FN float max_over_tokens(float x) {
+    UNROLL for (int w = HEADS; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
+    return x;
+}
+template <int HEADS> FN float sum_over_tokens(float x) {
+    UNROLL for (int w = HEADS; w < 32; w *= 2) x += shuffle_xor(x, w);
+    return x;
+}

@@ -1,0 +1,102 @@
+// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a three-tier cache, one query a sequence.
+//   q, q_cold: f32 [sequences][n_heads][D], q_cold as cold keys are rotated   params: int32 [sequences][16], pages.h
+//   pages: int32, page ids   cold, warm, hot: pools
+//   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2]: what attend_merge joins,
+//     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
+//   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth page
+//   G query heads of one KV head share each read.   Templates: D (64, 80, 128), G (1 to 8)
+//   Scales stay out of the inner loops: per channel into q, per token into p.
+//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 128 bytes, 16.5 KB at most.
+//   Twin: kernels/metal/decode.py::attend_decode_ops
+KERNEL_START
+typedef Tile<D, G> T;
+constexpr int SIMDS = 4;
+constexpr int WORK = 2 * G * D + SIMDS * PAGE * T::HEADS, JOIN = SIMDS * G * D;
+SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
+SHARED(float, ends, SIMDS * T::HEADS * 2);
+
+const auto P = params + (int)group_at.z * PARAMS;
+const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
+const int n_pages = n_cold + n_warm + P[N_HOT], n_tokens = P[N_TOKENS], first = P[FIRST];
+const int head = group_at.y * G, kv = head / group;
+const uint query = group_at.z * n_kv * group + head; // of the first of G heads
+const int begin = first / PAGE + (int)group_at.x * P[SPLIT], end = min(begin + P[SPLIT], n_pages);
+
+const float scale = as_f32(P[SCALE]);
+for (uint i = thread_at; i < G * D; i += 32 * SIMDS) {
+    memory[i] = q[query * D + i] * scale;
+    memory[G * D + i] = q_cold[query * D + i] * scale;
+}
+BARRIER();
+
+const auto s = memory + (2 * G * D + (int)simd_at * PAGE * T::HEADS);
+const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
+float m = NEG_INF, l = 0, biased = 0; // of this lane's head; l and biased: this lane's tokens only
+float acc[G * 8];
+UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
+
+for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
+    const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
+    const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
+    const auto data = pool + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
+    scores_of<D, G>(tier, data, memory, s, lane);
+
+    float x[T::BLOCKS], top = NEG_INF;
+    UNROLL for (int b = 0; b < T::BLOCKS; b++) {
+        const int t = (b * T::STEPS + step) * T::ROWS + row, token = page * PAGE + t;
+        x[b] = s[t * T::HEADS + j % T::HEADS];
+        if (tier == WARM) x[b] *= half_to_f32(load_u16(data, k_scale_at(WARM, D) + 2 * t));
+        if (token < first || token >= n_tokens) x[b] = NEG_INF;
+        top = fmax(top, x[b]);
+    }
+    const float m_new = fmax(m, max_over_tokens<T::HEADS>(top)), at = m_new == NEG_INF ? 0.0f : m_new;
+    const float shrink = exp2(m - at);
+    m = m_new, l *= shrink, biased *= shrink;
+    UNROLL for (int b = 0; b < T::BLOCKS; b++) {
+        const int t = (b * T::STEPS + step) * T::ROWS + row;
+        float p = exp2(x[b] - at);
+        l += p;
+        if (tier == COLD) biased = fma(p, half_to_f32(load_u16(data, v_bias_at(D) + 2 * t)), biased);
+        if (tier != HOT) p *= half_to_f32(load_u16(data, v_scale_at(tier, D) + 2 * t));
+        s[t * T::HEADS + j % T::HEADS] = p;
+    }
+    UNROLL for (int g = 0; g < G; g++) {
+        const float shrink_g = shuffle(shrink, g);
+        UNROLL for (int i = 0; i < 8; i++) acc[g * 8 + i] *= shrink_g;
+    }
+    SIMD_BARRIER();
+    values_of<D, G>(tier, data, s, acc, lane, n_tokens - page * PAGE);
+    SIMD_BARRIER();
+}
+
+// Join the rows, then the simdgroups.
+l = sum_over_tokens<T::HEADS>(l);
+biased = sum_over_tokens<T::HEADS>(biased);
+BARRIER(); // q and the scores are not needed any more
+UNROLL for (int g = 0; g < G; g++) {
+    const float biased_g = shuffle(biased, g);
+    UNROLL for (int i = 0; i < 8; i++) {
+        float sum = acc[g * 8 + i];
+        UNROLL for (int w = T::LANES; w < 32; w *= 2) sum += shuffle_xor(sum, w);
+        if (row == 0 && 8 * j < D) memory[((int)simd_at * G + g) * D + 8 * j + i] = sum + biased_g;
+    }
+}
+if (lane < G) {
+    ends[(simd_at * T::HEADS + lane) * 2] = m;
+    ends[(simd_at * T::HEADS + lane) * 2 + 1] = l;
+}
+BARRIER();
+const uint splits = P[SPLITS];
+for (uint i = thread_at; i < G * D; i += 32 * SIMDS) {
+    const int g = i / D;
+    float m_all = NEG_INF, l_all = 0, sum = 0;
+    UNROLL for (int k = 0; k < SIMDS; k++) m_all = fmax(m_all, ends[(k * T::HEADS + g) * 2]);
+    UNROLL for (int k = 0; k < SIMDS; k++) {
+        const float weight = m_all == NEG_INF ? 0.0f : exp2(ends[(k * T::HEADS + g) * 2] - m_all);
+        l_all = fma(weight, ends[(k * T::HEADS + g) * 2 + 1], l_all);
+        sum = fma(weight, memory[(k * G + g) * D + i % D], sum);
+    }
+    const uint at = (query + g) * splits + group_at.x;
+    o[at * D + i % D] = sum;
+    if (i % D == 0) ml[at * 2] = m_all, ml[at * 2 + 1] = l_all;
+}

@@ -1,0 +1,28 @@
+// The kernels' dialect in Metal. README.md says what each word means; dialect_cuda.h and dialect_sim.h are its twins.
+#define FN inline
+#define CONST_FN inline constexpr
+#define THREAD thread
+#define GLOBAL_IN(T) const device T *
+#define GLOBAL_OUT(T) device T *
+#define LOCAL(T) threadgroup T *
+#define SHARED(T, name, n) threadgroup T name[n]
+#define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
+#define SIMD_BARRIER() simdgroup_barrier(mem_flags::mem_threadgroup)
+#define UNROLL _Pragma("clang loop unroll(full)")
+
+// KERNEL_START is no macro here but is replaced in the body's text (kernels/metal/source.py): mx.fast.metal_kernel
+// looks for the names of thread positions in the text it is given.
+
+FN float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
+FN float shuffle(float x, ushort from) { return simd_shuffle(x, from); }
+
+FN float as_f32(uint bits) { return as_type<float>(bits); }
+FN uint as_u32(float x) { return as_type<uint>(x); }
+FN float half_to_f32(uint bits) { return float(as_type<half>(ushort(bits))); }
+FN uint f32_to_half(float x) { return as_type<ushort>(half(x)); }
+
+FN uint load_u32(const device uchar *p, uint at) { return *(const device uint *)(p + at); }
+FN uint2 load_u32x2(const device uchar *p, uint at) { return *(const device uint2 *)(p + at); }
+FN uint4 load_u32x4(const device uchar *p, uint at) { return *(const device uint4 *)(p + at); }
+FN uint load_u16(const device uchar *p, uint at) { return *(const device ushort *)(p + at); }
+FN void store_u16(device uchar *p, uint at, uint x) { *(device ushort *)(p + at) = ushort(x); }

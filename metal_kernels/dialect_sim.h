@@ -1,0 +1,368 @@
+// The kernels' dialect as C++ under a SIMT simulator: one fiber per thread.
+//
+// What aborts, with a message (sim_run returns it, the process lives on):
+//   * a buffer access out of bounds or not aligned to its width; so for threadgroup memory
+//   * a shuffle or barrier that not all threads of the simdgroup (threadgroup) reach at the same place
+//   * two threads touching one word of threadgroup memory, one of them writing, with no barrier between
+//   * reading threadgroup memory that nobody wrote (it is filled with NaN besides)
+//   * more than 32 KB of threadgroup memory in one threadgroup
+// Threadgroups and, at every turn, the threads within one run in an order drawn from the seed.
+//
+// It does not know memory order between threadgroups, nor how long anything takes.
+#pragma once
+#include <csetjmp>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+
+typedef unsigned int uint;
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned long ulong;
+struct uint2 { uint x, y; };
+struct uint3 { uint x, y, z; };
+struct uint4 { uint x, y, z, w; };
+
+namespace sim {
+
+enum { LANES = 32, MAX_THREADS = 1024, STACK = 128 * 1024, LOCAL_LIMIT = 32 * 1024 };
+enum Wait { READY, SIMD, GROUP, DONE };
+
+struct Fiber {
+    ucontext_t start;
+    jmp_buf at;
+    bool started;
+    Wait wait;
+    int site;            // source line of the collective it waits in
+    unsigned collectives; // passed so far: lanes that skipped one differ here
+    uint posted, got;
+    int from;
+    unsigned simd_epoch, group_epoch; // barriers passed
+};
+
+struct State {
+    Fiber fiber[MAX_THREADS];
+    char *stacks;
+    int threads, current;
+    unsigned serial; // of the threadgroup that runs
+    uint3 group;
+    size_t local_bytes, most_local_bytes;
+    uint64_t random;
+    jmp_buf scheduler, failed;
+    char *message;
+    size_t message_size;
+    void (*body)(void *);
+    void *arguments;
+};
+inline State S;
+
+[[noreturn]] inline void fail(const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int n = snprintf(S.message, S.message_size, "threadgroup (%u, %u, %u) thread %d: ", S.group.x, S.group.y,
+                     S.group.z, S.current);
+    vsnprintf(S.message + n, S.message_size - n, format, list);
+    va_end(list);
+    _longjmp(S.failed, 1);
+}
+
+inline uint random_below(uint n) { // splitmix64
+    uint64_t z = S.random += 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return (uint)((z ^ z >> 31) % n);
+}
+
+inline void shuffled(int *order, int n) {
+    for (int i = 0; i < n; i++) order[i] = i;
+    for (int i = n - 1; i > 0; i--) {
+        int j = random_below(i + 1), t = order[i];
+        order[i] = order[j], order[j] = t;
+    }
+}
+
+inline void pause() {
+    if (!_setjmp(S.fiber[S.current].at)) _longjmp(S.scheduler, 1);
+}
+
+// Threads [first, first + n) have all arrived, or somebody took another way.
+inline void release(int first, int n, Wait kind) {
+    Fiber &one = S.fiber[first];
+    for (int i = first; i < first + n; i++) {
+        Fiber &f = S.fiber[i];
+        if (f.wait != kind) return; // not yet
+    }
+    for (int i = first; i < first + n; i++) {
+        Fiber &f = S.fiber[i];
+        bool skipped = kind == SIMD ? f.collectives != one.collectives : f.group_epoch != one.group_epoch;
+        if (f.site != one.site || skipped)
+            fail("divergent: thread %d is at line %d, thread %d at line %d", first, one.site, i, f.site);
+    }
+    for (int i = first; i < first + n; i++) {
+        Fiber &f = S.fiber[i];
+        if (kind == SIMD && f.from >= 0) f.got = S.fiber[first + f.from].posted;
+    }
+    for (int i = first; i < first + n; i++) {
+        Fiber &f = S.fiber[i];
+        f.collectives++;
+        if (f.from < 0) f.simd_epoch++;
+        if (kind == GROUP) f.group_epoch++;
+        f.wait = READY;
+    }
+}
+
+inline void collective(Wait kind, int site) {
+    Fiber &f = S.fiber[S.current];
+    f.wait = kind, f.site = site;
+    if (kind == SIMD) release(S.current / LANES * LANES, LANES, SIMD);
+    else release(0, S.threads, GROUP);
+    if (f.wait != READY) pause();
+}
+
+inline void barrier(Wait kind, int site) {
+    S.fiber[S.current].from = -1;
+    collective(kind, site);
+}
+
+inline float exchange(float x, uint from, int site) {
+    Fiber &f = S.fiber[S.current];
+    if (from >= LANES) fail("shuffle from lane %u at line %d", from, site);
+    memcpy(&f.posted, &x, 4);
+    f.from = (int)from;
+    collective(SIMD, site);
+    memcpy(&x, &f.got, 4);
+    return x;
+}
+
+// ---- device memory ----
+
+template <typename T> struct Global {
+    char *base;
+    size_t bytes;
+    int64_t at; // in bytes
+    Global operator+(int64_t n) const { return {base, bytes, at + n * (int64_t)sizeof(T)}; }
+    template <typename W> W *word(int64_t offset) const {
+        int64_t a = at + offset;
+        if (a < 0 || a + (int64_t)sizeof(W) > (int64_t)bytes)
+            fail("byte %lld of a buffer of %zu bytes", (long long)a, bytes);
+        if (a % sizeof(W)) fail("byte %lld read or written as %zu bytes: not aligned", (long long)a, sizeof(W));
+        return (W *)(base + a);
+    }
+    T &operator[](int64_t i) const { return *word<T>(i * (int64_t)sizeof(T)); }
+};
+
+// ---- threadgroup memory ----
+
+struct Touch { // who used a word last, with the barriers it had passed, plus 1; 0: nobody yet
+    unsigned write_group, write_simd, read_group, read_simd;
+    int writer;
+    int reader, reader_simd; // -1: several threads, several simdgroups
+};
+
+template <typename T> struct Store {
+    T *data = nullptr;
+    Touch *touch = nullptr;
+    size_t n = 0;
+    unsigned serial = 0;
+    const char *name;
+    Store(const char *name_) : name(name_) {}
+    Store *open(size_t n_) {
+        if (serial == S.serial) return this;
+        if (n_ != n) data = (T *)realloc(data, n_ * sizeof(T)), touch = (Touch *)realloc(touch, n_ * sizeof(Touch)), n = n_;
+        memset((void *)data, 0xff, n * sizeof(T)); // NaN in every float format
+        memset((void *)touch, 0, n * sizeof(Touch));
+        serial = S.serial;
+        S.local_bytes += n * sizeof(T);
+        if (S.local_bytes > S.most_local_bytes) S.most_local_bytes = S.local_bytes;
+        if (S.local_bytes > LOCAL_LIMIT) fail("%zu bytes of threadgroup memory", S.local_bytes);
+        return this;
+    }
+};
+
+template <typename T> struct Ref {
+    Store<T> *store;
+    int64_t i;
+
+    Touch &touch() const {
+        if (i < 0 || i >= (int64_t)store->n) fail("%s[%lld] of %zu", store->name, (long long)i, store->n);
+        return store->touch[i];
+    }
+    operator T() const {
+        Touch &t = touch();
+        const Fiber &f = S.fiber[S.current];
+        const int mine = S.current / LANES;
+        if (!t.write_group) fail("%s[%lld] is read and was never written", store->name, (long long)i);
+        after_writer(t, "read");
+        if (t.read_group != f.group_epoch + 1) t.read_group = f.group_epoch + 1, t.reader_simd = mine, t.read_simd = 0;
+        if (t.reader_simd != mine) t.reader_simd = -1;
+        t.reader = t.read_simd == f.simd_epoch + 1 && t.reader != S.current ? -1 : S.current;
+        t.read_simd = f.simd_epoch + 1;
+        return store->data[i];
+    }
+    T operator=(T x) const {
+        Touch &t = touch();
+        const Fiber &f = S.fiber[S.current];
+        if (t.write_group) after_writer(t, "written");
+        bool others = t.reader_simd != S.current / LANES;
+        bool lanes = t.read_simd == f.simd_epoch + 1 && t.reader != S.current;
+        if (t.read_group == f.group_epoch + 1 && (others || lanes))
+            fail("%s[%lld] is written while another thread may read it", store->name, (long long)i);
+        t.writer = S.current, t.write_group = f.group_epoch + 1, t.write_simd = f.simd_epoch + 1;
+        return store->data[i] = x;
+    }
+    T operator=(const Ref &other) const { return *this = (T)other; }
+
+    void after_writer(const Touch &t, const char *what) const {
+        const Fiber &f = S.fiber[S.current];
+        if (t.writer == S.current || t.write_group != f.group_epoch + 1) return;
+        if (t.writer / LANES == S.current / LANES && t.write_simd != f.simd_epoch + 1) return;
+        fail("%s[%lld] is %s, thread %d wrote it: no barrier between", store->name, (long long)i, what, t.writer);
+    }
+};
+
+template <typename T> struct Local {
+    Store<T> *store;
+    int64_t at;
+    Local operator+(int64_t n) const { return {store, at + n}; }
+    Ref<T> operator[](int64_t i) const { return {store, at + i}; }
+};
+
+// ---- running ----
+
+inline void enter() {
+    S.body(S.arguments);
+    S.fiber[S.current].wait = DONE;
+    _longjmp(S.scheduler, 1);
+}
+
+inline void resume(int i) {
+    Fiber &f = S.fiber[i];
+    S.current = i;
+    if (_setjmp(S.scheduler)) return;
+    if (f.started) _longjmp(f.at, 1);
+    f.started = true;
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = S.stacks + (size_t)i * STACK;
+    f.start.uc_stack.ss_size = STACK;
+    f.start.uc_link = nullptr;
+    makecontext(&f.start, enter, 0);
+    setcontext(&f.start);
+}
+
+inline void stuck() {
+    for (int i = 0; i < S.threads; i++)
+        if (S.fiber[i].wait != DONE) {
+            S.current = i;
+            fail("divergent: it waits at line %d for threads that do not come", S.fiber[i].site);
+        }
+}
+
+inline void run_group(uint3 at) {
+    static int order[MAX_THREADS];
+    S.group = at, S.serial++, S.local_bytes = 0;
+    for (int i = 0; i < S.threads; i++) {
+        Fiber &f = S.fiber[i];
+        f.started = false, f.wait = READY, f.collectives = 0, f.simd_epoch = f.group_epoch = 0, f.from = -1;
+    }
+    for (int left = S.threads; left > 0;) {
+        bool moved = false;
+        shuffled(order, S.threads);
+        for (int k = 0; k < S.threads; k++) {
+            if (S.fiber[order[k]].wait != READY) continue;
+            resume(order[k]);
+            moved = true;
+            left -= S.fiber[order[k]].wait == DONE;
+        }
+        if (!moved) stuck();
+    }
+}
+
+// 0, or 1 with a message. groups: threadgroups in x, y, z.
+inline int run(void (*body)(void *), void *arguments, const uint *groups, int threads, uint64_t seed, char *message,
+               size_t message_size, size_t *local_bytes) {
+    if (!S.stacks) S.stacks = (char *)malloc((size_t)MAX_THREADS * STACK);
+    S.body = body, S.arguments = arguments, S.threads = threads, S.random = seed;
+    S.message = message, S.message_size = message_size, S.most_local_bytes = 0;
+    int n = (int)(groups[0] * groups[1] * groups[2]);
+    int *order = (int *)malloc(n * sizeof(int));
+    shuffled(order, n);
+    int failed = _setjmp(S.failed);
+    if (!failed)
+        for (volatile int k = 0; k < n; k = k + 1) {
+            uint i = (uint)order[k];
+            run_group({i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
+        }
+    free(order);
+    *local_bytes = S.most_local_bytes;
+    return failed;
+}
+
+} // namespace sim
+
+#define FN inline
+#define CONST_FN inline constexpr
+#define THREAD
+#define GLOBAL_IN(T) sim::Global<T>
+#define GLOBAL_OUT(T) sim::Global<T>
+#define LOCAL(T) sim::Local<T>
+#define SHARED(T, name, n)                     \
+    static sim::Store<T> name##_store(#name); \
+    const sim::Local<T> name = {name##_store.open(n), 0}
+#define BARRIER() sim::barrier(sim::GROUP, __LINE__)
+#define SIMD_BARRIER() sim::barrier(sim::SIMD, __LINE__)
+#define UNROLL
+#define KERNEL_START                         \
+    const uint3 group_at = sim::S.group;     \
+    const uint thread_at = sim::S.current;   \
+    const uint lane = thread_at % 32, simd_at = thread_at / 32;
+
+#define shuffle_xor(x, mask) sim::exchange(x, sim::S.current % 32 ^ (mask), __LINE__)
+#define shuffle(x, from) sim::exchange(x, from, __LINE__)
+
+using std::exp2;
+using std::fabs;
+using std::fma;
+using std::fmax;
+using std::fmin;
+using std::rint;
+using std::sqrt;
+FN int min(int a, int b) { return a < b ? a : b; }
+FN int max(int a, int b) { return a > b ? a : b; }
+
+FN float as_f32(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
+FN uint as_u32(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
+
+FN float half_to_f32(uint bits) {
+    uint e = bits >> 10 & 31, f = bits & 1023, sign = (bits & 0x8000u) << 16;
+    if (e == 31) return as_f32(sign | 0x7f800000u | f << 13);
+    if (e) return as_f32(sign | (e + 112) << 23 | f << 13);
+    float x = (float)f * 0x1p-24f;
+    return sign ? -x : x;
+}
+
+FN uint f32_to_half(float x) { // to nearest, ties to even
+    uint bits = as_u32(x), sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return sign | 0x7e00u;
+    if (a >= 0x477ff000u) return sign | 0x7c00u;
+    if (a < 0x38800000u) return sign | (uint)(int)rint(as_f32(a) * 0x1p24f);
+    uint odd = a >> 13 & 1;
+    return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
+}
+
+FN uint load_u32(sim::Global<uchar> p, int64_t at) { return *p.word<uint>(at); }
+FN uint2 load_u32x2(sim::Global<uchar> p, int64_t at) {
+    struct alignas(8) W { uint2 v; };
+    return p.word<W>(at)->v;
+}
+FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
+    struct alignas(16) W { uint4 v; };
+    uint4 v; // the test's buffers may lie on any 8 bytes: only offsets are checked
+    memcpy(&v, (const char *)p.word<W>(at), 16);
+    return v;
+}
+FN uint load_u16(sim::Global<uchar> p, int64_t at) { return *p.word<ushort>(at); }
+FN void store_u16(sim::Global<uchar> p, int64_t at, uint x) { *p.word<ushort>(at) = (ushort)x; }

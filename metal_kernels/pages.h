@@ -1,0 +1,62 @@
+// Pages of the KV cache: 64 tokens of one layer and one KV head, D numbers each.   Layouts: README.md
+//   hot:  K f16 [64][D], V f16 [64][D]
+//   warm: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
+//   cold: K u4 [64][D/2], V u4 [64][D/2], K scale f16 [D], K bias f16 [D], V scale f16 [64], V bias f16 [64]
+// A pool is [pages][n_kv_heads][bytes of a page].
+
+constexpr int PAGE = 64; // tokens
+constexpr int COLD = 0, WARM = 1, HOT = 2;
+
+// What a sequence is to the attention kernels: params int32 [sequences][16]
+constexpr int N_COLD = 0, N_WARM = 1, N_HOT = 2; // pages of each tier, oldest first in this order
+constexpr int N_TOKENS = 3;                      // only the last page may be partly filled, and only a hot one
+constexpr int FIRST = 4;                         // first visible token
+constexpr int TABLE = 5;                         // where the sequence's page ids begin in `pages`
+constexpr int SPLIT = 6;                         // pages to a threadgroup
+constexpr int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
+constexpr int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
+constexpr int N_NEW = 10, POSITION = 11;         // prefill: tokens of the chunk, position of its first
+constexpr int SPLITS = 12; // decode: threadgroups per head
+constexpr int PARAMS = 16;
+
+#define NEG_INF as_f32(0xff800000u)
+
+CONST_FN int page_bytes(int tier, int D) {
+    return tier == HOT ? 256 * D : tier == WARM ? 128 * D + 256 : 68 * D + 256;
+}
+CONST_FN int v_at(int tier, int D) { return tier == HOT ? 128 * D : tier == WARM ? 64 * D : 32 * D; }
+CONST_FN int k_scale_at(int tier, int D) { return tier == WARM ? 128 * D : 64 * D; }
+CONST_FN int k_bias_at(int D) { return 66 * D; }
+CONST_FN int v_scale_at(int tier, int D) { return tier == WARM ? 128 * D + 128 : 68 * D; }
+CONST_FN int v_bias_at(int D) { return 68 * D + 128; }
+
+// Small integers become floats by writing them below the mantissa of 2^23: exact, and two cheap operations.
+FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }
+FN float nibble_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (4 * i) & 15u)) - 8388608.0f; }
+
+FN void halves_to_f32(uint word, THREAD float *x) {
+    x[0] = half_to_f32(word & 0xffffu);
+    x[1] = half_to_f32(word >> 16);
+}
+
+// x[0..7] = eight halves
+FN void load_halves(GLOBAL_IN(uchar) p, uint at, THREAD float *x) {
+    const uint4 w = load_u32x4(p, at);
+    halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
+}
+
+// x[0..7] = numbers d .. d+7 of token t of a block K or V, without scale and bias
+template <int TIER, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
+    if (TIER == HOT) {
+        load_halves(block, (t * D + d) * 2, x);
+    } else if (TIER == WARM) {
+        const uint2 w = load_u32x2(block, t * D + d);
+        UNROLL for (int i = 0; i < 4; i++) {
+            x[i] = byte_to_f32(w.x ^ 0x80808080u, i);
+            x[i + 4] = byte_to_f32(w.y ^ 0x80808080u, i);
+        }
+    } else {
+        const uint w = load_u32(block, (t * D + d) / 2);
+        UNROLL for (int i = 0; i < 8; i++) x[i] = nibble_to_f32(w, i);
+    }
+}

@@ -1,0 +1,92 @@
+"""Attention of one new token per sequence over the three tiers: attend_decode, then attend_merge.
+
+q, out: [B, n_heads, D]. Keys of cold pages may be rotated; then q_cold = rotate(q) scores them.
+"""
+
+from ruvmlx.backends.mx import mx
+
+from . import pages
+from .pages import Pools, Table
+from .source import Kernel, on_gpu
+
+ATTEND = Kernel(
+    "attend_decode",
+    (
+        ("q", "float"),
+        ("q_cold", "float"),
+        ("params", "int"),
+        ("pages", "int"),
+        ("cold", "uchar"),
+        ("warm", "uchar"),
+        ("hot", "uchar"),
+    ),
+    (("o", "float"), ("ml", "float")),
+    ("D", "G"),
+    threads=128,
+    headers=("pages.h", "attend.h"),
+)
+MERGE = Kernel(
+    "attend_merge",
+    (("o", "float"), ("ml", "float"), ("params", "int")),
+    (("out", "float"),),
+    ("D",),
+    threads=256,
+    headers=("pages.h", "attend.h"),
+)
+
+
+def attend(q: mx.array, pools: Pools, table: Table, q_cold: mx.array | None = None) -> mx.array:
+    """softmax(q . k / sqrt(D)) v over the tiers, in q's own type; zeros where nothing is visible."""
+    q_cold = q if q_cold is None else q_cold
+    run = attend_gpu if on_gpu() else attend_ops
+    return run(q.astype(mx.float32), q_cold.astype(mx.float32), pools, table).astype(q.dtype)
+
+
+def attend_gpu(q: mx.array, q_cold: mx.array, pools: Pools, table: Table, run=Kernel.__call__) -> mx.array:
+    """`run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests' simulator is another."""
+    b, heads, dim = q.shape
+    rows = b * heads * table.splits
+    groups = (table.splits, heads // table.shared, b)
+    inputs = [q, q_cold, table.params, table.pages, *pools]
+    shapes = [(rows, dim), (max(2 * rows, 8),)]  # MLX hands a Metal kernel arrays under 8 elements differently
+    parts = run(ATTEND, inputs, shapes, groups, (dim, table.shared))
+    return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim,))[0]
+
+
+def attend_ops(q: mx.array, q_cold: mx.array, pools: Pools, table: Table) -> mx.array:
+    """The twin: plain MLX, float32, a sequence at a time."""
+    return mx.stack([_attend_one(q[i], q_cold[i], pools, table, i) for i in range(q.shape[0])])
+
+
+def _attend_one(q: mx.array, q_cold: mx.array, pools: Pools, table: Table, i: int) -> mx.array:
+    """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, values of all tiers."""
+    view, n_kv = table.views[i], table.n_kv_heads
+    if view.first >= view.n_tokens:
+        return mx.zeros_like(q)
+    q, q_cold = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_cold))  # [n_kv, G, D]
+    scores, values = [], []
+    for tier, start, ids in visible(view):
+        k, v = gathered(pools[tier], ids, tier, table.head_dim)
+        token = mx.arange(start, start + k.shape[1])
+        seen = (token >= view.first) & (token < view.n_tokens)
+        x = (q_cold if tier == pages.COLD else q) @ k.swapaxes(1, 2)
+        scores.append(mx.where(seen, x, -mx.inf))
+        values.append(mx.where(seen[:, None], v, 0))
+    p = mx.softmax(mx.concatenate(scores, axis=-1) * table.head_dim**-0.5, axis=-1)
+    return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
+
+
+def visible(view: pages.View):
+    """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
+    start, skip = 0, view.first // pages.PAGE
+    for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):
+        here = list(ids)[max(skip - start, 0) :]
+        if here:
+            yield tier, (start + len(ids) - len(here)) * pages.PAGE, here
+        start += len(ids)
+
+
+def gathered(pool: mx.array, ids: list[int], tier: int, head_dim: int) -> tuple[mx.array, mx.array]:
+    """K, V: float32 [n_kv_heads, 64 * len(ids), head_dim]"""
+    k, v = pages.unpack(pool[mx.array(ids)], tier, head_dim)  # [n, n_kv, 64, D]
+    return tuple(x.swapaxes(0, 1).reshape(x.shape[1], -1, head_dim) for x in (k, v))  # type: ignore[return-value]

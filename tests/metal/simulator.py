@@ -1,0 +1,103 @@
+"""Compiles kernel bodies against dialect_sim.h and runs them, thread by thread, on NumPy arrays."""
+
+import ctypes as C
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ruvmlx.kernels.metal.source import Kernel, folder
+
+TYPES = {"float": np.float32, "int": np.int32, "uchar": np.uint8, "ushort": np.uint16, "uint": np.uint32}
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+LIMIT = 32 * 1024  # bytes of threadgroup memory
+
+
+class KernelFault(AssertionError):
+    """The simulator stopped a kernel."""
+
+
+def compiler() -> str:
+    found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if not found:
+        pytest.skip("no C++ compiler: the kernels' simulator cannot be built")
+    return found
+
+
+def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> str:
+    """C++ of one kernel for each of the template values."""
+    arguments = [*kernel.inputs, *kernel.outputs]
+    includes = "".join(f'#include "{name}"\n' for name in ("dialect_sim.h", *kernel.headers))
+    parameters = ", ".join(f"sim::Global<{c_type}> {name}" for name, c_type in arguments)
+    values = ", ".join(f"{{(char *)data[{i}], bytes[{i}], 0}}" for i in range(len(arguments)))
+    head = f"template <{', '.join('int ' + name for name in kernel.templates)}> " if kernel.templates else ""
+    out = f'{includes}static void **data; static const size_t *bytes;\n{head}void kernel({parameters}) {{\n{body}\n}}\n'
+    for i, chosen in enumerate(templates):
+        call = f"kernel<{', '.join(map(str, chosen))}>" if kernel.templates else "kernel"
+        out += f"static void run_{i}(void *) {{ {call}({values}); }}\n"
+    bodies = ", ".join(f"run_{i}" for i in range(len(templates)))
+    return out + f"""
+extern "C" int sim_run(int which, void **data_, const size_t *bytes_, const uint *groups, int threads, uint64_t seed,
+                       char *message, size_t size, size_t *local) {{
+    static void (*const bodies[])(void *) = {{{bodies}}};
+    data = data_, bytes = bytes_;
+    return sim::run(bodies[which], nullptr, groups, threads, seed, message, size, local);
+}}
+"""
+
+
+class Simulated:
+    """A kernel compiled for the simulator."""
+
+    def __init__(self, kernel: Kernel, templates: Sequence[tuple[int, ...]], build: Path, body: str | None = None):
+        self.kernel, self.templates = kernel, list(templates)
+        body = f'#include "{folder() / kernel.name}.metal"' if body is None else body
+        source = build / f"{kernel.name}.cpp"
+        source.write_text(program(kernel, body, self.templates))
+        library = source.with_suffix(".so")
+        done = subprocess.run(
+            [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[:8000]
+        self._run = C.CDLL(str(library)).sim_run
+        self.local_bytes = 0  # threadgroup memory, the most of any run
+
+    def __call__(self, inputs, shapes, groups, templates=(), seed: int = 0) -> list[np.ndarray]:
+        """As Kernel.__call__. Outputs start as 0xff bytes: what a kernel forgets to write stays NaN."""
+        arrays = [_aligned(a, TYPES[t]) for a, (_, t) in zip(inputs, self.kernel.inputs, strict=True)]
+        outputs = [_filled(s, TYPES[t]) for s, (_, t) in zip(shapes, self.kernel.outputs, strict=True)]
+        before = [a.copy() for a in arrays]
+        everything = arrays + outputs
+        data = (C.c_void_p * len(everything))(*[a.ctypes.data for a in everything])
+        sizes = (C.c_size_t * len(everything))(*[a.nbytes for a in everything])
+        message, local = C.create_string_buffer(512), C.c_size_t()
+        which = self.templates.index(tuple(templates))
+        counts = (C.c_uint * 3)(*groups)
+        rc = self._run(which, data, sizes, counts, self.kernel.threads, C.c_uint64(seed), message, C.c_size_t(512), C.byref(local))
+        self.local_bytes = max(self.local_bytes, local.value)
+        if rc:
+            raise KernelFault(f"{self.kernel.name}{tuple(templates)}: {message.value.decode()}")
+        for array, old in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(array, old, err_msg=f"{self.kernel.name} wrote to an input")
+        return outputs
+
+
+def _aligned(array, dtype) -> np.ndarray:
+    array = np.ascontiguousarray(array)
+    assert array.dtype == dtype, f"array is {array.dtype}, expected {np.dtype(dtype)}"
+    out = _filled(array.shape, dtype)
+    out[...] = array
+    return out
+
+
+def _filled(shape, dtype) -> np.ndarray:
+    """Bytes 0xff at an address that any word may start at."""
+    n = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.full(n + 64, 255, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n].view(dtype).reshape(shape)
+
+

@@ -1,0 +1,123 @@
+"""Decode attention over the three tiers: the kernel in the simulator, its twin, and a float64 reference."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.mx import mx
+from ruvmlx.kernels.metal import decode, pages
+
+from . import make
+from .simulator import LIMIT
+
+DIMS, GROUPS = (64, 80, 128), (1, 3, 4, 8)
+TEMPLATES = {"attend_decode": [(d, g) for d in DIMS for g in (*GROUPS, 6)], "attend_merge": [(d,) for d in DIMS]}
+
+# (cold pages, warm pages, hot tokens, first visible token) of each sequence
+SEQUENCES = {
+    "one token": [(0, 0, 1, 0)],
+    "hot only, partly filled": [(0, 0, 130, 0)],
+    "all tiers": [(3, 2, 100, 0)],
+    "no hot page": [(2, 1, 0, 0)],
+    "no warm page": [(1, 0, 64, 0)],
+    "several, unequal": [(5, 1, 63, 0), (0, 0, 2, 0), (0, 4, 65, 0)],
+    "window": [(4, 2, 70, 100), (4, 2, 70, 64 * 5 + 63), (4, 2, 70, 64 * 6 + 69), (2, 0, 64, 128)],
+    "nothing visible": [(0, 0, 40, 40), (1, 0, 5, 0)],
+}
+
+
+@pytest.fixture
+def run(simulated):
+    def run(kernel, inputs, shapes, groups, templates, seed=0):
+        simulator = simulated(kernel, TEMPLATES[kernel.name])
+        return simulator([np.array(x) for x in inputs], shapes, groups, templates, seed)
+
+    return run
+
+
+def problem(sequences, d, group, split=3, n_kv=2):
+    """Queries, a cache and its table; cold keys have queries of their own, as rotated ones do."""
+    rng = np.random.default_rng(d + group + len(sequences))
+    made = make.cache(rng, d, n_kv, sequences)
+    q, q_cold = rng.normal(size=(2, len(sequences), n_kv * group, d)).astype(np.float32)
+    return q, q_cold, made, pages.Table(made.views, n_kv * group, n_kv, d, split)
+
+
+def expected(q, q_cold, made):
+    return np.array([make.attention(q[i], q_cold[i], made, i) for i in range(len(q))])
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("d,group", [(64, 3), (80, 4), (128, 1), (128, 8)])
+def test_kernel_and_twin(run, sequences, d, group):
+    q, q_cold, made, table = problem(sequences, d, group)
+    want = expected(q, q_cold, made)
+    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
+    pools = [mx.array(p) for p in made.pools]
+    np.testing.assert_allclose(decode.attend_ops(mx.array(q), mx.array(q_cold), pools, table), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("d", DIMS)
+def test_every_size_and_split(run, d, group):
+    """A page to a threadgroup, an odd number of them, and all in one."""
+    for split in (1, 3, 16):
+        q, q_cold, made, table = problem([(6, 1, 70, 0), (0, 0, 65, 3)], d, group, split)
+        want = expected(q, q_cold, made)
+        np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
+
+
+@pytest.mark.parametrize("d,group", [(64, 8), (80, 3), (128, 4)])
+def test_order_of_threads_does_not_matter(run, d, group):
+    """20 orders of threadgroups, simdgroups and lanes: the same bits."""
+    q, q_cold, made, table = problem([(2, 1, 70, 5)], d, group, split=2)
+    results = set()
+    for seed in range(20):
+        seeded = lambda *a, seed=seed: run(*a, seed=seed)  # noqa: E731
+        results.add(decode.attend_gpu(q, q_cold, made.pools, table, seeded).tobytes())
+    assert len(results) == 1
+
+
+def test_scores_far_apart(run):
+    """Scores of +-1000s: no overflow, and the softmax is all but one-hot."""
+    q, q_cold, made, table = problem([(1, 1, 70, 0)], 128, 4)
+    q, q_cold = 300 * q, 300 * q_cold
+    want = expected(q, q_cold, made)
+    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=2e-3)
+
+
+def test_nan_in_a_query_is_not_hidden(run):
+    q, q_cold, made, table = problem([(1, 1, 70, 0)], 64, 4)
+    q[0, 3, 5] = np.nan
+    out = decode.attend_gpu(q, q_cold, made.pools, table, run)
+    bad = np.isnan(out).all(axis=-1)[0]
+    assert bad.tolist() == [h == 3 for h in range(8)]
+
+
+def test_threadgroup_memory(run, simulated):
+    q, q_cold, made, table = problem([(1, 0, 70, 0)], 128, 8)
+    decode.attend_gpu(q, q_cold, made.pools, table, run)
+    for kernel in (decode.ATTEND, decode.MERGE):
+        assert 0 < simulated(kernel, TEMPLATES[kernel.name]).local_bytes <= LIMIT
+
+
+def test_groups_wider_than_a_threadgroup(run):
+    """12 query heads to a KV head, as in Mistral Large: two threadgroups of 6."""
+    q, q_cold, made, table = problem([(1, 1, 70, 0)], 64, 12)
+    assert table.shared == 6
+    want = expected(q, q_cold, made)
+
+    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pages.View([0], [], [], 65),
+        pages.View([0], [1], [2], 128),
+        pages.View([0, 1], [], [], 100),
+        pages.View([], [], [0], 5, 6),
+    ],
+)
+def test_impossible_views_are_refused(view):
+    with pytest.raises(ValueError, match="token"):
+        pages.Table([view], 4, 2, 64)
