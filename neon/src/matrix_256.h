@@ -10,7 +10,7 @@ typedef struct {
     __m256i a, b;
 } i32x;
 typedef struct {
-    i32x v[8]; /* v[j]: columns 4j .. 4j + 3 */
+    const uint8_t *p; /* too few registers to keep a block: it is unpacked on the way */
 } weights;
 
 INLINE f32x f_zero(void) { return (f32x){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -48,21 +48,26 @@ INLINE void f_store(float *y, f32x x, size_t n) {
 
 INLINE __m256i bytes_at(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
-/* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
-INLINE void unpack_256(const uint8_t *p, uint32_t kind, int flip, weights *w) {
-    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)flip);
-    for (size_t j = 0; j < 8; j++) {
-        if (kind == RVM_Q8) {
-            w->v[j].a = _mm256_xor_si256(bytes_at(p + 64 * j), top);
-            w->v[j].b = _mm256_xor_si256(bytes_at(p + 64 * j + 32), top);
-        } else if (j < 4) {
-            const __m256i a = bytes_at(p + 64 * j), b = bytes_at(p + 64 * j + 32);
-            w->v[j] = (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
-            w->v[4 + j].a = _mm256_and_si256(_mm256_srli_epi16(a, 4), low);
-            w->v[4 + j].b = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
-        }
-    }
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+    (void)kind, (void)T;
+    w->p = p;
 }
+
+/* Columns 4j .. 4j + 3 of 8-bit weights; flip: 0, or 128 to make them signed. */
+INLINE i32x bytes_q8(const weights *w, size_t j, int flip) {
+    const __m256i top = _mm256_set1_epi8((char)flip);
+    return (i32x){_mm256_xor_si256(bytes_at(w->p + 64 * j), top), _mm256_xor_si256(bytes_at(w->p + 64 * j + 32), top)};
+}
+
+/* Columns 4j .. 4j + 3 and, in *high, 16 + 4j .. of 4-bit weights, j < 4. */
+INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i a = bytes_at(w->p + 64 * j), b = bytes_at(w->p + 64 * j + 32);
+    *high = (i32x){_mm256_and_si256(_mm256_srli_epi16(a, 4), low), _mm256_and_si256(_mm256_srli_epi16(b, 4), low)};
+    return (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
+}
+
+INLINE __m256i four(const uint8_t *q) { return _mm256_set1_epi32(act_i32(q)); }
 
 INLINE int32_t reduce_max(__m256i x) {
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

@@ -3,38 +3,45 @@
  * 8 bits: |w| times x with the sign of w; one pair is at most 2 * 128 * 127 = 32512, which fits. */
 #include "matrix_256.h"
 
-enum { OFFSET8 = 128, MAX_T = 4, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
+enum { OFFSET8 = 128, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
-    (void)T;
-    unpack_256(p, kind, OFFSET8, w);
+INLINE i32x add_pairs(i32x pairs, i32x w, __m256i x) {
+    return (i32x){_mm256_add_epi16(pairs.a, _mm256_maddubs_epi16(w.a, x)),
+                  _mm256_add_epi16(pairs.b, _mm256_maddubs_epi16(w.b, x))};
 }
 
-INLINE __m256i signed_pairs(__m256i w, __m256i x) {
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-}
-
-INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
+INLINE i32x add_fours(i32x acc, i32x pairs) {
     const __m256i ones = _mm256_set1_epi16(1);
-    i32x pairs = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (size_t j = 0; j < 8; j++) {
-        const __m256i x = _mm256_set1_epi32(act_i32(q + 4 * j));
-        if (kind == RVM_Q4) {
-            pairs.a = _mm256_add_epi16(pairs.a, _mm256_maddubs_epi16(w->v[j].a, x));
-            pairs.b = _mm256_add_epi16(pairs.b, _mm256_maddubs_epi16(w->v[j].b, x));
-        } else {
-            acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(signed_pairs(w->v[j].a, x), ones));
-            acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(signed_pairs(w->v[j].b, x), ones));
+    return (i32x){_mm256_add_epi32(acc.a, _mm256_madd_epi16(pairs.a, ones)),
+                  _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, ones))};
+}
+
+INLINE void dots_q4(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
+    i32x pairs[STEP];
+    UNROLL for (size_t t = 0; t < m; t++) pairs[t] = i_all(0);
+    UNROLL for (size_t j = 0; j < 4; j++) {
+        i32x high, low = bytes_q4(w, j, &high);
+        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], low, four(q + 32 * t + 4 * j));
+        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], high, four(q + 32 * t + 16 + 4 * j));
+    }
+    UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_fours(acc[t], pairs[t]);
+}
+
+INLINE void dots_q8(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
+    UNROLL for (size_t j = 0; j < 8; j++) {
+        const i32x v = bytes_q8(w, j, OFFSET8), size = {_mm256_abs_epi8(v.a), _mm256_abs_epi8(v.b)};
+        UNROLL for (size_t t = 0; t < m; t++) {
+            const __m256i x = four(q + 32 * t + 4 * j);
+            const i32x pairs = {_mm256_maddubs_epi16(size.a, _mm256_sign_epi8(x, v.a)),
+                                _mm256_maddubs_epi16(size.b, _mm256_sign_epi8(x, v.b))};
+            acc[t] = add_fours(acc[t], pairs);
         }
     }
-    if (kind == RVM_Q8) return acc;
-    acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(pairs.a, ones));
-    acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, ones));
-    return acc;
 }
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
+    if (kind == RVM_Q4) dots_q4(acc, w, q, m);
+    else dots_q8(acc, w, q, m);
 }
 
 #include "matrix_kernel.h"

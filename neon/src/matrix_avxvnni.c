@@ -1,25 +1,20 @@
 /* AVX-VNNI: vpdpbusd in 256 bits, unsigned weights times signed activations. */
 #include "matrix_256.h"
 
-enum { OFFSET8 = 0, MAX_T = 4, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
+enum { OFFSET8 = 0, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
-    (void)T;
-    unpack_256(p, kind, OFFSET8, w);
-}
-
-INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
-    (void)kind;
-    for (size_t j = 0; j < 8; j++) {
-        const __m256i x = _mm256_set1_epi32(act_i32(q + 4 * j));
-        acc.a = _mm256_dpbusd_avx_epi32(acc.a, w->v[j].a, x);
-        acc.b = _mm256_dpbusd_avx_epi32(acc.b, w->v[j].b, x);
-    }
-    return acc;
+INLINE i32x add_dot(i32x acc, i32x w, __m256i x) {
+    return (i32x){_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x)};
 }
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
+    UNROLL for (size_t j = 0; j < 8; j++) {
+        i32x high, v = kind == RVM_Q8 ? bytes_q8(w, j, OFFSET8) : bytes_q4(w, j, &high);
+        UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_dot(acc[t], v, four(q + 32 * t + 4 * j));
+        if (kind == RVM_Q8) continue;
+        UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_dot(acc[t], high, four(q + 32 * t + 16 + 4 * j));
+        if (j == 3) return;
+    }
 }
 
 #include "matrix_kernel.h"

@@ -18,11 +18,9 @@
  */
 #include "matrix.h"
 
-/* Loops over a constant number of tokens, so that what they index are registers. */
-#define UNROLL _Pragma("GCC unroll 16")
-
 /* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
- * AHEAD: bytes to prefetch ahead for one token, or two (the decoder's pair of one token). Measured: less is slower, more is no faster. */
+ * AHEAD: bytes to prefetch ahead for few tokens; less is slower, more is no faster (matmul_bench).
+ * AHEAD_COLS: the same for 16-bit floats, in columns of each tile. For 32-bit ones it is faster not to. */
 enum { WIDE = 4, AHEAD = 8192, AHEAD_COLS = 64 };
 
 /* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
