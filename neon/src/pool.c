@@ -19,7 +19,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { LINE = 64, SPIN_NS = 20000, YIELD_NS = 60000, STACK = 1 << 20 };
+/* How long to spin before sleeping. For the end of a phase: longer than the phases of a decoded token differ
+ * between threads. For the next job: a while, since tokens follow each other. On a machine with fewer free
+ * cores than threads, whoever spins keeps the thread that he waits for from running. */
+enum { LINE = 64, PHASE_NS = 20000, JOB_NS = 60000, STACK = 1 << 20 };
 static const uint64_t OPEN = 1u << 31, INSIDE = (1u << 31) - 1;
 
 typedef struct {
@@ -67,20 +70,15 @@ static uint32_t upper(_Atomic uint64_t *word) {
 }
 
 /* Wait until the upper half of *word is no longer `old`. */
-static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old) {
-    for (int i = 0; i < 64; i++) {
-        if (upper(word) != old) return;
-        pause_cpu();
-    }
-    int64_t start = now_ns(), spent = 0;
-    while (spent < YIELD_NS) {
+static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old, int64_t spin_ns) {
+    int64_t start = 0;
+    do {
         for (int i = 0; i < 32; i++) {
             if (upper(word) != old) return;
             pause_cpu();
         }
-        spent = now_ns() - start;
-        if (spent > SPIN_NS) sched_yield();
-    }
+        if (start == 0) start = now_ns();
+    } while (now_ns() - start < spin_ns);
     pthread_mutex_lock(&p->lock);
     atomic_fetch_add(&p->sleepers, 1);
     while ((uint32_t)(atomic_load(word) >> 32) == old) pthread_cond_wait(&p->moved, &p->lock);
@@ -101,7 +99,7 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
 /* Wait for a job after number `seen` and step into it; 0 when the pool is being destroyed. */
 static uint32_t enter(pool *p, uint32_t thread, uint32_t seen) {
     for (;;) {
-        wait_change(p, &p->gate, seen);
+        wait_change(p, &p->gate, seen, JOB_NS);
         if (atomic_load(&p->quit)) return 0;
         uint64_t gate = atomic_load(&p->gate);
         seen = (uint32_t)(gate >> 32);
@@ -199,7 +197,7 @@ void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx) {
     int64_t begin = now_ns();
     while (atomic_load_explicit(&p->gate, memory_order_acquire) & INSIDE) {
         pause_cpu();
-        if (now_ns() - begin > SPIN_NS) sched_yield();
+        if (now_ns() - begin > PHASE_NS) sched_yield();
     }
 }
 
@@ -223,7 +221,7 @@ int pool_next(pool_worker *w, uint32_t n, uint32_t *i) {
             return 1;
         }
     }
-    if (n && (uint32_t)(claim >> 32) == w->phase) wait_change(p, &p->claim, w->phase);
+    if (n && (uint32_t)(claim >> 32) == w->phase) wait_change(p, &p->claim, w->phase, PHASE_NS);
     if (n) w->phase++;
     return 0;
 }
