@@ -261,3 +261,14 @@ def test_help_is_quick(process):
     code += "print('HEAVY', sorted(heavy & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.rstrip().endswith("HEAVY []"), done.stdout + done.stderr
+
+
+def test_perplexity_of_a_file(run, tiny_folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the thin thing and the other " * 9)
+    code, out, _ = run("perplexity", str(text), "--model", str(tiny_folder), "--ctx", "64", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["ppl"] > 1 and found["tokens"] > 100
+    for bad in (str(tmp_path / "none"), str(tmp_path)):
+        code, _, err = run("perplexity", bad, "--model", str(tiny_folder))
+        assert code == 2 and one_line(err)

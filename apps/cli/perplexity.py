@@ -1,0 +1,73 @@
+"""`perplexity`: how well a model predicts a text."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ruvmlx.errors import UsageError
+
+from .options import model_options, resolve
+from .output import json_option, log, print_json, show_facts
+
+
+@click.command()
+@click.argument("file")
+@click.option("--ctx", type=click.IntRange(min=2), help="Window, in tokens; the model's context by default.")
+@model_options
+@json_option
+def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
+    """Perplexity of the untouched model on a text FILE (- is standard input), token by token."""
+    from ruvmlx.backends.select import open_backend
+    from ruvmlx.engine.perplexity import perplexity as measure
+    from ruvmlx.models.load import load_model
+
+    settings = resolve(flags)
+    text = _read(file)
+    model = load_model(settings["model"])
+    tokens = model.tokenizer.encode(text)
+    if len(tokens) < 2:
+        raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
+    backend = open_backend(settings["backend"], model, settings["threads"])
+    context = min(ctx or model.config.max_context, model.config.max_context)
+    found = measure(backend, tokens, context, progress=_Progress(len(tokens)))
+    facts = {
+        "ppl": found.ppl,
+        "nll": found.nll,
+        "tokens": found.tokens,
+        "kl_vs_f16": None,
+        "kv": {"policy": "full", "bytes": found.cache_bytes},
+        "backend": backend.name,
+        "kernels": backend.kernels,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts({k: v for k, v in facts.items() if v is not None})
+
+
+def _read(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except OSError as e:
+        raise UsageError(f"cannot read {file}: {e.strerror}.") from e
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{file} is not UTF-8 text (byte {e.start}).") from e
+
+
+class _Progress:
+    """A line on stderr every five seconds, for people only."""
+
+    def __init__(self, total: int):
+        self._total, self._next = total, time.monotonic() + 5
+
+    def __call__(self, done: int) -> None:
+        if sys.stderr.isatty() and time.monotonic() > self._next:
+            self._next = time.monotonic() + 5
+            log(f"{done} of {self._total} tokens")
+
+
+VERBS = [perplexity]

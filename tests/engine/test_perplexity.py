@@ -1,0 +1,26 @@
+import numpy as np
+import pytest
+
+from ruvmlx.engine.perplexity import mean_kl, perplexity
+from ruvmlx.engine.sampler import log_softmax
+
+
+@pytest.mark.parametrize("context", [7, 20, 100])
+def test_equals_the_likelihood_computed_by_hand(tiny_backend, context):
+    """Windows start afresh: their first token is given."""
+    tokens = [(i * 37) % 250 + 3 for i in range(41)]
+    expected = []
+    for start in range(0, len(tokens) - 1, context):
+        window = tokens[start : start + context]
+        logits = tiny_backend.verify(window, tiny_backend.new_cache())
+        expected += [-log_softmax(row)[t] for row, t in zip(logits, window[1:], strict=False)]
+    found = perplexity(tiny_backend, tokens, context)
+    assert found.tokens == len(expected)
+    assert found.nll == pytest.approx(np.mean(expected), abs=1e-5)
+    assert found.ppl == pytest.approx(np.exp(found.nll))
+
+
+def test_kl_is_zero_only_between_equals():
+    z = np.random.default_rng(0).normal(size=(5, 33)).astype(np.float32)
+    assert mean_kl(z, z + 3) == pytest.approx(0, abs=1e-6)
+    assert mean_kl(z, z * 1.1) > 1e-4
