@@ -31,6 +31,24 @@ FN uint as_u32(float x) { return __float_as_uint(x); }
 FN float half_to_f32(uint bits) { return __half2float(__ushort_as_half((ushort)bits)); }
 FN uint f32_to_half(float x) { return __half_as_ushort(__float2half_rn(x)); }
 
+// Two halves in a word; matrix units. Only the _matrix bodies use these: not every GPU has them.
+FN uint pack_halves(float low, float high) {
+    const __half2 h = __floats2half2_rn(low, high);
+    return *(const uint *)&h;
+}
+FN uint half2_sub(uint a, uint b) {
+    const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint *)&h;
+}
+FN uint byte_permute(uint a, uint b, uint select) { return __byte_perm(a, b, select); }
+FN void multiply(float *c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+FN uint4 load_local_u32x4(const uint *p, uint at) { return *(const uint4 *)(p + at); }
+FN uint4 load_local_halves(const ushort *p, uint at) { return *(const uint4 *)(p + at); } // eight
+
 FN uint load_u32(const uchar *p, uint at) { return __ldg((const uint *)(p + at)); }
 FN uint2 load_u32x2(const uchar *p, uint at) { return __ldg((const uint2 *)(p + at)); }
 FN uint4 load_u32x4(const uchar *p, uint at) { return __ldg((const uint4 *)(p + at)); }

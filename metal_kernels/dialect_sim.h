@@ -40,7 +40,9 @@ struct Fiber {
     int site;            // source line of the collective it waits in
     unsigned collectives; // passed so far: lanes that skipped one differ here
     uint posted, got;
-    int from;
+    int from;            // lane to hear from; -1: a barrier; -2: a matrix product
+    uint words[6];
+    float *product;
     unsigned simd_epoch, group_epoch; // barriers passed
 };
 
@@ -85,6 +87,25 @@ inline void shuffled(int *order, int n) {
     }
 }
 
+inline float f16(uint word, int i);
+
+// C += A B for the lanes of one simdgroup; attend_matrix.h says who holds what.
+inline void multiply_all(int first) {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < LANES; lane++) {
+        const uint *w = S.fiber[first + lane].words;
+        int row = lane / 4, column = lane % 4;
+        for (int i = 0; i < 2; i++) {
+            for (int k = 0; k < 4; k++) a[row + k % 2 * 8][2 * column + k / 2 * 8 + i] = f16(w[k], i);
+            for (int k = 0; k < 2; k++) b[2 * column + k * 8 + i][row] = f16(w[4 + k], i);
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        for (int r = 0; r < 4; r++)
+            for (int k = 0; k < 16; k++)
+                S.fiber[first + lane].product[r] += a[lane / 4 + r / 2 * 8][k] * b[k][lane % 4 * 2 + r % 2];
+}
+
 inline void pause() {
     if (!_setjmp(S.fiber[S.current].at)) _longjmp(S.scheduler, 1);
 }
@@ -102,6 +123,7 @@ inline void release(int first, int n, Wait kind) {
         if (f.site != one.site || skipped)
             fail("divergent: thread %d is at line %d, thread %d at line %d", first, one.site, i, f.site);
     }
+    if (one.from == -2) multiply_all(first);
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
         if (kind == SIMD && f.from >= 0) f.got = S.fiber[first + f.from].posted;
@@ -109,7 +131,7 @@ inline void release(int first, int n, Wait kind) {
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
         f.collectives++;
-        if (f.from < 0) f.simd_epoch++;
+        if (f.from == -1) f.simd_epoch++;
         if (kind == GROUP) f.group_epoch++;
         f.wait = READY;
     }
@@ -136,6 +158,14 @@ inline float exchange(float x, uint from, int site) {
     collective(SIMD, site);
     memcpy(&x, &f.got, 4);
     return x;
+}
+
+inline void matrix_product(float *c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, int site) {
+    Fiber &f = S.fiber[S.current];
+    const uint words[] = {a0, a1, a2, a3, b0, b1};
+    memcpy(f.words, words, sizeof words);
+    f.product = c, f.from = -2;
+    collective(SIMD, site);
 }
 
 // ---- device memory ----
@@ -351,6 +381,29 @@ FN uint f32_to_half(float x) { // to nearest, ties to even
     if (a < 0x38800000u) return sign | (uint)(int)rint(as_f32(a) * 0x1p24f);
     uint odd = a >> 13 & 1;
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
+}
+
+inline float sim::f16(uint word, int i) { return half_to_f32(word >> 16 * i & 0xffffu); }
+FN uint pack_halves(float low, float high) { return f32_to_half(low) | f32_to_half(high) << 16; }
+FN uint half2_sub(uint a, uint b) {
+    return pack_halves(sim::f16(a, 0) - sim::f16(b, 0), sim::f16(a, 1) - sim::f16(b, 1));
+}
+FN uint byte_permute(uint a, uint b, uint select) {
+    uint64_t both = (uint64_t)b << 32 | a;
+    uint out = 0;
+    for (int i = 0; i < 4; i++) out |= (uint)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
+#define multiply(c, ...) sim::matrix_product(c, __VA_ARGS__, __LINE__)
+FN uint4 load_local_u32x4(sim::Local<uint> p, int64_t i) {
+    if ((p.at + i) % 4) sim::fail("threadgroup word %lld read as four: not aligned", (long long)(p.at + i));
+    return {p[i], p[i + 1], p[i + 2], p[i + 3]};
+}
+FN uint4 load_local_halves(sim::Local<ushort> p, int64_t i) {
+    if ((p.at + i) % 8) sim::fail("threadgroup half %lld read as eight: not aligned", (long long)(p.at + i));
+    uint w[4];
+    for (int k = 0; k < 4; k++) w[k] = (uint)p[i + 2 * k] | (uint)p[i + 2 * k + 1] << 16;
+    return {w[0], w[1], w[2], w[3]};
 }
 
 FN uint load_u32(sim::Global<uchar> p, int64_t at) { return *p.word<uint>(at); }

@@ -9,6 +9,7 @@
 #include "../dialect_cuda.h"
 #include "../pages.h"
 #include "../attend.h"
+#include "../attend_matrix.h"
 
 #include <algorithm>
 #include <cmath>
@@ -36,6 +37,14 @@ __global__ void __launch_bounds__(128)
 attend_decode(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
               const uchar *warm, const uchar *hot, float *o, float *ml) {
 #include "../attend_decode.metal"
+}
+
+// BLOCKS: at least so many on a multiprocessor, which limits the registers of a thread.
+template <int D, int G, int BLOCKS>
+__global__ void __launch_bounds__(128, BLOCKS)
+attend_decode_matrix(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+                     const uchar *warm, const uchar *hot, float *o, float *ml) {
+#include "../attend_decode_matrix.metal"
 }
 
 template <int D>
@@ -105,6 +114,7 @@ struct Sequence {
 // One layer: pools, page table, queries.
 struct Layer {
     int D, G, n_kv, splits;
+    int matrix = 0; // 3 to 5: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[3];
@@ -164,8 +174,11 @@ struct Layer {
 
 template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream) {
     dim3 grid(a.splits, a.n_kv, a.sequences.size());
-    attend_decode<D, G><<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_cold.p, a.d_params.p, a.d_pages.p, a.d_pool[0].p,
-                                                  a.d_pool[1].p, a.d_pool[2].p, a.d_o.p, a.d_ml.p);
+    auto kernel = attend_decode<D, G>;
+    if constexpr (D != 80)
+        if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : a.matrix == 4 ? attend_decode_matrix<D, G, 4> : attend_decode_matrix<D, G, 5>;
+    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_cold.p, a.d_params.p, a.d_pages.p, a.d_pool[0].p, a.d_pool[1].p,
+                                     a.d_pool[2].p, a.d_o.p, a.d_ml.p);
 }
 
 template <int D> static void launch_group(Layer &a, cudaStream_t stream) {
@@ -245,7 +258,10 @@ static void check_decode() {
         for (int G : {1, 3, 4, 8})
             for (int split : {1, 3, 8}) {
                 Layer a(D, G, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}, {7, 1, 64, 200}, {0, 5, 3, 0}, {9, 0, 17, 0}}, split);
-                report("attend_decode D " + std::to_string(D) + " G " + std::to_string(G) + " split " + std::to_string(split), decode_error(a), 5e-5);
+                std::string what = " D " + std::to_string(D) + " G " + std::to_string(G) + " split " + std::to_string(split);
+                report("attend_decode" + what, decode_error(a), 5e-5);
+                a.matrix = 4;
+                if (D != 80) report("attend_decode_matrix" + what, decode_error(a), 2e-4);
             }
 }
 
@@ -295,14 +311,15 @@ static void free_layer(Layer &a) {
     for (void *p : {(void *)a.d_params.p, (void *)a.d_pages.p, (void *)a.d_q.p, (void *)a.d_q_cold.p, (void *)a.d_o.p, (void *)a.d_ml.p, (void *)a.d_out.p}) cudaFree(p);
 }
 
-static double time_decode(const char *name, Sequence s, int n_kv, int G, int split, double copy) {
+static double time_decode(const char *name, int matrix, Sequence s, int n_kv, int G, int split, double copy) {
     const int LAYERS = 8;
     std::vector<Layer> layers;
     for (int i = 0; i < LAYERS; i++) layers.push_back(Layer(128, G, n_kv, {s}, split, false));
+    for (auto &a : layers) a.matrix = matrix;
     double both = seconds([&](cudaStream_t stream) { for (auto &a : layers) a.attend(stream), a.merge(stream); }) / LAYERS;
     double alone = seconds([&](cudaStream_t stream) { for (auto &a : layers) a.attend(stream); }) / LAYERS;
     double bytes = layers[0].bytes_read();
-    printf("%-7s split %2d: %4d x %d threadgroups  %7.2f MB  %7.2f us (attend alone %7.2f)  %6.0f GB/s = %4.1f%% of copy (alone %4.1f%%)\n",
+    printf("%-16s split %2d: %4d x %d threadgroups  %7.2f MB  %7.2f us (attend alone %7.2f)  %6.0f GB/s = %4.1f%% of copy (alone %4.1f%%)\n",
            name, split, layers[0].splits, n_kv, bytes / 1e6, both * 1e6, alone * 1e6, bytes / both / 1e9, 100 * bytes / both / copy, 100 * bytes / alone / copy);
     for (auto &a : layers) free_layer(a);
     return both;
@@ -315,9 +332,14 @@ static void times(int tokens, int n_kv, int G) {
     Sequence tiered = {cold, warm, tokens - 64 * (cold + warm), 0}, f16_only = {0, 0, tokens, 0};
     printf("%d tokens, %d KV heads, D 128, G %d: %d cold pages, %d warm, %d hot tokens\n", tokens, n_kv, G, cold, warm, tiered.hot_tokens);
     double best = 1, plain = 1;
-    for (int split : {2, 4, 8, 16, 32}) best = std::min(best, time_decode("tiered", tiered, n_kv, G, split, copy));
-    for (int split : {2, 4, 8, 16}) plain = std::min(plain, time_decode("all f16", f16_only, n_kv, G, split, copy));
-    printf("a token's attention: tiered %.2f us, all f16 (same kernel) %.2f us: %.2fx\n", best * 1e6, plain * 1e6, plain / best);
+    auto name = [](const char *tiers, int matrix) { return tiers + (matrix ? ", matrix " + std::to_string(matrix) : std::string()); };
+    for (int matrix : {0, 3, 4, 5})
+        for (int split : {2, 4, 8, 16, 32})
+            best = std::min(best, time_decode(name("tiered", matrix).c_str(), matrix, tiered, n_kv, G, split, copy));
+    for (int matrix : {0, 4})
+        for (int split : {4, 8, 16})
+            plain = std::min(plain, time_decode(name("f16", matrix).c_str(), matrix, f16_only, n_kv, G, split, copy));
+    printf("a token's attention: tiered %.2f us, all f16 (same kernels) %.2f us: %.2fx\n", best * 1e6, plain * 1e6, plain / best);
 }
 
 int main(int argc, char **argv) {

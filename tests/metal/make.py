@@ -85,7 +85,11 @@ def numbers(rng, tokens: int, d: int) -> np.ndarray:
 
 def cache(rng, d: int, n_kv: int, sequences) -> Cache:
     """sequences: (cold pages, warm pages, hot tokens, first visible token) of each."""
-    counts = [[c for c, *_ in sequences], [w for _, w, *_ in sequences], [-(-h // PAGE) for _, _, h, _ in sequences]]
+    counts = [
+        [c for c, *_ in sequences],
+        [w for _, w, *_ in sequences],
+        [-(-h // PAGE) for _, _, h, _ in sequences],
+    ]
     # Ids are shuffled and one page more than needed lies about, full of NaN where the format has it.
     pools = [np.full((sum(n) + 1, n_kv, page_bytes(tier, d)), 255, np.uint8) for tier, n in enumerate(counts)]
     free = [list(rng.permutation(sum(n) + 1)) for n in counts]
@@ -116,7 +120,9 @@ def attention(q, q_cold, made: Cache, i: int) -> np.ndarray:
     for h in range(q.shape[0]):
         kv = h * k.shape[0] // q.shape[0]
         x = np.where(
-            np.arange(k.shape[1]) < len(view.cold) * PAGE, k[kv] @ q_cold[h].astype(float), k[kv] @ q[h].astype(float)
+            np.arange(k.shape[1]) < len(view.cold) * PAGE,
+            k[kv] @ q_cold[h].astype(float),
+            k[kv] @ q[h].astype(float),
         )
         x = x[view.first : view.n_tokens] / np.sqrt(q.shape[1])
         if x.size:

@@ -12,7 +12,15 @@ import pytest
 from ruvmlx.kernels.metal.source import Kernel, folder
 
 TYPES = {"float": np.float32, "int": np.int32, "uchar": np.uint8, "ushort": np.uint16, "uint": np.uint32}
-FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-U_FORTIFY_SOURCE",
+    "-shared",
+    "-fPIC",
+]
 LIMIT = 32 * 1024  # bytes of threadgroup memory
 
 
@@ -32,34 +40,41 @@ def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> st
     arguments = [*kernel.inputs, *kernel.outputs]
     includes = "".join(f'#include "{name}"\n' for name in ("dialect_sim.h", *kernel.headers))
     parameters = ", ".join(f"sim::Global<{c_type}> {name}" for name, c_type in arguments)
-    values = ", ".join(f"{{(char *)data[{i}], bytes[{i}], 0}}" for i in range(len(arguments)))
+    values = ", ".join(f"{{(char *)sim_data[{i}], sim_bytes[{i}], 0}}" for i in range(len(arguments)))
     head = f"template <{', '.join('int ' + name for name in kernel.templates)}> " if kernel.templates else ""
-    out = f'{includes}static void **data; static const size_t *bytes;\n{head}void kernel({parameters}) {{\n{body}\n}}\n'
+    out = f"{includes}static void **sim_data; static const size_t *sim_bytes;\n{head}void kernel({parameters}) {{\n{body}\n}}\n"
     for i, chosen in enumerate(templates):
         call = f"kernel<{', '.join(map(str, chosen))}>" if kernel.templates else "kernel"
         out += f"static void run_{i}(void *) {{ {call}({values}); }}\n"
     bodies = ", ".join(f"run_{i}" for i in range(len(templates)))
-    return out + f"""
-extern "C" int sim_run(int which, void **data_, const size_t *bytes_, const uint *groups, int threads, uint64_t seed,
+    return (
+        out
+        + f"""
+extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *groups, int threads, uint64_t seed,
                        char *message, size_t size, size_t *local) {{
     static void (*const bodies[])(void *) = {{{bodies}}};
-    data = data_, bytes = bytes_;
+    sim_data = data, sim_bytes = bytes;
     return sim::run(bodies[which], nullptr, groups, threads, seed, message, size, local);
 }}
 """
+    )
 
 
 class Simulated:
     """A kernel compiled for the simulator."""
 
-    def __init__(self, kernel: Kernel, templates: Sequence[tuple[int, ...]], build: Path, body: str | None = None):
+    def __init__(
+        self, kernel: Kernel, templates: Sequence[tuple[int, ...]], build: Path, body: str | None = None
+    ):
         self.kernel, self.templates = kernel, list(templates)
         body = f'#include "{folder() / kernel.name}.metal"' if body is None else body
         source = build / f"{kernel.name}.cpp"
         source.write_text(program(kernel, body, self.templates))
         library = source.with_suffix(".so")
         done = subprocess.run(
-            [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)], capture_output=True, text=True
+            [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)],
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr[:8000]
         self._run = C.CDLL(str(library)).sim_run
@@ -76,7 +91,17 @@ class Simulated:
         message, local = C.create_string_buffer(512), C.c_size_t()
         which = self.templates.index(tuple(templates))
         counts = (C.c_uint * 3)(*groups)
-        rc = self._run(which, data, sizes, counts, self.kernel.threads, C.c_uint64(seed), message, C.c_size_t(512), C.byref(local))
+        rc = self._run(
+            which,
+            data,
+            sizes,
+            counts,
+            self.kernel.threads,
+            C.c_uint64(seed),
+            message,
+            C.c_size_t(512),
+            C.byref(local),
+        )
         self.local_bytes = max(self.local_bytes, local.value)
         if rc:
             raise KernelFault(f"{self.kernel.name}{tuple(templates)}: {message.value.decode()}")
@@ -99,5 +124,3 @@ def _filled(shape, dtype) -> np.ndarray:
     raw = np.full(n + 64, 255, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + n].view(dtype).reshape(shape)
-
-

@@ -10,7 +10,10 @@ from . import make
 from .simulator import LIMIT
 
 DIMS, GROUPS = (64, 80, 128), (1, 3, 4, 8)
-TEMPLATES = {"attend_decode": [(d, g) for d in DIMS for g in (*GROUPS, 6)], "attend_merge": [(d,) for d in DIMS]}
+TEMPLATES = {
+    "attend_decode": [(d, g) for d in DIMS for g in (*GROUPS, 6)],
+    "attend_decode_matrix": [(d, g) for d in (64, 128) for g in (1, 3, 4, 6, 8)], "attend_merge": [(d,) for d in DIMS],
+}
 
 # (cold pages, warm pages, hot tokens, first visible token) of each sequence
 SEQUENCES = {
@@ -53,7 +56,18 @@ def test_kernel_and_twin(run, sequences, d, group):
     want = expected(q, q_cold, made)
     np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
     pools = [mx.array(p) for p in made.pools]
-    np.testing.assert_allclose(decode.attend_ops(mx.array(q), mx.array(q_cold), pools, table), want, atol=1e-4)
+    np.testing.assert_allclose(
+        decode.attend_ops(mx.array(q), mx.array(q_cold), pools, table), want, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("d,group", [(64, 3), (64, 8), (128, 1), (128, 4), (128, 6)])
+def test_kernel_on_matrix_units(run, sequences, d, group):
+    """Queries and probabilities are two halves each there: 20 bits or so."""
+    q, q_cold, made, table = problem(sequences, d, group)
+    got = decode.attend_gpu(q, q_cold, made.pools, table, run, matrix=True)
+    np.testing.assert_allclose(got, expected(q, q_cold, made), atol=1e-4)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -66,14 +80,16 @@ def test_every_size_and_split(run, d, group):
         np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
 
 
-@pytest.mark.parametrize("d,group", [(64, 8), (80, 3), (128, 4)])
-def test_order_of_threads_does_not_matter(run, d, group):
+@pytest.mark.parametrize(
+    "d,group,matrix", [(64, 8, False), (80, 3, False), (128, 4, False), (128, 4, True), (64, 8, True)]
+)
+def test_order_of_threads_does_not_matter(run, d, group, matrix):
     """20 orders of threadgroups, simdgroups and lanes: the same bits."""
     q, q_cold, made, table = problem([(2, 1, 70, 5)], d, group, split=2)
     results = set()
     for seed in range(20):
         seeded = lambda *a, seed=seed: run(*a, seed=seed)  # noqa: E731
-        results.add(decode.attend_gpu(q, q_cold, made.pools, table, seeded).tobytes())
+        results.add(decode.attend_gpu(q, q_cold, made.pools, table, seeded, matrix).tobytes())
     assert len(results) == 1
 
 
@@ -95,8 +111,9 @@ def test_nan_in_a_query_is_not_hidden(run):
 
 def test_threadgroup_memory(run, simulated):
     q, q_cold, made, table = problem([(1, 0, 70, 0)], 128, 8)
-    decode.attend_gpu(q, q_cold, made.pools, table, run)
-    for kernel in (decode.ATTEND, decode.MERGE):
+    for matrix in (False, True):
+        decode.attend_gpu(q, q_cold, made.pools, table, run, matrix)
+    for kernel in (decode.ATTEND, decode.MATRIX, decode.MERGE):
         assert 0 < simulated(kernel, TEMPLATES[kernel.name]).local_bytes <= LIMIT
 
 

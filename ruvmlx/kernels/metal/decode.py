@@ -3,6 +3,8 @@
 q, out: [B, n_heads, D]. Keys of cold pages may be rotated; then q_cold = rotate(q) scores them.
 """
 
+from dataclasses import replace
+
 from ruvmlx.backends.mx import mx
 
 from . import pages
@@ -25,6 +27,7 @@ ATTEND = Kernel(
     threads=128,
     headers=("pages.h", "attend.h"),
 )
+MATRIX = replace(ATTEND, name="attend_decode_matrix", headers=("pages.h", "attend_matrix.h"))
 MERGE = Kernel(
     "attend_merge",
     (("o", "float"), ("ml", "float"), ("params", "int")),
@@ -42,14 +45,24 @@ def attend(q: mx.array, pools: Pools, table: Table, q_cold: mx.array | None = No
     return run(q.astype(mx.float32), q_cold.astype(mx.float32), pools, table).astype(q.dtype)
 
 
-def attend_gpu(q: mx.array, q_cold: mx.array, pools: Pools, table: Table, run=Kernel.__call__) -> mx.array:
-    """`run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests' simulator is another."""
+def attend_gpu(
+    q: mx.array, q_cold: mx.array, pools: Pools, table: Table, run=Kernel.__call__, matrix: bool | None = None
+) -> mx.array:
+    """`run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests' simulator is another.
+
+    `matrix`: on matrix units (CUDA has them, and D must be 64 or 128).
+    """
+    if matrix is None:
+        matrix = mx.cuda.is_available() and q.shape[-1] in (64, 128)
     b, heads, dim = q.shape
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
     inputs = [q, q_cold, table.params, table.pages, *pools]
-    shapes = [(rows, dim), (max(2 * rows, 8),)]  # MLX hands a Metal kernel arrays under 8 elements differently
-    parts = run(ATTEND, inputs, shapes, groups, (dim, table.shared))
+    shapes = [
+        (rows, dim),
+        (max(2 * rows, 8),),
+    ]  # MLX hands a Metal kernel arrays under 8 elements differently
+    parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
     return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim,))[0]
 
 

@@ -78,7 +78,16 @@ class Table:
     def _row(self, view: View, at: int, split: int) -> list[int]:
         tiers = [len(view.cold), len(view.warm), len(view.hot)]
         scale = struct.unpack("i", struct.pack("f", softmax_scale(self.head_dim)))[0]
-        row = [*tiers, view.n_tokens, view.first, at, split, self.n_kv_heads, self.n_heads // self.n_kv_heads, scale]
+        row = [
+            *tiers,
+            view.n_tokens,
+            view.first,
+            at,
+            split,
+            self.n_kv_heads,
+            self.n_heads // self.n_kv_heads,
+            scale,
+        ]
         return [*row, 0, 0, self.splits, 0, 0, 0]
 
 

@@ -1,0 +1,161 @@
+// One page against the matrix units: products of 16 x 16 by 16 x 8, f16 in, f32 out.   Needs pages.h, a `multiply`
+//
+// multiply(c, a0, a1, a2, a3, b0, b1) adds A B to C. Lane = 4 * row + column; each word is two halves:
+//   a0: A[row][2 column, +1]   a1: A[row + 8][same]   a2: A[row][2 column + 8, +9]   a3: A[row + 8][same]
+//   b0: B[2 column, +1][row]   b1: B[2 column + 8, +9][row]
+//   c0, c1: C[row][2 column, +1]   c2, c3: C[row + 8][same]
+// The sum over A's columns may run in any order that B's rows share, so a lane takes its D/4 consecutive
+// numbers of a key, whole words from memory, and its D/8 numbers of every fourth value. 8-bit and
+// 4-bit numbers are exact in f16. Queries and probabilities are not: they are split into f16 + f16, side by side
+// in the 8 columns of B for up to 4 heads (PACKED), in a second product for more.
+
+template <int D, int G> struct Matrix {
+    enum {
+        PACKED = G <= 4,
+        PARTS = PACKED ? 1 : 2,
+        DK = D / 4,              // numbers of a key in one lane
+        DV = D / 8,              // numbers of a value in one lane
+        TILES = PACKED ? 2 : 4,  // of 16 tokens, whose probabilities a lane computes
+        COLUMN = 72,             // halves from one column of probabilities to the next: 64, and room against bank conflicts
+    };
+};
+
+// How a lane's numbers are paired in A's words, and with them the query's in B's: cold (0,4) (1,5) (2,6) (3,7), else
+// (0,1) (2,3) ...: what takes the fewest operations.
+FN uint nibbles(uint w, int i) { return half2_sub((w >> (4 * i) & 0x000f000fu) | 0x64006400u, 0x64006400u); }
+FN uint bytes(uint w, uint select) { return half2_sub(byte_permute(w, 0x64646464u, select), 0x64806480u); }
+
+// The f16 nearest to x, or (part 1) nearest to what that leaves of x.
+FN float part_of(float x, int part) {
+    const float high = half_to_f32(f32_to_half(x));
+    return part ? x - high : x;
+}
+
+template <int N> FN void load_words(GLOBAL_IN(uchar) p, uint at, THREAD uint *w) {
+    if (N == 1) {
+        w[0] = load_u32(p, at);
+    } else if (N == 2) {
+        const uint2 v = load_u32x2(p, at);
+        w[0] = v.x, w[N > 1] = v.y;
+    } else {
+        UNROLL for (int i = 0; i + 3 < N; i += 4) {
+            const uint4 v = load_u32x4(p, at + 4 * i);
+            w[i] = v.x, w[i + 1] = v.y, w[i + 2] = v.z, w[i + 3] = v.w;
+        }
+    }
+}
+
+// c[tile] += K of 16 tokens x q, hot and warm.  q: this lane's words, [part][DK / 2][32]
+template <int TIER, int D, int G>
+FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
+    typedef Matrix<D, G> M;
+    constexpr int N = M::DK / (TIER == HOT ? 2 : 4); // words of a lane
+    const uint row = lane / 4, column = lane % 4;
+    UNROLL for (int i = 0; i < 4; i++) {
+        uint x[N], y[N];
+        load_words<N>(page, ((16 * i + row) * 4 + column) * N * 4, x);
+        load_words<N>(page, ((16 * i + 8 + row) * 4 + column) * N * 4, y);
+        UNROLL for (int k = 0; k < M::DK / 4; k++)
+            UNROLL for (int part = 0; part < M::PARTS; part++) {
+                const uint b0 = q[(part * M::DK / 2 + 2 * k) * 32 + lane], b1 = q[(part * M::DK / 2 + 2 * k + 1) * 32 + lane];
+                if (TIER == HOT) {
+                    multiply(c[i], x[2 * k % N], y[2 * k % N], x[(2 * k + 1) % N], y[(2 * k + 1) % N], b0, b1);
+                } else {
+                    const uint u = x[k % N] ^ 0x80808080u, v = y[k % N] ^ 0x80808080u;
+                    multiply(c[i], bytes(u, 0x4140), bytes(v, 0x4140), bytes(u, 0x4342), bytes(v, 0x4342), b0, b1);
+                }
+            }
+    }
+}
+
+// A cold page's words, asked for before they are needed.
+template <int D> struct ColdWords {
+    uint k[8][D / 32], v[16][D / 64];
+};
+template <int D> FN void load_cold(GLOBAL_IN(uchar) page, THREAD ColdWords<D> &w, uint lane) {
+    const uint row = lane / 4, column = lane % 4;
+    UNROLL for (int i = 0; i < 8; i++) load_words<D / 32>(page, (8 * i + row) * (D / 2) + column * (D / 8), w.k[i]);
+    UNROLL for (int i = 0; i < 16; i++)
+        load_words<D / 64>(page, v_at(COLD, D) + (4 * i + column) * (D / 2) + row * (D / 16), w.v[i]);
+}
+
+// The same for cold; the page's scales go into q (f32, [DK / 4][32][4]). Returns q . bias of this lane's head.
+template <int D, int G>
+FN float matrix_scores_cold(GLOBAL_IN(uchar) page, THREAD const ColdWords<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
+    typedef Matrix<D, G> M;
+    const uint row = lane / 4, column = lane % 4;
+    float bias = 0;
+    UNROLL for (int e = 0; e < M::DK / 8; e++) { // 8 numbers of the key: a word of each token, two products
+        float scales[8], biases[8], x[8];
+        load_halves(page, k_scale_at(COLD, D) + (column * M::DK + 8 * e) * 2, scales);
+        load_halves(page, k_bias_at(D) + (column * M::DK + 8 * e) * 2, biases);
+        UNROLL for (int half = 0; half < 2; half++) {
+            const uint4 u = load_local_u32x4(q, ((2 * e + half) * 32 + lane) * 4);
+            x[4 * half] = as_f32(u.x), x[4 * half + 1] = as_f32(u.y), x[4 * half + 2] = as_f32(u.z), x[4 * half + 3] = as_f32(u.w);
+        }
+        UNROLL for (int i = 0; i < 8; i++) {
+            bias = fma(x[i], biases[i], bias);
+            x[i] *= scales[i];
+        }
+        UNROLL for (int part = 0; part < M::PARTS; part++) {
+            const int which = M::PACKED ? row / 4 : part;
+            uint b[4];
+            UNROLL for (int i = 0; i < 4; i++) b[i] = pack_halves(part_of(x[i], which), part_of(x[i + 4], which));
+            UNROLL for (int i = 0; i < 4; i++) {
+                const uint u = w.k[2 * i][e], v = w.k[2 * i + 1][e];
+                multiply(c[i], nibbles(u, 0), nibbles(v, 0), nibbles(u, 1), nibbles(v, 1), b[0], b[1]);
+                multiply(c[i], nibbles(u, 2), nibbles(v, 2), nibbles(u, 3), nibbles(v, 3), b[2], b[3]);
+            }
+        }
+    }
+    bias += shuffle_xor(bias, 1);
+    return bias + shuffle_xor(bias, 2);
+}
+
+// o[tile] += V^T of 16 numbers x p.  p: halves [part][8 columns][COLUMN]; token t lies at t % 4 * 16 + t / 4
+template <int TIER, int D, int G>
+FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const ColdWords<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
+    typedef Matrix<D, G> M;
+    constexpr int N = TIER == HOT ? M::DV / 2 : TIER == WARM ? M::DV / 4 : M::DV / 8;
+    const uint row = lane / 4, column = lane % 4;
+    uint4 b[M::PARTS][2];
+    UNROLL for (int part = 0; part < M::PARTS; part++)
+        UNROLL for (int half = 0; half < 2; half++)
+            b[part][half] = load_local_halves(p, (part * 8 + row) * M::COLUMN + column * 16 + half * 8);
+    UNROLL for (int k = 0; k < 4; k++) { // 16 tokens, of them this lane's four
+        uint x[4][N];
+        UNROLL for (int i = 0; i < 4; i++) {
+            const int t = 4 * (4 * k + i) + column;
+            if (TIER == COLD) {
+                UNROLL for (int n = 0; n < N; n++) x[i][n] = w.v[4 * k + i][n % (D / 64)];
+            } else if (TIER == HOT && t >= valid) {
+                UNROLL for (int n = 0; n < N; n++) x[i][n] = 0;
+            } else {
+                load_words<N>(page, v_at(TIER, D) + (t * 8 + row) * N * 4, x[i]);
+            }
+        }
+        UNROLL for (int part = 0; part < M::PARTS; part++) {
+            const uint4 four = b[part][k / 2];
+            const uint b0 = k % 2 ? four.z : four.x, b1 = k % 2 ? four.w : four.y;
+            UNROLL for (int n = 0; n < N; n++) {
+                if (TIER == HOT) {
+                    multiply(o[n], byte_permute(x[0][n], x[1][n], 0x5410), byte_permute(x[0][n], x[1][n], 0x7632),
+                             byte_permute(x[2][n], x[3][n], 0x5410), byte_permute(x[2][n], x[3][n], 0x7632), b0, b1);
+                } else {
+                    UNROLL for (int half = 0; half < 2; half++) {
+                        // cold: numbers 8n + 4 half ..+3; warm: 4n + 2 half, +1; of two tokens each
+                        const uint select = TIER == COLD ? (half ? 0x7632 : 0x5410) : (half ? 0x7362 : 0x5140);
+                        const uint u = byte_permute(x[0][n], x[1][n], select), v = byte_permute(x[2][n], x[3][n], select);
+                        if (TIER == COLD) {
+                            multiply(o[(4 * n + 2 * half) % (D / 16)], nibbles(u, 0), nibbles(u, 1), nibbles(v, 0), nibbles(v, 1), b0, b1);
+                            multiply(o[(4 * n + 2 * half + 1) % (D / 16)], nibbles(u, 2), nibbles(u, 3), nibbles(v, 2), nibbles(v, 3), b0, b1);
+                        } else {
+                            const uint s = u ^ 0x80808080u, t = v ^ 0x80808080u;
+                            multiply(o[(2 * n + half) % (D / 16)], bytes(s, 0x4140), bytes(s, 0x4342), bytes(t, 0x4140), bytes(t, 0x4342), b0, b1);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+"""PyTorch's attention for one new token on a long f16 cache: what the tiered kernel is compared with.
+
+    python3 metal_kernels/cuda/compare_torch.py [--tokens 32768] [--kv-heads 8] [--group 4] [--dim 128]
+
+One layer, batch 1, every backend of scaled_dot_product_attention that takes the shapes:
+  repeated     K and V repeated to all query heads (what a model without grouped-query support does)
+  grouped      enable_gqa=True, K and V as they are
+  as a batch   the group's queries as rows of one head: K and V are read once
+Eight caches take turns, so that none is read from the L2 cache; a CUDA graph keeps Python out of the
+time. GB/s count K and V once, however often they are read.
+"""
+
+import argparse
+import statistics
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LAYERS = 8
+
+
+def variants(group: int) -> dict:
+    def repeated(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def grouped(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    def as_batch(q, k, v):
+        b, heads, _, d = q.shape
+        return F.scaled_dot_product_attention(q.reshape(b, heads // group, group, d), k, v)
+
+    return {"repeated": repeated, "grouped": grouped, "as a batch": as_batch}
+
+
+def seconds(work) -> float:
+    """Median of 15 replays of a graph of `work`."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    times = []
+    for _ in range(15):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e4)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, value in {"tokens": 32768, "kv-heads": 8, "group": 4, "dim": 128}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    a = parser.parse_args()
+    print(torch.__version__, torch.cuda.get_device_name(), vars(a))
+    make = lambda heads, n: torch.randn(1, heads, n, a.dim, dtype=torch.float16, device="cuda")  # noqa: E731
+    q = make(a.kv_heads * a.group, 1)
+    caches = [(make(a.kv_heads, a.tokens), make(a.kv_heads, a.tokens)) for _ in range(LAYERS)]
+    bytes_read = 2 * a.kv_heads * a.tokens * a.dim * 2
+    want = variants(a.group)["repeated"](*(x.float() for x in (q, *_repeat(caches[0], a.group))))
+    for name, attend in variants(a.group).items():
+        held = [_repeat(c, a.group) for c in caches] if name == "repeated" else caches
+        for backend in (
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ):
+            try:
+                with sdpa_kernel(backend):
+                    error = (attend(q, *held[0]).reshape(want.shape).float() - want).abs().max().item()
+                    s = seconds(lambda: [attend(q, k, v) for k, v in held]) / LAYERS  # noqa: B023
+            except RuntimeError as why:
+                print(f"{name:10}  {backend.name:20}  not for these shapes: {str(why).splitlines()[0][:60]}")
+                continue
+            print(
+                f"{name:10}  {backend.name:20}  {s * 1e6:8.2f} us  {bytes_read / s / 1e9:6.0f} GB/s  error {error:.1e}"
+            )
+        del held
+
+
+def _repeat(cache, group: int):
+    return tuple(x.repeat_interleave(group, dim=1) for x in cache)
+
+
+if __name__ == "__main__":
+    main()
