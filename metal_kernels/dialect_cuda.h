@@ -54,4 +54,5 @@ FN uint2 load_u32x2(const uchar *p, uint at) { return __ldg((const uint2 *)(p + 
 FN uint4 load_u32x4(const uchar *p, uint at) { return __ldg((const uint4 *)(p + at)); }
 FN uint load_u16(const uchar *p, uint at) { return __ldg((const ushort *)(p + at)); }
 FN void store_u16(uchar *p, uint at, uint x) { *(ushort *)(p + at) = (ushort)x; }
+FN void store_u32(uchar *p, uint at, uint x) { *(uint *)(p + at) = x; }
 #endif

@@ -26,3 +26,4 @@ FN uint2 load_u32x2(const device uchar *p, uint at) { return *(const device uint
 FN uint4 load_u32x4(const device uchar *p, uint at) { return *(const device uint4 *)(p + at); }
 FN uint load_u16(const device uchar *p, uint at) { return *(const device ushort *)(p + at); }
 FN void store_u16(device uchar *p, uint at, uint x) { *(device ushort *)(p + at) = ushort(x); }
+FN void store_u32(device uchar *p, uint at, uint x) { *(device uint *)(p + at) = x; }

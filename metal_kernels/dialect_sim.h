@@ -419,3 +419,4 @@ FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
 }
 FN uint load_u16(sim::Global<uchar> p, int64_t at) { return *p.word<ushort>(at); }
 FN void store_u16(sim::Global<uchar> p, int64_t at, uint x) { *p.word<ushort>(at) = (ushort)x; }
+FN void store_u32(sim::Global<uchar> p, int64_t at, uint x) { *p.word<uint>(at) = x; }

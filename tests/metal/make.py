@@ -39,6 +39,7 @@ def four_bit(x: np.ndarray, axis: int):
     """[64, D] -> q of 0..15 [64, D], scale and bias f16 over `axis`"""
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
     s, b = ((high - low) / F32(15)).astype(F16), low.astype(F16)
+    s[s == 0], b[b == 0] = 0, 0  # never -0
     wide = np.where(s == 0, 1, s).astype(F32)
     q = np.where(s == 0, 0, np.clip(np.rint((x - b.astype(F32)) / wide), 0, 15))
     return q.astype(np.uint8), s.reshape(-1), b.reshape(-1)

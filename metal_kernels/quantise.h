@@ -1,0 +1,57 @@
+// How pages are quantised, to the byte: float32 throughout, divisions not reciprocals, ties to even.   Needs pages.h
+//   8 bits:  s = f16(absmax / 127)        q = clamp(rint(x / s), -127, 127)        x ~ s q
+//   4 bits:  s = f16((max - min) / 15)    b = f16(min)    q = clamp(rint((x - b) / s), 0, 15)        x ~ s q + b
+//   s = 0: q = 0. A scale or bias of -0 is stored as +0: which zero is the least would depend on the order.   Products s * q are exact in float32, so it does not matter whether a compiler fuses s * q - b.
+
+FN float max_over_lanes(float x) {
+    UNROLL for (int w = 1; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
+    return x;
+}
+FN float min_over_lanes(float x) {
+    UNROLL for (int w = 1; w < 32; w *= 2) x = fmin(x, shuffle_xor(x, w));
+    return x;
+}
+
+FN uint stored_half(float x) {
+    const uint bits = f32_to_half(x);
+    return bits == 0x8000u ? 0u : bits;
+}
+
+FN uint eight_bits(float x, float s) {
+    return s == 0 ? 0u : (uint)(int)fmin(fmax(rint(x / s), -127.0f), 127.0f) & 255u;
+}
+FN uint four_bits(float x, float s, float b) {
+    return s == 0 ? 0u : (uint)fmin(fmax(rint((x - b) / s), 0.0f), 15.0f);
+}
+
+// x[0..3] = numbers 4 lane .. +3 of token t of K (or V), dequantised; zeros for lanes past D
+template <int TIER, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint lane, THREAD float *x) {
+    UNROLL for (int i = 0; i < 4; i++) x[i] = 0;
+    if (4 * lane >= D) return;
+    const uint at = (value ? v_at(TIER, D) : 0) + (t * D + 4 * lane) * (TIER == HOT ? 2 : 1);
+    if (TIER == HOT) {
+        const uint2 w = load_u32x2(page, at);
+        halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2);
+    } else {
+        const uint w = load_u32(page, at) ^ 0x80808080u;
+        const float s = half_to_f32(load_u16(page, (value ? v_scale_at(WARM, D) : k_scale_at(WARM, D)) + 2 * t));
+        UNROLL for (int i = 0; i < 4; i++) x[i] = s * byte_to_f32(w, i);
+    }
+}
+
+CONST_FN int hadamard_block(int D) { return D % 128 == 0 ? 128 : D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16; }
+
+// One token's numbers, 4 to a lane, times a block-diagonal orthonormal Hadamard matrix: for h = 1, 2, 4 .. B / 2
+// the pair (x_i, x_{i + h}) becomes (sum, difference); then all times 1 / sqrt(B).
+template <int D> FN void hadamard(THREAD float *x, uint lane) {
+    constexpr int B = hadamard_block(D);
+    const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
+    x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
+    UNROLL for (int w = 1; w < B / 4; w *= 2)
+        UNROLL for (int i = 0; i < 4; i++) {
+            const float other = shuffle_xor(x[i], w);
+            x[i] = lane & w ? other - x[i] : x[i] + other;
+        }
+    const float norm = B == 128 ? 0.08838834764831845f : B == 64 ? 0.125f : B == 32 ? 0.17677669529663687f : 0.25f;
+    UNROLL for (int i = 0; i < 4; i++) x[i] *= norm;
+}
