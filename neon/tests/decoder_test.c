@@ -1,0 +1,380 @@
+/* The decoder, its cache and its threads, without Python: so also under sanitizers and under qemu.
+ * The library's sources are linked in, with malloc and its like counted by the linker's --wrap. */
+#define _GNU_SOURCE
+#include "rvm.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static _Atomic size_t allocations, mappings;
+static int failures;
+
+#define CHECK(condition, ...)                                    \
+    do {                                                         \
+        if (!(condition)) {                                      \
+            failures++;                                          \
+            printf("line %d: %s: ", __LINE__, #condition);       \
+            printf(__VA_ARGS__);                                 \
+            printf("\n");                                        \
+        }                                                        \
+    } while (0)
+
+#ifdef RVM_WRAPPED
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__real_aligned_alloc(size_t align, size_t n);
+void *__real_mmap(void *at, size_t n, int protection, int flags, int file, off_t offset);
+void *__wrap_malloc(size_t n) {
+    allocations++;
+    return __real_malloc(n);
+}
+void *__wrap_calloc(size_t n, size_t size) {
+    allocations++;
+    return __real_calloc(n, size);
+}
+void *__wrap_realloc(void *p, size_t n) {
+    allocations++;
+    return __real_realloc(p, n);
+}
+void *__wrap_aligned_alloc(size_t align, size_t n) {
+    allocations++;
+    return __real_aligned_alloc(align, n);
+}
+void *__wrap_mmap(void *at, size_t n, int protection, int flags, int file, off_t offset) {
+    mappings++;
+    return __real_mmap(at, n, protection, flags, file, offset);
+}
+#endif
+
+static uint32_t state = 1;
+
+static uint32_t next(void) { return state = state * 1664525u + 1013904223u; }
+
+static float uniform(void) { return (float)(next() >> 8) / 8388608.0f - 1.0f; } /* [-1, 1) */
+
+static float *floats(size_t n, float spread, float middle) {
+    float *x = malloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = middle + spread * uniform();
+    return x;
+}
+
+/* A random model: what must be freed with it, and what a decoder is made from. */
+typedef struct {
+    rvm_decoder_config config;
+    rvm_decoder_weights weights;
+    rvm_decoder_layer layers[3];
+    double frequencies[RVM_MAX_HEAD_DIM / 2];
+    void *owned[64];
+    size_t n_owned;
+} model;
+
+static void *own(model *m, void *p) { return m->owned[m->n_owned++] = p; }
+
+static const rvm_matrix *matrix(model *m, rvm_kind kind, size_t rows, size_t cols) {
+    const int quantised = kind == RVM_Q4 || kind == RVM_Q8;
+    const size_t words = rows * cols / (kind == RVM_Q4 ? 8 : 4), groups = rows * cols / 32;
+    float *scales = floats(groups, 0.01f, 0.02f), *biases = floats(groups, 0.02f, kind == RVM_Q4 ? -0.15f : -2.5f);
+    float *plain = floats(rows * cols, 0.15f, 0);
+    uint32_t *packed = malloc(words * sizeof *packed);
+    for (size_t i = 0; i < words; i++) packed[i] = next() ^ next() >> 13;
+    if (kind == RVM_F16) rvm_layers_impl("scalar")->to_half(plain, rows * cols, (uint16_t *)plain);
+    if (kind == RVM_BF16)
+        for (size_t i = 0; i < rows * cols; i++) memcpy((uint16_t *)plain + i, (uint16_t *)(plain + i) + 1, 2);
+    rvm_matrix_spec spec;
+    int rc = rvm_matrix_plan(kind, rows, cols, 32, scales, biases, RVM_F32, &spec);
+    void *memory = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
+    const void *from = quantised ? (void *)packed : (void *)plain;
+    if (rc == RVM_OK) rc = rvm_matrix_pack(&spec, from, scales, biases, RVM_F32, 0, rows, memory);
+    CHECK(rc == RVM_OK, "%d", rc);
+    free(scales), free(biases), free(plain), free(packed);
+    return own(m, memory);
+}
+
+typedef struct {
+    rvm_kind kind;
+    uint32_t heads, kv_heads, head_dim, window;
+} shape;
+
+static model *make(shape s) {
+    model *m = calloc(1, sizeof *m);
+    const size_t d = 64, f = 160, q = (size_t)s.heads * s.head_dim, kv = (size_t)s.kv_heads * s.head_dim, v = 333;
+    state = 7;
+    for (size_t i = 0; i < s.head_dim / 2; i++) m->frequencies[i] = pow(10000.0, -2.0 * (double)i / s.head_dim);
+    for (size_t i = 0; i < 3; i++) {
+        rvm_decoder_layer *l = m->layers + i;
+        const size_t out[] = {q, kv, kv, d, f, f, d}, in[] = {d, d, d, q, d, d, f};
+        for (size_t j = 0; j < RVM_N_PROJ; j++) {
+            l->matrix[j] = matrix(m, s.kind, out[j], in[j]);
+            if (i == 1) l->bias[j] = own(m, floats(out[j], 0.1f, 0));
+        }
+        l->input_norm = own(m, floats(d, 0.2f, 1));
+        l->post_norm = own(m, floats(d, 0.2f, 1));
+    }
+    const rvm_matrix *embedding = matrix(m, s.kind, v, d);
+    m->weights = (rvm_decoder_weights){embedding, embedding, own(m, floats(d, 0.2f, 1)), m->layers};
+    m->config = (rvm_decoder_config){.n_layers = 3, .n_heads = s.heads, .n_kv_heads = s.kv_heads,
+                                     .head_dim = s.head_dim, .hidden_size = 64, .intermediate_size = 160,
+                                     .vocab_size = 333, .sliding_window = s.window, .max_tokens = 96, .threads = 1,
+                                     .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies};
+    return m;
+}
+
+static void destroy(model *m) {
+    for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
+    free(m);
+}
+
+static rvm_decoder *decoder(const model *m, const char *impl, uint32_t threads) {
+    rvm_decoder_config config = m->config;
+    rvm_decoder *d = NULL;
+    config.impl = impl, config.threads = threads;
+    const int rc = rvm_decoder_create(&config, &m->weights, &d);
+    CHECK(rc == RVM_OK && d, "%d", rc);
+    return d;
+}
+
+enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
+
+static int32_t token(size_t i) { return (int32_t)(i * 37 % V); }
+
+/* Logits of ROWS positions: a chunk, single tokens across pages, a trim, a chunk read whole. */
+static void walk(rvm_decoder *d, rvm_cache *c, float *logits) {
+    int32_t tokens[STEPS + 20];
+    float hidden[D];
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) tokens[i] = token(i);
+    int rc = rvm_decoder_forward(d, c, tokens, 33, 33, NULL, logits, NULL);
+    for (size_t i = 33; i < STEPS && rc == RVM_OK; i++)
+        rc = rvm_decoder_forward(d, c, tokens + i, 1, 1, hidden, logits + i * V, NULL);
+    if (rc == RVM_OK) rc = rvm_cache_trim(c, 20);
+    if (rc == RVM_OK) rc = rvm_decoder_forward(d, c, tokens + STEPS - 20, 20, 20, NULL, logits + STEPS * V, NULL);
+    CHECK(rc == RVM_OK && rvm_cache_offset(c) == STEPS, "%d at %zu", rc, rvm_cache_offset(c));
+}
+
+static float *walked(const model *m, const char *impl, uint32_t threads) {
+    rvm_decoder *d = decoder(m, impl, threads);
+    rvm_cache *c = rvm_cache_create(d);
+    float *logits = calloc(ROWS * V, sizeof *logits);
+    walk(d, c, logits);
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    return logits;
+}
+
+static double distance(const float *a, const float *b, size_t n) {
+    double worst = 0, top = 0;
+    for (size_t i = 0; i < n; i++) {
+        worst = fmax(worst, fabs((double)a[i] - b[i]));
+        top = fmax(top, fabs((double)b[i]));
+        if (isnan(a[i]) || isnan(b[i])) return INFINITY;
+    }
+    return worst / top;
+}
+
+static void test_implementations(void) {
+    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0}, {RVM_Q8, 6, 2, 16, 40},   {RVM_F16, 3, 3, 18, 0},
+                            {RVM_F32, 8, 1, 80, 1}, {RVM_BF16, 5, 1, 128, 70}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        model *m = make(shapes[s]);
+        float *want = walked(m, "scalar", 1);
+        const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
+        CHECK(again < 1e-4, "shape %zu: a chunk differs from single tokens by %g", s, again);
+        for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
+            const char *name = rvm_matmul_impl_name(i);
+            float *got = walked(m, name, 1), *other = walked(m, name, 3);
+            const double off = distance(got, want, ROWS * V);
+            CHECK(off < 2e-3, "shape %zu: %s differs from scalar by %g", s, name, off);
+            CHECK(memcmp(got, other, ROWS * V * sizeof *got) == 0, "shape %zu: %s with 3 threads", s, name);
+            free(got), free(other);
+            if (s == 0) printf("%s: compared\n", name);
+        }
+        free(want);
+        destroy(m);
+    }
+}
+
+/* 64 tokens: no allocation but the pages of the cache. */
+static void test_no_allocation(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 2);
+    rvm_cache *c = rvm_cache_create(d);
+    float *logits = malloc(V * sizeof *logits), hidden[D];
+    int32_t first[30] = {0};
+    CHECK(rvm_decoder_forward(d, c, first, 30, 1, hidden, logits, NULL) == RVM_OK, "prefill");
+    const size_t before = allocations, mapped = mappings;
+    for (size_t i = 0; i < 64; i++) {
+        const int32_t t = token(i);
+        CHECK(rvm_decoder_forward(d, c, &t, 1, 1, hidden, logits, NULL) == RVM_OK, "step %zu", i);
+    }
+    CHECK(allocations == before, "%zu allocations", allocations - before);
+#ifdef RVM_WRAPPED
+    CHECK(before > 0 && mappings == mapped + 1, "%zu mappings", mappings - mapped);
+    printf("64 tokens: %zu allocations, %zu page of the cache\n", allocations - before, mappings - mapped);
+#else
+    (void)mapped;
+#endif
+    free(logits);
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
+static void test_bad_arguments(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 1), *none = NULL;
+    rvm_cache *c = rvm_cache_create(d);
+    float *logits = malloc(97 * V * sizeof *logits);
+    int32_t tokens[97] = {0};
+    CHECK(rvm_decoder_forward(d, c, tokens, 0, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no token");
+    CHECK(rvm_decoder_forward(d, c, tokens, 97, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many");
+    CHECK(rvm_decoder_forward(d, c, tokens, 2, 3, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many outputs");
+    tokens[1] = V;
+    CHECK(rvm_decoder_forward(d, c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "unknown token");
+    tokens[1] = -1;
+    CHECK(rvm_decoder_forward(d, c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "negative token");
+    CHECK(rvm_cache_offset(c) == 0 && rvm_cache_trim(c, 1) == RVM_BAD_ARGUMENT, "empty cache");
+    CHECK(rvm_decoder_forward(d, c, tokens, 1, 0, NULL, NULL, NULL) == RVM_OK, "one token unread");
+    CHECK(rvm_decoder_set_lora(d, 3, RVM_Q_PROJ, logits, logits, 1, 1) == RVM_BAD_ARGUMENT, "layer 3 of 3");
+    rvm_decoder_config config = m->config;
+    config.head_dim = 33;
+    CHECK(rvm_decoder_create(&config, &m->weights, &none) == RVM_BAD_ARGUMENT && !none, "odd head_dim");
+    config = m->config, config.hidden_size = 96;
+    CHECK(rvm_decoder_create(&config, &m->weights, &none) == RVM_BAD_ARGUMENT && !none, "other matrices");
+    config = m->config, config.impl = "avx1024";
+    CHECK(rvm_decoder_create(&config, &m->weights, &none) == RVM_BAD_ARGUMENT && !none, "unknown impl");
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    rvm_decoder_destroy(NULL);
+    free(logits);
+    destroy(m);
+}
+
+/* A raised flag, before and during a call; the cache keeps its offset. */
+static void *raise_flag(void *flag) {
+    const struct timespec moment = {0, 300000};
+    nanosleep(&moment, NULL);
+    __atomic_store_n((int *)flag, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static void test_cancel(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 3);
+    rvm_cache *c = rvm_cache_create(d);
+    float *logits = malloc(V * sizeof *logits);
+    int32_t tokens[96] = {0};
+    size_t done = 0;
+    for (int i = 0; i < 20; i++) {
+        int flag = i == 0;
+        pthread_t thread;
+        if (i) pthread_create(&thread, NULL, raise_flag, &flag);
+        int rc = RVM_OK;
+        for (int j = 0; j < 1000 && rc == RVM_OK; j++) {
+            rc = rvm_decoder_forward(d, c, tokens, 96, 1, NULL, logits, &flag);
+            if (rc == RVM_OK) done += 96;
+            if (done > 2000) rvm_cache_trim(c, done), done = 0;
+        }
+        CHECK(rc == RVM_CANCELLED && rvm_cache_offset(c) == done, "%d at %zu", rc, rvm_cache_offset(c));
+        if (i) pthread_join(thread, NULL);
+    }
+    CHECK(rvm_decoder_forward(d, c, tokens, 5, 1, NULL, logits, NULL) == RVM_OK, "after a cancel");
+    free(logits);
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
+static void test_fork(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 3);
+    rvm_cache *c = rvm_cache_create(d);
+    float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
+    walk(d, c, got);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        rvm_cache *other = rvm_cache_create(d);
+        memset(got, 0, ROWS * V * sizeof *got);
+        walk(d, other, got);
+        const int same = memcmp(got, want, ROWS * V * sizeof *got) == 0;
+        rvm_cache_destroy(other);
+        rvm_decoder_destroy(d);
+        _exit(!same);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "the child ended with %d", status);
+    rvm_cache_trim(c, rvm_cache_offset(c));
+    walk(d, c, got);
+    CHECK(memcmp(got, want, ROWS * V * sizeof *got) == 0, "the parent after the fork");
+    free(got), free(want);
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
+/* Many short jobs on more threads than cores, with the number of threads changing and pauses to fall asleep. */
+static void test_threads(void) {
+    model *m = make((shape){RVM_F32, 4, 2, 32, 0});
+    const struct timespec pause = {0, 2000000};
+    float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
+    for (uint32_t threads = 1; threads <= 16; threads += 5) {
+        rvm_decoder *d = decoder(m, NULL, threads);
+        rvm_cache *c = rvm_cache_create(d);
+        for (uint32_t i = 0; i < 4; i++) {
+            rvm_decoder_use_threads(d, i % 2 ? threads : 1 + i);
+            rvm_cache_trim(c, rvm_cache_offset(c));
+            walk(d, c, got);
+            CHECK(memcmp(got, want, ROWS * V * sizeof *got) == 0, "%u threads", threads);
+            nanosleep(&pause, NULL);
+        }
+        rvm_cache_destroy(c);
+        rvm_decoder_destroy(d);
+        rvm_decoder_destroy(decoder(m, NULL, threads)); /* that never ran */
+    }
+    free(got), free(want);
+    destroy(m);
+}
+
+/* The head alone, and LoRA on and off: the same bits as before. */
+static void test_head_and_lora(void) {
+    model *m = make((shape){RVM_Q8, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 2);
+    float *plain = calloc(ROWS * V, sizeof *plain), *changed = calloc(ROWS * V, sizeof *changed);
+    float *a = floats(160 * 3, 0.3f, 0), *b = floats(3 * V, 0.3f, 0), *hidden = floats(200 * D, 1, 0);
+    const size_t steps[] = {0, 0, 1};
+    for (size_t i = 0; i < 3; i++) {
+        rvm_cache *c = rvm_cache_create(d);
+        for (int module = 0; module <= RVM_LM_HEAD; module++)
+            CHECK(rvm_decoder_set_lora(d, 1, (rvm_module)module, a, b, i == 1 ? 3 : 0, 0.5f) == RVM_OK, "%d", module);
+        walk(d, c, i ? changed : plain);
+        const double off = distance(changed, plain, ROWS * V);
+        if (i) CHECK(steps[i] ? off == 0 : off > 0.01, "step %zu: %g", i, off);
+        rvm_cache_destroy(c);
+    }
+    float *many = calloc(200 * V, sizeof *many), *one = calloc(V, sizeof *one);
+    CHECK(rvm_decoder_head(d, hidden, 200, 0, many) == RVM_OK, "200 tokens");
+    CHECK(rvm_decoder_head(d, hidden + 131 * D, 1, 0, one) == RVM_OK, "one token");
+    CHECK(memcmp(one, many + 131 * V, V * sizeof *one) == 0, "one of many");
+    free(plain), free(changed), free(a), free(b), free(hidden), free(many), free(one);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
+int main(void) {
+    test_implementations();
+    test_no_allocation();
+    test_bad_arguments();
+    test_cancel();
+    if (!getenv("RVM_NO_FORK")) test_fork(); /* qemu-user and TSan: no threads in forked children */
+    test_threads();
+    test_head_and_lora();
+    printf("%d failures\n", failures);
+    return failures ? 1 : 0;
+}
