@@ -23,16 +23,16 @@ def compiler(*names):
     return found or pytest.skip(f"no C compiler: {' or '.join(names)}")
 
 
-def build(folder, *options):
-    """Compile rvm_compare in `folder`; returns the program."""
+def build(folder, *options, program="rvm_compare"):
+    """Compile a program of neon/tests in `folder`; returns it."""
     cmake = tool("cmake") or pytest.skip("no cmake")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"] if tool("ninja") else []
     configure = [cmake, "-S", str(NEON), "-B", str(folder), "-DRVM_TESTS=ON", *generator, *options]
-    for command in (configure, [cmake, "--build", str(folder), "--target", "rvm_compare"]):
+    for command in (configure, [cmake, "--build", str(folder), "--target", program]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "warning:" not in done.stdout + done.stderr
-    return folder / "rvm_compare"
+    return folder / program
 
 
 def compare(*command):

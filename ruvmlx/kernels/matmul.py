@@ -1,0 +1,145 @@
+"""Matrix products with 4-bit, 8-bit and float weights, beside their float64 twin.
+
+    w = Matrix(weight, scales, biases, cols)      # MLX's affine layout, or a float array [out, in]
+    y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
+
+In front of quantised weights x becomes 8 bits a value; see neon/include/rvm.h for the formula. All
+implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types
+raise ValueError; NaN and infinities make the row of their token NaN.
+"""
+
+import ctypes as C
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
+from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
+
+Array = NDArray[np.float32]
+BLOCK = 32  # activations with one scale
+_P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
+
+
+class _Table(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("acts", _P), ("matmul", _P)]
+
+
+@functools.cache
+def _lib() -> C.CDLL:
+    lib = _load()
+    lib.rvm_matmul_impl.restype, lib.rvm_matmul_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_matmul_impl_name.restype, lib.rvm_matmul_impl_name.argtypes = C.c_char_p, [_N]
+    lib.rvm_matrix_row.restype, lib.rvm_matrix_row.argtypes = _I, [_P, _N, _P]
+    lib.rvm_matrix_check.restype, lib.rvm_matrix_check.argtypes = _I, [_P, _N]
+    lib.rvm_acts_bytes.restype, lib.rvm_acts_bytes.argtypes = _N, [_I, _N, _N]
+    return lib
+
+
+@functools.cache
+def implementations() -> tuple[str, ...]:
+    """What this machine runs, fastest first."""
+    names: list[str] = []
+    while name := _lib().rvm_matmul_impl_name(len(names)):
+        names.append(name.decode())
+    return tuple(names)
+
+
+@functools.cache
+def functions(impl: str | None = None) -> SimpleNamespace:
+    """acts and matmul of one implementation, without the GIL; None: the fastest."""
+    table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
+    if not table:
+        raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
+    acts = C.CFUNCTYPE(_I, _I, _P, _N, _N, _N, _N, _N, _P)(table.contents.acts)
+    product = C.CFUNCTYPE(_I, _P, _P, _N, _N, _N, _P, _N)(table.contents.matmul)
+    return SimpleNamespace(acts=acts, matmul=product)
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """uint8 [nbytes] at a multiple of 64 bytes."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+class Matrix:
+    """W [rows, cols] in packed form.  weight: as PackedMatrix.plan takes it."""
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        scales: np.ndarray | None = None,
+        biases: np.ndarray | None = None,
+        cols: int = 0,
+    ) -> None:
+        packed = PackedMatrix.plan(weight, scales, biases, cols)
+        self.memory = aligned(packed.nbytes)
+        packed.pack(self.memory)
+        spec: Any = packed.spec
+        self.kind, self.affine, self.group = int(spec.kind), bool(spec.affine), int(spec.group)
+        self.rows, self.cols, self.tiles = int(spec.rows), int(spec.cols), -(-int(spec.rows) // 16)
+
+    def __getitem__(self, row: int) -> Array:
+        """Row `row`, dequantised as MLX does: embedding lookup."""
+        out = np.empty(self.cols, np.float32)
+        if row < 0 or _lib().rvm_matrix_row(self.memory.ctypes.data, row, out.ctypes.data) != OK:
+            raise IndexError(f"row {row} of a matrix of {self.rows} rows")
+        return out
+
+
+def activations(w: Matrix, x: Array, impl: str | None = None) -> NDArray[np.uint8]:
+    """x [T, cols] in the form that matrices of w's kind multiply."""
+    if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
+        raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
+    tokens = len(x)
+    to = aligned(_lib().rvm_acts_bytes(w.kind, tokens, w.cols))
+    _done(functions(impl).acts(w.kind, x.ctypes.data, w.cols, tokens, w.cols, 0, tokens, to.ctypes.data))
+    return to
+
+
+def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = None) -> Array:
+    """y [T, rows] = W times activations of T tokens."""
+    if y.dtype != np.float32 or y.ndim != 2 or y.shape[1] != w.rows or not y.flags.c_contiguous:
+        raise ValueError(f"y must be contiguous float32 [T, {w.rows}], got {y.dtype} {list(y.shape)}")
+    if acts.nbytes != _lib().rvm_acts_bytes(w.kind, len(y), w.cols):
+        raise ValueError(f"these are not the activations of {len(y)} tokens for {w.cols} columns")
+    run = functions(impl).matmul
+    _done(run(w.memory.ctypes.data, acts.ctypes.data, len(y), 0, w.tiles, y.ctypes.data, w.rows))
+    return y
+
+
+def matmul(w: Matrix, x: Array, impl: str | None = None) -> Array:
+    """x @ W^T: [T, cols] -> [T, rows]."""
+    return product(w, activations(w, x, impl), np.empty((len(x), w.rows), np.float32), impl)
+
+
+def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
+    """MLX's affine form: W[n][k] = scales[n][k // group] * q[n][k] + biases[n][k // group], float64."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    q = (weight[..., None] >> shifts & np.uint32(2**bits - 1)).reshape(len(weight), -1)
+    group = q.shape[1] // scales.shape[1]
+    return q * scales.astype(np.float64).repeat(group, 1) + biases.astype(np.float64).repeat(group, 1)
+
+
+def quantise_ref(x: Array) -> np.ndarray:
+    """What is left of x [T, cols] after 8 bits: d * round(x / d), d = max |x| / 127 over 32 columns."""
+    blocks = x.reshape(len(x), -1, BLOCK)
+    most = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.where(most < 1e-30, 0, np.float32(127) / np.where(most < 1e-30, 1, most)).astype(np.float32)
+    return (np.rint(blocks * inverse) * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
+
+
+def matmul_ref(w: np.ndarray, x: Array, quantised: bool) -> np.ndarray:
+    """x @ w^T in float64, with w dequantised."""
+    return (quantise_ref(x) if quantised else x.astype(np.float64)) @ w.astype(np.float64).T
+
+
+def _done(rc: int) -> None:
+    if rc == BAD_ARGUMENT:
+        raise ValueError("matmul: bad shapes")
+    if rc != OK:
+        raise RuntimeError(f"matmul returned {rc}")

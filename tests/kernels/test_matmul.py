@@ -1,0 +1,277 @@
+"""Matrix kernels against float64 NumPy and against each other; the packed form against MLX's formula."""
+
+import ctypes as C
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ruvmlx.kernels import matmul as m
+from ruvmlx.kernels.packing import PackedMatrix
+
+IMPLS = m.implementations()
+SHAPES = [(1, 32), (3, 96), (17, 160), (33, 256)]
+TOKENS = [1, 2, 3, 7, 33]
+SCALES = [np.float16, ml_dtypes.bfloat16, np.float32]
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32]
+
+
+def quantised(rng, rows, cols, bits, group, dtype=np.float16, symmetric=False):
+    """Random weights in MLX's layout."""
+    weight = rng.integers(0, 2**32, (rows, cols * bits // 32), dtype=np.uint32)
+    scales = rng.normal(0, 0.1, (rows, cols // group)).astype(dtype)
+    zero = np.float32(-(2 ** (bits - 1)))
+    biases = (zero * scales.astype(np.float32)).astype(dtype)
+    if not symmetric:
+        biases = rng.normal(0, 0.5, scales.shape).astype(dtype)
+    return weight, scales, biases
+
+
+def groups(cols):
+    return [g for g in (32, 64, 128) if cols % g == 0]
+
+
+def close(got, want, x, w):
+    """Rounding of float32 sums: relative to the sum of magnitudes, whatever cancels."""
+    size = np.abs(x).astype(np.float64) @ np.abs(w).T.astype(np.float64)
+    assert np.all(np.abs(got - want) <= 2e-6 * size + 1e-30), np.max(np.abs(got - want) / size)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_quantised_products_equal_their_formula(impl, bits, symmetric):
+    """Odd, unequal sizes, every group and every number of tokens."""
+    rng = np.random.default_rng(bits)
+    for rows, cols in SHAPES:
+        for group in groups(cols):
+            arrays = quantised(rng, rows, cols, bits, group, symmetric=symmetric)
+            w, plain = m.Matrix(*arrays, cols), m.dequantise_ref(*arrays, bits)
+            assert w.affine == (not symmetric)
+            for tokens in TOKENS:
+                x = rng.normal(size=(tokens, cols)).astype(np.float32)
+                close(m.matmul(w, x, impl), m.matmul_ref(plain, x, quantised=True), x, np.abs(plain) + 4)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_products_equal_their_formula(impl, dtype):
+    """Any number of columns; weights are converted in registers."""
+    rng = np.random.default_rng(1)
+    for rows, cols in [(1, 1), (3, 7), (17, 33), (65, 160)]:
+        plain = rng.normal(size=(rows, cols)).astype(dtype)
+        w = m.Matrix(plain)
+        for tokens in [*TOKENS, 4, 16]:
+            x = rng.normal(size=(tokens, cols)).astype(np.float32)
+            want = m.matmul_ref(plain.astype(np.float32), x, quantised=False)
+            close(m.matmul(w, x, impl), want, x, plain.astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_eight_bit_activations_cost_less_than_a_percent(bits):
+    """The whole error against exact activations, as a share of the result's spread."""
+    rng = np.random.default_rng(2)
+    arrays = quantised(rng, 64, 576, bits, 64, symmetric=True)
+    plain, x = m.dequantise_ref(*arrays, bits), rng.normal(size=(8, 576)).astype(np.float32)
+    want = m.matmul_ref(plain, x, quantised=False)
+    error = m.matmul(m.Matrix(*arrays, 576), x) - want
+    assert 0 < np.sqrt(np.mean(error**2) / np.mean(want**2)) < 0.01
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_token_does_not_depend_on_its_neighbours(impl):
+    """Bit for bit the same alone and among 40: a draft that is verified in a batch stays what it was."""
+    rng = np.random.default_rng(3)
+    for bits in (4, 8):
+        w = m.Matrix(*quantised(rng, 40, 128, bits, 32), 128)
+        x = rng.normal(size=(40, 128)).astype(np.float32)
+        together = m.matmul(w, x, impl)
+        for t in range(40):
+            assert np.array_equal(m.matmul(w, x[t : t + 1], impl)[0], together[t])
+
+
+@pytest.mark.parametrize("dtype", SCALES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_rows_are_exactly_the_affine_formula(bits, dtype, symmetric):
+    """s * q rounded to float32, then + b rounded: what MLX computes for float32 scales."""
+    rng = np.random.default_rng(4)
+    for rows, cols in SHAPES:
+        for group in groups(cols):
+            weight, scales, biases = quantised(rng, rows, cols, bits, group, dtype, symmetric)
+            w = m.Matrix(weight, scales, biases, cols)
+            q = m.dequantise_ref(weight, np.ones_like(scales), np.zeros_like(scales), bits).astype(np.float32)
+            s, b = (a.astype(np.float32).repeat(group, 1) for a in (scales, biases))
+            want = (s * q).astype(np.float32) + b
+            for row in range(rows):
+                assert np.array_equal(w[row], want[row])
+
+
+def test_rows_agree_with_mlx():
+    """The same numbers as mx.dequantize, at float32 scales within its own rounding."""
+    mx = pytest.importorskip("mlx.core")
+    rng = np.random.default_rng(5)
+    plain = mx.array(rng.normal(size=(48, 128)).astype(np.float32))
+    for bits in (4, 8):
+        packed = mx.quantize(plain, group_size=64, bits=bits)
+        want = np.array(mx.dequantize(*packed, group_size=64, bits=bits))
+        w = m.Matrix(*(np.array(a) for a in packed), 128)
+        got = np.stack([w[i] for i in range(48)])
+        assert np.max(np.abs(got - want)) <= 2e-7 * np.max(np.abs(want))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_rows_come_back_unchanged(dtype):
+    """Denormals, infinities and NaN of 16 bits included."""
+    bits = np.arange(0, 65536, 7, dtype=np.uint16)[: 9 * 1040].reshape(9, 1040)
+    plain = bits.view(dtype) if dtype != np.float32 else bits.astype(np.float32) * np.float32(1e-40)
+    w = m.Matrix(plain)
+    for i in range(9):
+        assert np.array_equal(w[i], plain[i].astype(np.float32), equal_nan=True)
+
+
+def test_storage_is_the_narrowest_that_loses_nothing():
+    """float32 scales that halves hold are stored as halves; biases of -8 s are not stored at all."""
+    rng = np.random.default_rng(6)
+    weight, scales, biases = quantised(rng, 16, 64, 4, 32)
+    half = PackedMatrix.plan(weight, scales, biases, 64).nbytes
+    assert PackedMatrix.plan(weight, scales.astype(np.float32), biases.astype(np.float32), 64).nbytes == half
+    third = scales.astype(np.float32) / np.float32(3)
+    assert PackedMatrix.plan(weight, third, third, 64).nbytes == half + 2 * 16 * 2 * 2
+    assert PackedMatrix.plan(weight, scales, -8 * scales, 64).nbytes == half - 2 * 16 * 2
+    assert half == 64 + 16 * (32 + 2 * 4)  # head; 16 rows of 64 nibbles and two scales and biases
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_bad_activation_spoils_its_token_only(impl, bits, value):
+    """NaN in, NaN out, in every row of y; other tokens are as before."""
+    rng = np.random.default_rng(7)
+    w = m.Matrix(*quantised(rng, 33, 96, bits, 32), 96)
+    x = rng.normal(size=(5, 96)).astype(np.float32)
+    before = m.matmul(w, x, impl)
+    x[2, 50] = value
+    after = m.matmul(w, x, impl)
+    assert np.isnan(after[2]).all()
+    keep = [0, 1, 3, 4]
+    assert np.array_equal(after[keep], before[keep])
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_tiny_activations_count_as_zero(impl):
+    """Denormals would make 127 / max infinite; a block of them beside a normal one changes nothing."""
+    rng = np.random.default_rng(8)
+    w = m.Matrix(*quantised(rng, 16, 64, 4, 32), 64)
+    x = rng.normal(size=(1, 64)).astype(np.float32)
+    x[0, :32] = 0
+    want = m.matmul(w, x, impl)
+    x[0, :32] = np.float32(1e-40) * np.arange(32)
+    assert np.array_equal(m.matmul(w, x, impl), want)
+    assert np.array_equal(m.matmul(w, 0 * x, impl), np.zeros((1, 16), np.float32))
+
+
+def test_unaligned_arrays():
+    """x and y 4 bytes off, weights and scales from odd addresses: the same bits."""
+    rng = np.random.default_rng(9)
+    arrays = quantised(rng, 17, 96, 4, 32)
+    x, w = rng.normal(size=(3, 96)).astype(np.float32), m.Matrix(*arrays, 96)
+    odd = m.Matrix(*(off_by(a, 2 if a.dtype.itemsize == 2 else 4) for a in arrays), 96)
+    assert np.array_equal(odd.memory, w.memory)
+    y = off_by(np.empty((3, 17), np.float32), 4)
+    assert np.array_equal(m.product(w, m.activations(w, off_by(x, 4)), y), m.matmul(w, x))
+
+
+def off_by(a, n):
+    """A copy of a that starts n bytes past a multiple of 64."""
+    memory = m.aligned(a.nbytes + 64)[n : n + a.nbytes]
+    memory[:] = np.frombuffer(a.tobytes(), np.uint8)
+    return memory.view(a.dtype).reshape(a.shape)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_tiles_and_tokens_may_be_split(impl):
+    """Threads share the tiles of a product and the tokens of its activations; nothing else is written."""
+    rng = np.random.default_rng(10)
+    w = m.Matrix(*quantised(rng, 70, 64, 8, 64), 64)
+    x, f = rng.normal(size=(20, 64)).astype(np.float32), m.functions(impl)
+    want, acts = m.matmul(w, x, impl), m.activations(w, x, impl)
+    parts = m.aligned(acts.nbytes)
+    for begin, end in [(17, 20), (0, 5), (5, 17)]:
+        assert f.acts(w.kind, x.ctypes.data, 64, 20, 64, begin, end, parts.ctypes.data) == m.OK
+    assert np.array_equal(m.product(w, parts, np.empty_like(want), impl), want)
+    y = np.full((20, 80), 5, np.float32)
+    for begin, end in [(3, 5), (0, 1), (2, 2)]:
+        assert f.matmul(w.memory.ctypes.data, acts.ctypes.data, 20, begin, end, y.ctypes.data, 80) == m.OK
+    assert np.array_equal(y[:, :16], want[:, :16])
+    assert np.array_equal(y[:, 48:70], want[:, 48:])
+    assert (y[:, 16:48] == 5).all()
+    assert (y[:, 70:] == 5).all()
+
+
+def test_bad_shapes_are_refused():
+    """Never read out of bounds: sizes that do not fit each other raise."""
+    rng = np.random.default_rng(11)
+    arrays = quantised(rng, 16, 64, 4, 32)
+    w, x = m.Matrix(*arrays, 64), np.zeros((2, 64), np.float32)
+    with pytest.raises(ValueError, match=r"\[T, 64\]"):
+        m.matmul(w, np.zeros((2, 63), np.float32))
+    with pytest.raises(ValueError, match="float32"):
+        m.matmul(w, x.astype(np.float64))
+    with pytest.raises(ValueError, match="activations of 3 tokens"):
+        m.product(w, m.activations(w, x), np.zeros((3, 16), np.float32))
+    with pytest.raises(IndexError, match="row 16"):
+        w[16]
+    with pytest.raises(ValueError, match="groups of 16"):
+        m.Matrix(arrays[0], np.zeros((16, 4), np.float16), np.zeros((16, 4), np.float16), 64)
+
+
+def test_bad_calls_return_an_error():
+    """The C functions themselves: null pointers, ranges past the end, memory that is no matrix."""
+    w, f = m.Matrix(np.ones((40, 8), np.float32)), m.functions()
+    memory, acts = w.memory.ctypes.data, m.aligned(256)
+    x, y = np.zeros((1, 8), np.float32), np.zeros((1, 40), np.float32)
+    a, px, py, bad = acts.ctypes.data, x.ctypes.data, y.ctypes.data, m.BAD_ARGUMENT
+    assert f.acts(w.kind, px, 8, 1, 8, 0, 1, a) == m.OK
+    assert f.acts(w.kind, None, 8, 1, 8, 0, 1, a) == bad
+    assert f.acts(w.kind, px, 7, 1, 8, 0, 1, a) == bad
+    assert f.acts(w.kind, px, 8, 1, 8, 0, 2, a) == bad
+    assert f.acts(0, px, 8, 1, 8, 0, 1, a) == bad  # 4 bits need multiples of 32 columns
+    assert f.acts(w.kind, px, 8, 1, 8, 0, 1, a + 4) == bad
+    assert f.matmul(memory, a, 1, 0, 3, py, 40) == m.OK
+    assert f.matmul(memory, a, 1, 0, 4, py, 40) == bad
+    assert f.matmul(memory, a, 1, 2, 1, py, 40) == bad
+    assert f.matmul(memory, a, 0, 0, 3, py, 40) == bad
+    assert f.matmul(memory, a, 1, 0, 3, py, 39) == bad
+    assert f.matmul(memory, None, 1, 0, 3, py, 40) == bad
+    assert f.matmul(None, a, 1, 0, 3, py, 40) == bad
+    assert f.matmul(a, a, 1, 0, 3, py, 40) == bad
+
+
+def test_a_mapped_matrix_is_checked():
+    """A file that is cut short or whose head was changed is no matrix."""
+    check, w = m._lib().rvm_matrix_check, m.Matrix(np.ones((40, 8), np.float32))
+    assert check(w.memory.ctypes.data, w.memory.nbytes) == m.OK
+    assert check(w.memory.ctypes.data, w.memory.nbytes - 1) == m.BAD_ARGUMENT
+    assert check(w.memory.ctypes.data, 63) == m.BAD_ARGUMENT
+    for at, value in [(0, 0), (8, 9), (24, 255), (32, 255), (39, 255)]:
+        other = m.aligned(w.memory.nbytes)
+        other[:] = w.memory
+        other[at] = value
+        assert check(other.ctypes.data, other.nbytes) == m.BAD_ARGUMENT
+
+
+def test_a_size_that_overflows_is_refused():
+    """rows * cols past 2^48, or either past 2^31: no byte count wraps around."""
+    spec = (C.c_uint64 * 4)(4, 0, 1 << 31, 1)
+    lib = m._lib()
+    lib.rvm_matrix_bytes.restype = C.c_size_t
+    assert lib.rvm_matrix_bytes(C.byref(spec)) == 0
+    assert lib.rvm_acts_bytes(0, 1 << 31, 32) == 0
+    assert lib.rvm_acts_bytes(4, 1, 1 << 31) == 0
+    assert lib.rvm_acts_bytes(9, 1, 32) == 0
+
+
+def test_unknown_implementations_are_named():
+    with pytest.raises(m.LibraryError, match="scalar"):
+        m.functions("sse9")
