@@ -15,8 +15,8 @@ constexpr int TABLE = 5;                         // where the sequence's page id
 constexpr int SPLIT = 6;                         // pages to a threadgroup
 constexpr int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
 constexpr int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
-constexpr int N_NEW = 10, POSITION = 11;         // prefill: tokens of the chunk, position of its first
-constexpr int SPLITS = 12; // decode: threadgroups per head
+constexpr int N_NEW = 10, WINDOW = 11;           // prefill: tokens of the chunk; tokens that a query sees at most, 0: all
+constexpr int SPLITS = 12;                       // decode: threadgroups per head
 constexpr int PARAMS = 16;
 
 #define NEG_INF as_f32(0xff800000u)
