@@ -1,5 +1,5 @@
 """`python -m ruvmlx`."""
 
-from .apps.cli import main  # type: ignore[import-untyped]  # apps/ joins the package when it is built
+from .apps.main import main  # type: ignore[import-untyped]  # apps/ joins the package when it is built
 
 main()

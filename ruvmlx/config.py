@@ -4,6 +4,7 @@ The project file is `ruvmlx.toml` in the working folder, the user file `config.t
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +13,13 @@ from typing import Any
 
 import platformdirs
 
-from .errors import UsageError
+from .errors import StoreError, UsageError
 
+BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
+_ALLOWED = {
+    "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
+    "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
+}
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
 SETTINGS: dict[str, tuple[type, Any, str]] = {
     "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
@@ -84,9 +90,13 @@ def parse(name: str, value: Any, origin: str) -> Any:
     try:
         if isinstance(value, bool) or (kind is int and isinstance(value, float)):
             raise ValueError
-        return kind(value)
+        parsed = kind(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} = {value!r} (from {origin}): expected {kind.__name__}.") from None
+    pattern, expected = _ALLOWED.get(name, (None, ""))
+    if pattern and not pattern.fullmatch(parsed):
+        raise UsageError(f"{name} = {value!r} (from {origin}): expected {expected}.")
+    return parsed
 
 
 def _environment() -> dict[str, str]:
@@ -108,29 +118,40 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def save(name: str, value: str) -> Path:
-    """Set one value in the user file."""
-    values = {**_read(user_file()), name: parse(name, value, "the command line")}
+    """Set one value in the user file; its other lines, comments too, stay as they are."""
+    line = f"{name} = {_toml(parse(name, value, 'the command line'))}\n"
+    _read(user_file())  # a file that cannot be read is not written over
     path = user_file()
-    lines = [f"{key} = {_toml(v)}\n" for key, v in values.items()]
+    fresh = path.with_suffix(".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         # Write beside the target, then rename: a full disk leaves the old file intact.
-        fresh = path.with_suffix(".new")
         with open(fresh, "w", encoding="utf-8") as f:
-            f.writelines(lines)
+            f.writelines(_replaced(lines, name, line))
             f.flush()
             os.fsync(f.fileno())
         os.replace(fresh, path)
     except OSError as e:
-        raise UsageError(
+        fresh.unlink(missing_ok=True)
+        raise StoreError(
             f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
         ) from e
     return path
 
 
+def _replaced(lines: list[str], name: str, line: str) -> list[str]:
+    """The lines with one setting in place of its old one, or at the end."""
+    at = [i for i, old in enumerate(lines) if re.match(rf"\s*{name}\s*=", old)]
+    if at:
+        return [*lines[: at[0]], line, *lines[at[0] + 1 :]]
+    ended = [old if old.endswith("\n") else old + "\n" for old in lines]
+    return [*ended, line]
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        escaped = "".join(c if c.isprintable() else f"\\u{ord(c):04X}" for c in escaped)
+        escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped)
         return f'"{escaped}"'
     return repr(value)

@@ -4,13 +4,16 @@ A Runtime belongs to the thread that opened it (MLX binds its streams to threads
 the `cancel` event of a request may be set.
 """
 
+import functools
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from . import config
 from .backends.base import Backend
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.sampler import check_sampling
 from .errors import NotFound
 from .models.base import Message, Model
 from .sona.learner import Learner, RatingResult
@@ -35,8 +38,17 @@ class Turn:
 class Runtime:
     """Open one with `Runtime.open`; close it when done (or use it as a context manager)."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, adapter: str | None):
+    def __init__(
+        self,
+        store: Store,
+        model: Model,
+        backend: Backend,
+        adapter: str | None,
+        sampling: Mapping[str, Any] | None = None,
+    ):
         self.store, self.model, self.backend = store, model, backend
+        self._flags = dict(sampling or {})
+        check_sampling(self.sampling())
         self.engine = LLMInferenceEngine(model, backend)
         self.learner = Learner(store, model, backend, adapter) if adapter else None
         self.last_reply_id: str | None = None
@@ -48,15 +60,19 @@ class Runtime:
         backend: str = "auto",
         adapter: str | None = "default",
         threads: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> "Runtime":
-        """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError."""
+        """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
+
+        sampling: what the user asked for by name ("temperature", ...), for every reply.
+        """
         from .backends.select import open_backend
         from .models.load import load_model
 
         store = Store(config.store_file())
         try:
             loaded = load_model(model)
-            return cls(store, loaded, open_backend(backend, loaded, threads), adapter)
+            return cls(store, loaded, open_backend(backend, loaded, threads), adapter, sampling)
         except BaseException:
             store.close()
             raise
@@ -76,11 +92,12 @@ class Runtime:
         return f"{self.learner.ledger.name}@{self.learner.version}" if self.learner else None
 
     def sampling(self, **given) -> Sampling:
-        """Values given > the model's own > Sampling's defaults; None means not given."""
+        """Values given here > those given to `open` > the model's own > defaults. None means not given."""
         own = {k: v for k, v in self.model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
-        return Sampling(**{**own, **{k: v for k, v in given.items() if v is not None}})
+        asked = {k: v for k, v in (self._flags | given).items() if v is not None}
+        return Sampling(**(own | asked))
 
     # -- generation ----------------------------------------------------------------------------------
 
@@ -89,6 +106,7 @@ class Runtime:
 
         `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
         """
+        request = replace(request, input_ids=self.engine.prompt_ids(request))
         trace = self._new_trace()
         adapter = self.learner.micro if self.learner else None
         for chunk in self.engine.stream(request, adapter, trace):
@@ -103,21 +121,22 @@ class Runtime:
         return self.learner.trace()
 
     def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
-        self.last_reply_id = request.request_id
         reply = ReplyRow(
             id=request.request_id,
             model=self.model.name,
             fingerprint=self.model.fingerprint,
             adapter=self.learner.ledger.name if self.learner else None,
             adapter_version=self.learner.version if self.learner else 0,
-            prompt_ids=self.engine.prompt_ids(request),
+            prompt_ids=list(request.input_ids or []),
             sampled_ids=list(trace.tokens),
             prompt=_question(request),
             text=response.text,
             finish_reason=response.finish_reason,
             query=trace.first_hidden,
+            logprob=trace.logprob,
         )
         self.store.add_reply(reply, session_id)
+        self.last_reply_id = reply.id
         if self.learner is not None:
             self.learner.keep(reply.id, trace)
 
@@ -153,12 +172,17 @@ class Runtime:
         session_id: str,
         text: str,
         *,
-        sampling: Sampling,
+        sampling: Sampling | None = None,
         max_new_tokens: int,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
-        """Answer one message of a chat. The user's words are committed before the first token."""
-        messages = self._fitting([*self.turns(session_id), Turn("user", text)], max_new_tokens)
+        """Answer one message of a chat. The user's words are committed before the first token.
+
+        sampling: None is what `sampling()` says.
+        """
+        sampling = sampling or self.sampling()
+        check_sampling(sampling)
+        messages = self._fitting(_alternating([*self.turns(session_id), Turn("user", text)]), max_new_tokens)
         request = GenerationRequest(
             messages=messages,
             session_id=session_id,
@@ -166,24 +190,36 @@ class Runtime:
             max_new_tokens=max_new_tokens,
             cancel=cancel,
         )
-        self.engine.prompt_ids(request)  # refuse an empty or too long message before it is saved
+        # Refuse an empty or too long message before it is saved.
+        request = replace(request, input_ids=self.engine.prompt_ids(request))
         self.store.add_user_message(session_id, text)
         yield from self.generate(request, session_id)
 
-    def _fitting(self, turns: list[Turn], max_new_tokens: int) -> list[Message]:
-        """The conversation as messages; its oldest exchanges are left out when the context is full.
+    def _fitting(self, messages: list[Message], max_new_tokens: int) -> list[Message]:
+        """The conversation without its oldest exchanges, if the context would overflow.
 
-        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply.
+        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply. Once
+        full, half of the context is cleared at a time: the turns after that find their KV cache again.
         """
-        tokenizer, context = self.model.tokenizer, self.model.config.max_context
+        context = self.model.config.max_context
         limit = context - min(max_new_tokens, context // 4)
-        messages = _alternating(turns)
-        head = 1 if messages and messages[0].role == "system" else 0
-        while len(messages) > head + 1 and len(tokenizer.encode_chat(messages)) > limit:
-            del messages[head]
-            while len(messages) > head + 1 and messages[head].role != "user":
-                del messages[head]
-        return messages
+        head = messages[:1] if messages[0].role == "system" else []
+        rest = messages[len(head) :]
+        sizes = [self._size(m) for m in rest]
+        first = _cut(sizes, limit - sum(map(self._size, head)), limit // 2)
+        while first < len(rest) - 1 and rest[first].role != "user":
+            first += 1
+        return head + rest[first:]
+
+    def _size(self, message: Message) -> int:
+        """Tokens of one message, a little more than it needs."""
+        return self._tokens(message.content) + 16
+
+    @functools.cached_property
+    def _tokens(self) -> Callable[[str], int]:
+        """Number of tokens of a text, remembered."""
+        encode = self.model.tokenizer.encode
+        return functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -207,6 +243,21 @@ class Runtime:
         return self.learner
 
 
+def _cut(sizes: list[int], limit: int, half: int) -> int:
+    """Index of the first message to read, as if the chat had been cut whenever it came to its limit.
+
+    It depends on the messages alone, so the cut stays where it is from turn to turn until the next one.
+    """
+    first, total = 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total > limit:
+            while first < i and total > half:
+                total -= sizes[first]
+                first += 1
+    return first
+
+
 def _alternating(turns: list[Turn]) -> list[Message]:
     """Turns as messages. A reply stopped before its first word is no turn: its neighbours are joined."""
     messages: list[Message] = []
@@ -227,6 +278,8 @@ def _question(request: GenerationRequest) -> str:
 
 class _Tokens:
     """The recorder of a runtime that does not learn: it only remembers what was drawn."""
+
+    logprob = None
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -66,6 +66,35 @@ def test_a_full_context_drops_the_oldest_turns(open_tiny):
     assert "be kind" in last and "message number 11" in last and "message number 0 " not in last
 
 
+def test_a_full_context_still_finds_its_cache(open_tiny):
+    """The oldest turns go half a context at a time, here three: the others prefill only what is new."""
+    with open_tiny() as runtime:
+        chat = runtime.new_chat()
+        cached = [say(runtime, chat, f"message number {i} " + "blah " * 8).cached_tokens for i in range(30)]
+    assert sum(c < 100 for c in cached[5:]) <= 25 // 3
+
+
+def test_the_models_own_sampling_holds_in_chats_too(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        monkeypatch.setattr(runtime.model, "default_sampling", {"temperature": 0.0, "top_k": 1})
+        said = set()
+        for _ in range(3):
+            chat = runtime.new_chat()
+            chunks = list(runtime.say(chat, "hello", max_new_tokens=5, cancel=threading.Event()))
+            said.add(chunks[-1].response.text)
+        assert len(said) == 1
+
+
+def test_bad_sampling_is_refused_before_anything_is_saved(open_tiny):
+    with open_tiny() as runtime:
+        chat = runtime.new_chat()
+        with pytest.raises(UsageError, match="temperature"):
+            next(runtime.say(chat, "hi", sampling=Sampling(-1.0), max_new_tokens=5, cancel=threading.Event()))
+        assert runtime.turns(chat) == []
+        with pytest.raises(UsageError, match="temperature"):
+            type(runtime)(runtime.store, runtime.model, runtime.backend, None, {"temperature": -1})
+
+
 def test_system_prompt_can_be_changed(open_tiny):
     with open_tiny() as runtime:
         chat = runtime.new_chat()

@@ -3,8 +3,6 @@
 Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a second.
 """
 
-import sys
-
 import click
 
 from ruvmlx import __version__
@@ -29,6 +27,6 @@ def _add_verbs() -> None:
 _add_verbs()
 
 
-def main() -> None:
-    """Entry point of the `ruvmlx` command."""
-    sys.exit(run_plainly(cli))
+def run() -> int:
+    """Run the command line; returns the exit code."""
+    return run_plainly(cli)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
+from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.base import Message
 from ruvmlx.text import Sanitizer
 
-from .options import model_options, open_runtime, resolve, sampling_flags, sampling_options
+from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, print_json
 
 
@@ -39,7 +39,7 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
             prompt=text if raw else None,
             messages=None if raw else _messages(text, settings["system"]),
             max_new_tokens=settings["max_tokens"],
-            sampling=runtime.sampling(seed=seed, **sampling_flags(settings)),
+            sampling=runtime.sampling(seed=seed),
             stop=flags["stop"],
             ignore_eos=flags["ignore_eos"],
             logprobs=flags["logprobs"],
@@ -54,6 +54,8 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
 
 
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give the prompt as an argument.")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as e:
@@ -146,12 +148,10 @@ def chat(continue_: bool, plain: bool, **flags: Any) -> None:
     from ..chat import run_chat
 
     settings = resolve(flags)
-    given = {k: v for k, v in sampling_flags(settings).items() if v is not None}
     code = run_chat(
         lambda: open_runtime(settings),
         plain=plain,
         continue_=continue_,
-        sampling=Sampling(**given),
         max_new_tokens=settings["max_tokens"],
         system=settings["system"],
     )

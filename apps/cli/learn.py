@@ -1,11 +1,11 @@
 """`rate` and `learn`: what the model learns from you, and how to take it back."""
 
-import json
 from typing import Any
 
 import click
 
 from ruvmlx import config
+from ruvmlx.errors import UsageError
 from ruvmlx.sona.objective import check_rating
 
 from .options import adapter_name, model_options, open_runtime, resolve
@@ -45,8 +45,11 @@ def _ledger(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
+    name = adapter_name(settings)
+    if name is None:
+        raise UsageError("--adapter none has learned nothing; name an adapter.")
     model = load_model(settings["model"])
-    return Ledger(Store(config.store_file()), model.fingerprint, adapter_name(settings) or "default")
+    return Ledger(Store(config.store_file()), model.fingerprint, name)
 
 
 def _show_status(status: Any, as_json: bool) -> None:
@@ -113,7 +116,7 @@ def export(format_: str, **flags: Any) -> None:
     from ruvmlx.sona.export import rows
 
     for row in rows(_ledger(flags), format_):
-        click.echo(json.dumps(row, ensure_ascii=False))
+        print_json(row)
 
 
 VERBS = [rate, learn]

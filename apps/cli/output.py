@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -13,11 +14,14 @@ import click
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.text import sanitize
 
+_CONTROLS = re.compile("[\x7f-\x9f\ud800-\udfff]")  # JSON itself escapes those below 0x20
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, default=_plain, ensure_ascii=False))
+    """One JSON value on one line; no control character of C1, nor DEL, is written raw."""
+    text = json.dumps(value, default=_plain, ensure_ascii=False)
+    click.echo(_CONTROLS.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
 
 
 def _plain(value: Any) -> Any:
@@ -46,7 +50,11 @@ def log(text: str) -> None:
 def run_plainly(command: click.Command) -> int:
     """Run a click command; every way to fail is one line and an exit code."""
     try:
+        _check_arguments()
         return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.format_message())
+        return 2
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.UsageError as e:
@@ -62,6 +70,8 @@ def run_plainly(command: click.Command) -> int:
         # The reader (head, less) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as e:
+        return _fail(f"cannot read or write: {e.strerror or e}.", 1)
     except Exception as e:  # noqa: BLE001 - the last resort: a user never sees a traceback
         if os.environ.get("RUVMLX_DEBUG"):
             traceback.print_exc()
@@ -69,6 +79,13 @@ def run_plainly(command: click.Command) -> int:
             f"internal error: {type(e).__name__}: {e}. Report what RUVMLX_DEBUG=1 prints.",
             1,
         )
+
+
+def _check_arguments() -> None:
+    """Bytes that are no UTF-8 arrive as lone surrogates, which nothing after this could store or print."""
+    for argument in sys.argv[1:]:
+        if any("\ud800" <= c <= "\udfff" for c in argument):
+            raise click.UsageError(f"an argument is not UTF-8 text: {argument!a}.")
 
 
 def _fail(message: str, code: int) -> int:

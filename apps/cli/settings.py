@@ -27,10 +27,11 @@ def show_settings(origin: bool, as_json: bool) -> None:
     if as_json:
         print_json({k: {"value": s.value, "origin": s.origin} for k, s in found.items()})
         return
-    show_facts({k: f"{s.value}  ({s.origin})" if origin else s.value for k, s in found.items()})
+    shown = {k: "-" if s.value is None else s.value for k, s in found.items()}
+    show_facts({k: f"{v}  ({found[k].origin})" if origin else v for k, v in shown.items()})
 
 
-@config.command("set")
+@config.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
 @click.argument("name")
 @click.argument("value")
 def set_setting(name: str, value: str) -> None:
@@ -39,9 +40,14 @@ def set_setting(name: str, value: str) -> None:
 
 
 @config.command("path")
-def paths() -> None:
+@json_option
+def paths(as_json: bool) -> None:
     """Where data and settings lie."""
-    show_facts({"data": settings.home(), "settings": settings.user_file(), "store": settings.store_file()})
+    facts = {"data": settings.home(), "settings": settings.user_file(), "store": settings.store_file()}
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts(facts)
 
 
 def _python() -> str:
@@ -79,12 +85,28 @@ def _model() -> str:
     return f"{model.name} ({model.parameters / 1e6:.0f} M parameters, {model.bits:.1f} bits) at {model.path}"
 
 
+def _adapter() -> str:
+    from ruvmlx.lora import MicroLoRA
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.store import Store
+
+    name = settings.load()["adapter"].value
+    model = load_model(settings.load()["model"].value)
+    ledger = Ledger(Store(settings.store_file()), model.fingerprint, name)
+    if version := ledger.version():
+        state = ledger.adapter(version).state
+        MicroLoRA.from_bytes(state, model.config.hidden_size, model.config.vocab_size)
+    return f"{name}, version {version}, {len(ledger.ratings())} ratings"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "installation": _python,
     "native library": _library,
     "backend": _backend,
     "store": _store,
     "model": _model,
+    "adapter": _adapter,
 }
 
 

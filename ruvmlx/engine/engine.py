@@ -40,7 +40,7 @@ class LLMInferenceEngine:
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Token ids of the prompt; UsageError when it is empty or longer than the context."""
         tokenizer = self.model.tokenizer
-        if request.input_ids is not None:
+        if request.input_ids is not None:  # encoded already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
@@ -122,7 +122,7 @@ class _Run:
             raise
         finally:
             _sync(session)
-        tail = self.stops.add(self.decoder.flush()) + self.stops.flush()
+        tail = "" if self.stops.hit else self.stops.add(self.decoder.flush()) + self.stops.flush()
         self.text.append(tail)
         yield Chunk(tail, len(self.ids), response=self._response(session))
 

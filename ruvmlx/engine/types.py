@@ -21,7 +21,7 @@ class Sampling:
 
 @dataclass
 class GenerationRequest:
-    """One reply wanted. Exactly one of `messages`, `prompt` (raw text) and `input_ids` is given."""
+    """One reply wanted: from `messages`, or `prompt` (raw text), or `input_ids`, which win over both."""
 
     messages: Sequence[Message] | None = None
     prompt: str | None = None

@@ -81,13 +81,11 @@ class MicroLoRA:
         f = np.float32(factor)
         return replace(self, lora_b=self.lora_b * f, momentum_b=self.momentum_b * f)
 
-    def moved(self, other: "MicroLoRA", origin: "MicroLoRA") -> "MicroLoRA":
-        """This adapter plus (other - origin): how one past update is taken back."""
-        return replace(
-            self,
-            lora_a=self.lora_a + (other.lora_a - origin.lora_a),
-            lora_b=self.lora_b + (other.lora_b - origin.lora_b),
-        )
+    def moved(self, to: "MicroLoRA", origin: "MicroLoRA") -> "MicroLoRA":
+        """This adapter plus (to - origin), at rest: how one past update is taken back."""
+        a = self.lora_a + (to.lora_a - origin.lora_a)
+        b = self.lora_b + (to.lora_b - origin.lora_b)
+        return replace(self, lora_a=a, lora_b=b, momentum_a=np.zeros_like(a), momentum_b=np.zeros_like(b))
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
@@ -111,7 +109,7 @@ class MicroLoRA:
             adapter = cls(**arrays, alpha=alpha)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile(
-                f"the stored adapter is damaged ({e}); `ruvmlx learn undo` goes back one version."
+                "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
             ) from e
         adapter._check(hidden_size, vocab_size)
         return adapter

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend
-from ..errors import AdapterMismatch, NotFound, RuvmlxError
+from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.micro import RANK
 from ..models.base import Model
-from ..store import RatingRow, ReplyRow, Store
+from ..store import HeadMoved, ReplyRow, Store
 from . import instant, neutral, objective
 from .ledger import Ledger
 from .trace import Trace, adapted_logits
 
 _TRACES_IN_MEMORY = 4
+_ATTEMPTS = 5  # when another process rates at the same time
+_NEVER_STORED = -1
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class RatingResult:
     adapter_version: int
 
 
+@dataclass(frozen=True)
+class State:
+    """Weights, their version and their distance to the frozen model, nats per token."""
+
+    micro: MicroLoRA
+    version: int
+    kl: float
+
+
 class Learner:
     """The instant loop of one adapter on one model. Lives in the backend's thread."""
 
@@ -48,26 +59,30 @@ class Learner:
         self.ledger = Ledger(store, model.fingerprint, name)
         self._neutral = self._load_neutral()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
-        self.version = -1
-        self.micro: MicroLoRA
-        self.kl = 0.0
-        self.sync()
+        self._state = self._load(self.ledger.version())
 
     # -- the adapter in use --------------------------------------------------------------------------
 
-    def sync(self) -> None:
-        """Take up the stored adapter, if another process (or this one) has moved on."""
-        version = self.ledger.version()
-        if version != self.version:
-            self.micro, self.kl = self._load(version)
-            self.version = version
+    @property
+    def micro(self) -> MicroLoRA:
+        return self._state.micro
 
-    def _load(self, version: int) -> tuple[MicroLoRA, float]:
+    @property
+    def version(self) -> int:
+        return self._state.version
+
+    def sync(self) -> None:
+        """Take up the stored adapter, if another process (or an undo) has moved on."""
+        version = self.ledger.version()
+        if version != self._state.version:
+            self._state = self._load(version)
+
+    def _load(self, version: int) -> State:
         config = self._model.config
         if version == 0:
-            return MicroLoRA.fresh(self._neutral.directions, config.vocab_size), 0.0
+            return State(MicroLoRA.fresh(self._neutral.directions, config.vocab_size), 0, 0.0)
         row = self.ledger.adapter(version)
-        return MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size), row.kl
+        return State(MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size), version, row.kl)
 
     def _load_neutral(self) -> neutral.Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
@@ -92,33 +107,43 @@ class Learner:
                 self._traces.popitem(last=False)
 
     def settle(self) -> None:
-        """Make the newest reply ready to be rated, in this process or another."""
-        for reply_id, trace in self._traces.items():
-            if trace.variance is None:
-                trace.settle(self._backend.head)
-                self._store.put_trace(reply_id, trace.to_bytes())
+        """Make the newest replies ready to be rated, in this process or another."""
+        for reply_id in self._traces:
+            self._settle(reply_id)
 
-    def _trace_of(self, reply: ReplyRow) -> Trace:
-        """The reply's trace under the adapter in use: from memory, the store, or its tokens."""
-        trace = self._traces.get(reply.id)
-        if trace is None:
-            stored = self._store.trace(reply.id)
-            trace = Trace.from_bytes(stored, self.micro) if stored else None
-        if trace is None:
-            trace = self._replay(reply)
-        elif trace.version != self.version:
-            trace = trace.replayed(self.micro, self.version, self._backend.head)
-        elif trace.variance is None:
+    def _settle(self, reply_id: str) -> None:
+        trace = self._traces[reply_id]
+        if trace.variance is None:
             trace.settle(self._backend.head)
+            self._store.put_trace(reply_id, trace.to_bytes())
+
+    def _trace_of(self, reply: ReplyRow, state: State) -> Trace:
+        """The reply's trace under the given weights: from memory, the store, or its tokens."""
+        if reply.id in self._traces:
+            self._settle(reply.id)
+        trace = self._traces.get(reply.id) or self._stored_trace(reply, state)
+        if trace is None:
+            return self._replay(reply, state)
+        if trace.version != state.version:
+            return trace.replayed(state.micro, state.version, self._backend.head)
         return trace
 
-    def _replay(self, reply: ReplyRow) -> Trace:
+    def _stored_trace(self, reply: ReplyRow, state: State) -> Trace | None:
+        """Traces of other adapters are of no use; the untouched model is the same for all."""
+        data = self._store.trace(reply.id)
+        if data is None or not (reply.adapter == self.ledger.name or reply.adapter_version == 0):
+            return None
+        return Trace.from_bytes(data, state.micro)
+
+    def _replay(self, reply: ReplyRow, state: State) -> Trace:
         """Read the reply again: one prefill over its prompt and its tokens."""
         if not reply.sampled_ids:
-            raise NotFound(f"reply {reply.id} is empty: it was stopped before its first token.")
+            raise NotFound(f"reply {reply.id} has no words: it was stopped at once, or its chat was deleted.")
         states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
         hidden = states[len(reply.prompt_ids) - 1 :]
-        return Trace.from_hidden(self.micro, self.version, hidden, reply.sampled_ids, self._backend.head)
+        return Trace.from_hidden(
+            state.micro, state.version, hidden, reply.sampled_ids, self._backend.head, reply.logprob
+        )
 
     # -- ratings -------------------------------------------------------------------------------------
 
@@ -126,32 +151,36 @@ class Learner:
         """Apply a rating and commit it. A reply rated before has its old rating taken back first."""
         started = time.perf_counter()
         rating = objective.check_rating(rating)
-        self.sync()
         reply = self._rateable(reply_id)
-        before, version_before = self.micro, self.version
-        replaced = self.ledger.rating_of(reply.id)
-        if replaced is not None:
-            self._without(replaced)
-        trace = self._trace_of(reply)
-        weight = self._weight(reply, rating, trace, replaced)
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._rate(reply, rating, note, started)
+            except HeadMoved:
+                continue
+        raise StoreBusy("another process keeps rating replies of this adapter; try again.")
+
+    def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
+        self.sync()
+        before = self._state
+        base = self._without(reply.id)
+        trace = self._trace_of(reply, base)
+        weight = self._weight(reply, rating, trace)
         try:
-            new, apply_us = self._apply(trace, weight)
+            new, apply_us = self._apply(base, trace, weight)
         except kernels.NotFinite as e:
-            self._restore()
             raise RuvmlxError(
                 f"the rating was not applied: the update is not finite ({e}). The adapter is unchanged."
             ) from e
-        changed = new is not None or replaced is not None
-        row = RatingRow(
-            0, reply.id, rating, note, weight, version_before, version_before, reply.query,
-            replaced.id if replaced else None,
-        )  # fmt: skip
-        self._commit(reply, row, new, changed)
+        version = self.ledger.commit(
+            before.version, reply.id, rating, note, weight, new.micro.to_bytes(), new.kl, new.micro.norm
+        )
+        self._state = State(new.micro, version, new.kl)
         total_us = 1e6 * (time.perf_counter() - started)
-        logprob_before, logprob_after = self._logprobs(trace, before, self.micro)
+        logprobs = self._logprobs(trace, before.micro, new.micro)
+        applied = new.micro is not before.micro
         return RatingResult(
-            reply.id, rating, changed, apply_us, total_us, logprob_before, logprob_after,
-            self.kl, instant.KL_CAP, self.micro.norm, self.version,
+            reply.id, rating, applied, apply_us, total_us, *logprobs,
+            new.kl, instant.KL_CAP, new.micro.norm, version,
         )  # fmt: skip
 
     def _rateable(self, reply_id: str) -> ReplyRow:
@@ -163,53 +192,36 @@ class Learner:
             )
         return reply
 
-    def _without(self, row: RatingRow) -> None:
-        """Set the weights in memory to what they were, or would be, without one rating."""
-        if row.version_after == row.version_before:
-            return
-        if row.version_after == self.version:
-            self.micro, self.kl = self._load(row.version_before)
-            self.version = row.version_before
-            return
-        try:
-            after, before = self._load(row.version_after)[0], self._load(row.version_before)[0]
-        except NotFound:
-            return  # too long ago: the new rating then simply adds to the old one
-        taken = instant.capped(self.micro.moved(before, after), self._neutral)
-        self.micro, self.kl = taken.adapter, taken.kl
-        self.version = -1  # a state that was never stored: traces of any version are replayed
+    def _without(self, reply_id: str) -> State:
+        """The weights in use less every push that earlier ratings of this reply gave them."""
+        state = self._state
+        steps = self.ledger.steps_of_reply(state.version, reply_id)
+        while steps and steps[-1][1] == state.version:  # the newest ones: what was before is stored
+            state = self._load(steps.pop()[0])  # within the ancestors that are always kept
+        for version_before, version_after in steps:
+            try:
+                origin, pushed = self._load(version_before), self._load(version_after)
+            except NotFound:
+                continue  # too long ago to be known: that push stays
+            taken = instant.capped(state.micro.moved(origin.micro, pushed.micro), self._neutral)
+            state = State(taken.adapter, _NEVER_STORED, taken.kl)
+        return state
 
-    def _weight(self, reply: ReplyRow, rating: str, trace: Trace, replaced: RatingRow | None) -> float:
-        history = [r for r in self.ledger.ratings() if replaced is None or r.id != replaced.id]
+    def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
+        history = [r for r in self.ledger.ratings() if r.reply_id != reply.id]
         given = [r.rating for r in history]
         past = [(r.query, objective.reward(r.rating, given)) for r in history if r.query is not None]
         value = objective.baseline(reply.query, self._neutral.mean, past)
         w = objective.dro_weight(rating, objective.reward(rating, given), value, trace.log_ratio)
         return w * trace.importance if w < 0 else w
 
-    def _apply(self, trace: Trace, weight: float) -> tuple[instant.Update | None, float]:
-        """The update alone, timed in microseconds."""
-        self._neutral.kl(self.micro)  # the first use computes the frozen probabilities
+    def _apply(self, base: State, trace: Trace, weight: float) -> tuple[State, float]:
+        """The update alone, timed in microseconds; the same weights when there is nothing to push."""
+        self._neutral.kl(base.micro)  # the first use computes the frozen probabilities
         started = time.perf_counter()
-        update = instant.update(self.micro, trace, weight, self._neutral)
-        return update, 1e6 * (time.perf_counter() - started)
-
-    def _commit(self, reply: ReplyRow, row: RatingRow, update: instant.Update | None, changed: bool) -> None:
-        """Commit the rating and the weights that it made; only then believe them."""
-        adapter = update.adapter if update else self.micro
-        kl = update.kl if update else self.kl
-        try:
-            state = adapter.to_bytes() if changed else None
-            version = self.ledger.commit(reply, row, state, kl, adapter.norm)
-        except BaseException:
-            self._restore()
-            raise
-        self.micro, self.kl, self.version = adapter, kl, version
-
-    def _restore(self) -> None:
-        """Back to what the store holds."""
-        self.version = -1
-        self.sync()
+        update = instant.update(base.micro, trace, weight, self._neutral)
+        apply_us = 1e6 * (time.perf_counter() - started)
+        return (State(update.adapter, _NEVER_STORED, update.kl) if update else base), apply_us
 
     def _logprobs(self, trace: Trace, before: MicroLoRA, after: MicroLoRA) -> tuple[float, float]:
         """Mean log-probability per token of the traced reply under two adapters."""

@@ -6,13 +6,15 @@ It needs the store alone, no weights: `learn status` and `learn undo` answer wit
 from dataclasses import dataclass
 
 from ..errors import NotFound
-from ..store import AdapterRow, RatingRow, ReplyRow, Store
+from ..store import AdapterRow, RatingRow, Store
 from .instant import KL_CAP
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """kl and kl_cap: nats per token on neutral text. versions: those that rollback can reach."""
+    """updates: ratings that moved the weights. kl, kl_cap: nats per token on neutral text.
+    versions: those that rollback can reach.
+    """
 
     ratings: int
     updates: int
@@ -27,74 +29,64 @@ class Ledger:
     """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default"):
-        self._store, self._fingerprint, self.name = store, fingerprint, name
+        self._store, self._mine, self.name = store, (fingerprint, name), name
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
-        return self._store.adapter_version(self._fingerprint, self.name)
+        return self._store.adapter_version(*self._mine)
 
     def adapter(self, version: int) -> AdapterRow:
-        return self._store.adapter(self._fingerprint, self.name, version)
+        return self._store.adapter(*self._mine, version)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
-        return self._store.ratings(self._fingerprint, self.name)
+        return self._store.ratings(*self._mine)
 
-    def rating_of(self, reply_id: str) -> RatingRow | None:
-        """The rating in force on a reply."""
-        return next((r for r in reversed(self.ratings()) if r.reply_id == reply_id), None)
+    def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of every rating of a reply on the way to a version."""
+        return self._store.steps_of_reply(*self._mine, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
-        return self._store.rated_texts(self._fingerprint, self.name)
+        return self._store.rated_texts(*self._mine)
 
-    def commit(self, reply: ReplyRow, row: RatingRow, state: bytes | None, kl: float, norm: float) -> int:
-        """Write a rating and the weights it made (None: it changed none) in one transaction.
+    def commit(
+        self, parent: int, reply_id: str, rating: str, note: str, weight: float,
+        state: bytes, kl: float, norm: float,
+    ) -> int:  # fmt: skip
+        """Write a rating and the weights it made in one transaction; returns their version.
 
-        Returns the version in use afterwards.
+        HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
         with self._store.transaction():
-            version = row.version_before
-            if state is not None:
-                version = self._store.next_version(self._fingerprint, self.name)
-                new = AdapterRow(version, row.version_before, state, kl, norm)
-                self._store.put_adapter(self._fingerprint, self.name, new)
-            self._store.add_rating(reply, self.name, row, version)
+            version = self._store.add_version(*self._mine, parent, state, kl, norm)
+            self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
         return version
 
     def undo(self) -> LearnStatus:
         """Take the last rating back: the adapter is again, bit for bit, what it was before it."""
-        ratings = self.ratings()
-        if not ratings:
-            raise NotFound("there is no rating to take back.")
-        last = ratings[-1]
-        self._check_reachable(last.version_before)
         with self._store.transaction():
-            self._store.take_back(last)
-            self._store.point_adapter(self._fingerprint, self.name, last.version_before)
+            version = self.version()
+            if version == 0:
+                raise NotFound("there is no rating to take back.")
+            self._store.move_head(*self._mine, self.adapter(version).parent)
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use an earlier version again; 0 is the untouched model. Only ratings that led to it still count."""
-        self._check_reachable(version)
+        """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
         with self._store.transaction():
-            self._store.point_adapter(self._fingerprint, self.name, version)
-            self._store.keep_ratings_of(self._fingerprint, self.name, version)
+            self._store.move_head(*self._mine, version)
         return self.status()
-
-    def _check_reachable(self, version: int) -> None:
-        if version != 0:
-            self.adapter(version)
 
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
         return LearnStatus(
             ratings=len(ratings),
-            updates=sum(r.version_after != r.version_before for r in ratings),
+            updates=sum(r.weight != 0 for r in ratings),
             adapter_version=version,
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.adapter_versions(self._fingerprint, self.name),
+            versions=self._store.adapter_versions(*self._mine),
         )

@@ -15,6 +15,7 @@ from importlib import resources
 import numpy as np
 
 from ..backends.base import Backend
+from ..errors import RuvmlxError
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
@@ -66,6 +67,10 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     """Read the neutral text with the frozen model: about 700 tokens of prefill."""
     pairs = json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
     states = np.concatenate([_answer_states(backend, tokenizer, q, a, max_context) for q, a in pairs])
+    if not np.isfinite(states).all():
+        raise RuvmlxError(
+            "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
+        )
     count = min(max(_CONTEXTS[0], _ELEMENTS // vocab_size), _CONTEXTS[-1], len(states))
     chosen = np.linspace(0, len(states) - 1, count).round().astype(int)
     return Neutral(

@@ -28,8 +28,8 @@ def check_rating(rating: str) -> str:
 def reward(rating: str, history: Sequence[str]) -> float:
     """r in [-1, 1]. up = 1, down = -1; a star is its mid-rank among the user's earlier stars.
 
-    One imaginary rating of each star comes first, so that the first 5 counts 0.67, and 5 counts less
-    from someone who always gives 5.
+    One imaginary rating of each star comes first, so that the first 5 counts 1 and the first 4 a half; from
+    someone who always gives 5, a 5 counts less.
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0

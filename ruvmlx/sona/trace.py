@@ -74,9 +74,13 @@ class Trace:
 
     @property
     def importance(self) -> float:
-        """p_now(reply) / p_drawn(reply), at most 1: TOPR's taper for replies rated late (2503.14286)."""
+        """(p_now(reply) / p_drawn(reply))^(1/T), at most 1.
+
+        A reply that the model would hardly write any more is pushed down less: TOPR's taper (2503.14286).
+        Per token as in GSPO (2507.18071), for over a whole reply the plain ratio is 0 or 1.
+        """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
-        return float(np.exp(min(0.0, self.logprob - drawn)))
+        return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens))))
 
     def settle(self, head) -> None:
         """Measure `variance`. head: hidden [T, D] -> frozen logits [T, V]."""
@@ -106,12 +110,15 @@ class Trace:
         return new
 
     @classmethod
-    def from_hidden(cls, adapter, version, hidden, tokens, head) -> "Trace":
-        """A reply known only by its tokens and hidden states [T, D]; settled."""
+    def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
+        """A reply known only by its tokens and hidden states [T, D]; settled.
+
+        drawn_logprob: its log-probability when it was drawn; None, when that was without an adapter.
+        """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
         new = seed.replayed(adapter, version, head)
-        new.drawn_logprob = None
+        new.drawn_logprob = new.frozen_logprob if drawn_logprob is None else drawn_logprob
         return new
 
     def to_bytes(self) -> bytes:

@@ -3,8 +3,8 @@
 Store adds the tables up, one file each: Database < Chats < Replies < Adapters.
 """
 
-from .adapters import AdapterRow, RatingRow
+from .adapters import AdapterRow, HeadMoved, RatingRow
 from .adapters import Adapters as Store
 from .replies import ReplyRow
 
-__all__ = ["AdapterRow", "RatingRow", "ReplyRow", "Store"]
+__all__ = ["AdapterRow", "HeadMoved", "RatingRow", "ReplyRow", "Store"]

@@ -1,7 +1,10 @@
 """Adapter versions, and the ratings that led to them.
 
-A rating and the adapter version that it made are one transaction, so that neither can be found without
-the other.
+Versions are a tree: each has a parent, and one rating that made it. The head is the version in use. A rating
+is in force when its version is the head or an ancestor of it, and no later one of the same reply is. So undo
+and rollback only move the head; nothing has to be remembered about them.
+
+A rating and its version are one transaction: neither can be found without the other.
 """
 
 import time
@@ -11,9 +14,22 @@ import numpy as np
 
 from ..errors import NotFound
 from .database import vector
-from .replies import Replies, ReplyRow
+from .replies import Replies
 
-KEEP_VERSIONS = 64  # adapter versions that undo and rollback can reach
+KEEP_VERSIONS = 64  # ancestors of the head, and newest versions, whose weights are kept
+
+# The head and its ancestors down to version 0.  ?1 fingerprint, ?2 adapter, ?3 head, ?4 steps at most.
+_CHAIN = (
+    "WITH RECURSIVE chain(version, step) AS (SELECT ?3, 1 UNION ALL"
+    " SELECT a.parent, chain.step + 1 FROM chain JOIN adapters a"
+    " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = chain.version"
+    " WHERE chain.version > 0 AND chain.step < ?4) "
+)
+_ALL = 1 << 62
+
+
+class HeadMoved(Exception):
+    """Another process made a version in between: start again from its weights."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +52,11 @@ class RatingRow:
     weight: float
     version_before: int
     version_after: int
-    query: np.ndarray | None
-    replaces: int | None = None  # the rating of the same reply that this one took the place of
+    query: np.ndarray | None  # [D] float32, embedding of the prompt
 
 
 class Adapters(Replies):
-    """Named adapters of a model, each a chain of versions."""
+    """Named adapters of a model, each a tree of versions."""
 
     def adapter_version(self, fingerprint: str, name: str) -> int:
         """The version in use; 0 is the untouched model."""
@@ -59,111 +74,127 @@ class Adapters(Replies):
             version,
         )
         if row is None:
+            raise NotFound(f"adapter {name!r} has no version {version}; `ruvmlx learn status` lists them.")
+        if row[2] is None:
             raise NotFound(
-                f"adapter {name!r} has no version {version} any more (the last {KEEP_VERSIONS} are kept); "
-                "`ruvmlx learn status` lists what there is."
+                f"version {version} of adapter {name!r} is no longer kept (about {KEEP_VERSIONS} are); "
+                "`ruvmlx learn status` lists them."
             )
         return AdapterRow(*row)
 
     def adapter_versions(self, fingerprint: str, name: str) -> list[int]:
         """Versions that rollback can reach, the oldest first."""
-        return [
-            row[0]
-            for row in self._rows(
-                "SELECT version FROM adapters WHERE fingerprint = ? AND name = ? ORDER BY version",
-                fingerprint,
-                name,
-            )
-        ]
-
-    def next_version(self, fingerprint: str, name: str) -> int:
-        """A number never used before, so that an undone version is not mistaken for a new one."""
-        row = self._row(
-            "SELECT max(v) FROM (SELECT version AS v FROM adapters WHERE fingerprint = ?1 AND name = ?2"
-            " UNION ALL SELECT version_after FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
-            " UNION ALL SELECT version FROM adapter_heads WHERE fingerprint = ?1 AND name = ?2)",
+        rows = self._rows(
+            "SELECT version FROM adapters WHERE fingerprint = ? AND name = ? AND state IS NOT NULL"
+            " ORDER BY version",
             fingerprint,
             name,
         )
-        return (row[0] if row and row[0] is not None else 0) + 1
+        return [row[0] for row in rows]
 
-    def put_adapter(self, fingerprint: str, name: str, row: AdapterRow) -> None:
-        """Add a version and make it the one in use. Call inside a transaction."""
+    def add_version(
+        self, fingerprint: str, name: str, parent: int, state: bytes, kl: float, norm: float
+    ) -> int:
+        """Add a version to the head and make it the head. Call inside a transaction.
+
+        Its number was never used before. HeadMoved, if the head is not `parent` any more.
+        """
+        if self.adapter_version(fingerprint, name) != parent:
+            raise HeadMoved
+        newest = self._row(
+            "SELECT coalesce(max(version), 0) FROM adapters WHERE fingerprint = ? AND name = ?",
+            fingerprint,
+            name,
+        )
+        version = int(newest[0] if newest else 0) + 1
         self._db.execute(
             "INSERT INTO adapters VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (fingerprint, name, row.version, row.parent, row.state, row.kl, row.norm, time.time()),
+            (fingerprint, name, version, parent, state, kl, norm, time.time()),
         )
-        self.point_adapter(fingerprint, name, row.version)
+        self._set_head(fingerprint, name, version)
+        self._forget_old_states(fingerprint, name, version)
+        return version
+
+    def _forget_old_states(self, fingerprint: str, name: str, head: int) -> None:
+        """Keep the weights of the newest versions and of the head's nearest ancestors."""
         self._db.execute(
-            "DELETE FROM adapters WHERE fingerprint = ? AND name = ? AND version <= ?",
-            (fingerprint, name, row.version - KEEP_VERSIONS),
+            _CHAIN + "UPDATE adapters SET state = NULL WHERE fingerprint = ?1 AND name = ?2"
+            " AND state IS NOT NULL AND version <= ?3 - ?4 AND version NOT IN (SELECT version FROM chain)",
+            (fingerprint, name, head, KEEP_VERSIONS),
         )
 
-    def point_adapter(self, fingerprint: str, name: str, version: int) -> None:
-        """Make an existing version the one in use. Call inside a transaction."""
+    def _set_head(self, fingerprint: str, name: str, version: int) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO adapter_heads VALUES (?, ?, ?)", (fingerprint, name, version)
         )
 
-    def add_rating(self, reply: ReplyRow, adapter: str, row: RatingRow, version_after: int) -> None:
-        """Call inside a transaction."""
+    def move_head(self, fingerprint: str, name: str, version: int) -> None:
+        """Make an existing version (0: none) the head; the ratings that led to it are in force.
+
+        Call inside a transaction.
+        """
+        if version != 0:
+            self.adapter(fingerprint, name, version)
+        self._set_head(fingerprint, name, version)
+        mine = (fingerprint, name, version, _ALL)
         self._db.execute(
-            "INSERT INTO ratings (reply_id, rating, note, fingerprint, adapter, weight, version_before,"
-            " version_after, replaces, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                reply.id,
-                row.rating,
-                row.note,
-                reply.fingerprint,
-                adapter,
-                row.weight,
-                row.version_before,
-                version_after,
-                row.replaces,
-                time.time(),
-            ),
+            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", (fingerprint, name)
         )
-        self._db.execute("UPDATE ratings SET taken_back = 1 WHERE id = ?", (row.replaces,))
+        self._db.execute(
+            _CHAIN + "UPDATE ratings SET in_force = 1 WHERE id IN (SELECT max(id) FROM ratings"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM chain)"
+            " GROUP BY reply_id)",
+            mine,
+        )
 
-    def take_back(self, row: RatingRow) -> None:
-        """A rating no longer counts; the one that it replaced does again. Call inside a transaction."""
-        self._db.execute("UPDATE ratings SET taken_back = 1 WHERE id = ?", (row.id,))
-        self._db.execute("UPDATE ratings SET taken_back = 0 WHERE id = ?", (row.replaces,))
+    def add_rating(
+        self, fingerprint: str, name: str, version: int, reply_id: str, rating: str, note: str, weight: float
+    ) -> None:
+        """The rating that made a version, in place of an earlier one. Call inside a transaction."""
+        self._db.execute(
+            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ? AND reply_id = ?",
+            (fingerprint, name, reply_id),
+        )
+        self._db.execute(
+            "INSERT INTO ratings (fingerprint, adapter, version, reply_id, rating, note, weight,"
+            " in_force, created) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)",
+            (fingerprint, name, version, reply_id, rating, note, weight, time.time()),
+        )
 
-    def keep_ratings_of(self, fingerprint: str, adapter: str, version: int) -> None:
-        """Only the ratings that led to a version count from now on. Call inside a transaction."""
-        rows = self._db.execute(
-            "SELECT id, version_before, version_after, replaces FROM ratings"
-            " WHERE fingerprint = ? AND adapter = ? ORDER BY id DESC",
-            (fingerprint, adapter),
-        ).fetchall()
-        chain, replaced = {version}, set()
-        for rating_id, before, after, replaces in rows:
-            counts = after in chain and rating_id not in replaced and (after != 0 or before != 0)
-            if after in chain:
-                chain.add(before)
-                replaced.add(replaces)
-            self._db.execute("UPDATE ratings SET taken_back = ? WHERE id = ?", (not counts, rating_id))
-
-    def ratings(self, fingerprint: str, adapter: str) -> list[RatingRow]:
+    def ratings(self, fingerprint: str, name: str) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
         rows = self._rows(
-            "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, t.version_before, t.version_after, r.query,"
-            " t.replaces"
-            " FROM ratings t JOIN replies r ON r.id = t.reply_id"
-            " WHERE t.fingerprint = ? AND t.adapter = ? AND NOT t.taken_back ORDER BY t.id",
+            "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, a.parent, t.version, r.query"
+            " FROM ratings t JOIN replies r ON r.id = t.reply_id JOIN adapters a"
+            " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
             fingerprint,
-            adapter,
+            name,
         )
         return [replace(RatingRow(*row), query=vector(row[7])) for row in rows]
 
-    def rated_texts(self, fingerprint: str, adapter: str) -> list[tuple[str, str, str]]:
-        """(prompt, reply, rating) of every rating in force."""
+    def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of every rating of a reply on the way to the head, in order."""
+        rows = self._rows(
+            _CHAIN + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
+            " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
+            " WHERE t.fingerprint = ?1 AND t.adapter = ?2 AND t.reply_id = ?5"
+            " AND t.version IN (SELECT version FROM chain) ORDER BY t.id",
+            fingerprint,
+            name,
+            head,
+            _ALL,
+            reply_id,
+        )
+        return [(before, after) for before, after in rows]
+
+    def rated_texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
+        """(prompt, reply, rating) of every rating in force whose chat was not deleted."""
         return self._rows(
             "SELECT r.prompt, r.text, t.rating FROM ratings t JOIN replies r ON r.id = t.reply_id"
-            " WHERE t.fingerprint = ? AND t.adapter = ? AND NOT t.taken_back ORDER BY t.id",
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND r.prompt != '' ORDER BY t.id",
             fingerprint,
-            adapter,
+            name,
         )
 
     def neutral(self, fingerprint: str) -> bytes | None:

@@ -62,17 +62,12 @@ class Chats(Database):
         with self.transaction():
             self._db.execute("UPDATE sessions SET system = ? WHERE id = ?", (system, session_id))
 
-    def delete_session(self, session_id: str) -> None:
-        self.session(session_id)
-        with self.transaction():
-            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-
     def messages(self, session_id: str) -> list[MessageRow]:
         return [
             MessageRow(*row)
             for row in self._rows(
                 "SELECT m.role, m.content, m.reply_id,"
-                " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND NOT taken_back"
+                " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
                 "  ORDER BY id DESC LIMIT 1), r.finish_reason"
                 " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
                 " WHERE m.session_id = ? ORDER BY m.id",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import StoreBusy, StoreError
+from ..errors import CorruptFile, StoreBusy, StoreError
 from .schema import migrate
 
 _BUSY_SECONDS = 5.0
@@ -24,11 +24,13 @@ class Database:
     def __init__(self, path: Path):
         self.path = path
         with _told_plainly(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
+            self._db.execute("PRAGMA secure_delete = ON")
             if sys.platform == "darwin":
                 self._db.execute("PRAGMA fullfsync = ON")
                 self._db.execute("PRAGMA checkpoint_fullfsync = ON")
@@ -49,6 +51,11 @@ class Database:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def truncate_log(self) -> None:
+        """Move the write-ahead log into the file, so that what was deleted is nowhere any more."""
+        with _told_plainly(self.path):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def integrity(self) -> str:
         """SQLite's own check: "ok", or what is wrong."""
@@ -82,7 +89,7 @@ def _told_plainly(path: Path) -> Iterator[None]:
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."
         ) from e
     except sqlite3.DatabaseError as e:
-        raise StoreError(
+        raise CorruptFile(
             f"{path} is damaged: {e}. Move it away to start afresh; keep it if you want to recover chats."
         ) from e
     except OSError as e:

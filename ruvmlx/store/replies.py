@@ -27,6 +27,7 @@ class ReplyRow:
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, embedding of the prompt
+    logprob: float | None  # of the tokens drawn, summed, the adapter applied; None: drawn without one
 
 
 class Replies(Chats):
@@ -38,7 +39,7 @@ class Replies(Chats):
         with self.transaction():
             self._db.execute(
                 "INSERT INTO replies VALUES (?, (SELECT coalesce(max(seq), 0) + 1 FROM replies),"
-                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     reply.id,
                     reply.model,
@@ -51,6 +52,7 @@ class Replies(Chats):
                     reply.text,
                     reply.finish_reason,
                     None if reply.query is None else reply.query.astype("<f4").tobytes(),
+                    reply.logprob,
                     now,
                 ),
             )
@@ -62,7 +64,7 @@ class Replies(Chats):
         """`reply_id` may be "last" or a unique beginning of an id."""
         columns = (
             "SELECT id, model, fingerprint, adapter, adapter_version, prompt_ids, sampled_ids, prompt, text,"
-            " finish_reason, query FROM replies "
+            " finish_reason, query, logprob FROM replies "
         )
         if reply_id == "last":
             rows = self._rows(columns + "ORDER BY seq DESC LIMIT 1")
@@ -92,6 +94,24 @@ class Replies(Chats):
                 "DELETE FROM traces WHERE seq <= (SELECT seq FROM traces ORDER BY seq DESC LIMIT 1 OFFSET ?)",
                 (KEEP_TRACES,),
             )
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete a chat with its replies. Of a rated reply only the fact stays that it was rated."""
+        self.session(session_id)
+        mine = "SELECT reply_id FROM messages WHERE session_id = ? AND reply_id IS NOT NULL"
+        rated = "SELECT reply_id FROM ratings"
+        with self.transaction():
+            ids = [row[0] for row in self._db.execute(mine, (session_id,))]
+            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            for reply_id in ids:
+                self._db.execute("DELETE FROM traces WHERE reply_id = ?", (reply_id,))
+                self._db.execute(f"DELETE FROM replies WHERE id = ? AND id NOT IN ({rated})", (reply_id,))
+                self._db.execute(
+                    "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x''"
+                    " WHERE id = ?",
+                    (reply_id,),
+                )
+        self.truncate_log()
 
     def trace(self, reply_id: str) -> bytes | None:
         row = self._row("SELECT data FROM traces WHERE reply_id = ?", reply_id)

@@ -15,7 +15,8 @@ CREATE TABLE sessions (
 CREATE TABLE replies (
   id TEXT PRIMARY KEY, seq INTEGER NOT NULL UNIQUE, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
   adapter TEXT, adapter_version INTEGER NOT NULL, prompt_ids BLOB NOT NULL, sampled_ids BLOB NOT NULL,
-  prompt TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL, query BLOB, created REAL NOT NULL
+  prompt TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL, query BLOB, logprob REAL,
+  created REAL NOT NULL
 );
 CREATE TABLE messages (
   id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
@@ -25,21 +26,21 @@ CREATE INDEX messages_by_session ON messages(session_id, id);
 CREATE TABLE traces (
   reply_id TEXT PRIMARY KEY REFERENCES replies(id) ON DELETE CASCADE, seq INTEGER NOT NULL, data BLOB NOT NULL
 );
-CREATE TABLE adapters (
-  fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER,
-  state BLOB NOT NULL, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
+CREATE TABLE adapters (  -- a tree; state is NULL where it is no longer kept
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER NOT NULL,
+  state BLOB, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
   PRIMARY KEY (fingerprint, name, version)
 );
 CREATE TABLE adapter_heads (
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY (fingerprint, name)
 );
-CREATE TABLE ratings (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, reply_id TEXT NOT NULL REFERENCES replies(id), rating TEXT NOT NULL,
-  note TEXT NOT NULL, fingerprint TEXT NOT NULL, adapter TEXT NOT NULL, weight REAL NOT NULL,
-  version_before INTEGER NOT NULL, version_after INTEGER NOT NULL, replaces INTEGER REFERENCES ratings(id),
-  taken_back INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
+CREATE TABLE ratings (  -- version: the one that this rating made
+  id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, adapter TEXT NOT NULL,
+  version INTEGER NOT NULL, reply_id TEXT NOT NULL REFERENCES replies(id), rating TEXT NOT NULL,
+  note TEXT NOT NULL, weight REAL NOT NULL, in_force INTEGER NOT NULL, created REAL NOT NULL
 );
 CREATE INDEX ratings_by_reply ON ratings(reply_id);
+CREATE INDEX ratings_by_adapter ON ratings(fingerprint, adapter, in_force, id);
 CREATE TABLE neutral (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
 
@@ -53,4 +54,18 @@ def migrate(db: sqlite3.Connection) -> None:
             "Update ruvmlx, or set RUVMLX_HOME to another folder."
         )
     if found < 1:
-        db.executescript(f"BEGIN IMMEDIATE; {_V1} PRAGMA user_version = {VERSION}; COMMIT;")
+        _create(db)
+
+
+def _create(db: sqlite3.Connection) -> None:
+    """Make the tables, unless another process was quicker."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 1:
+            for statement in _V1.split(";\n"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from ruvmlx.apps.cli import cli
@@ -207,6 +208,65 @@ def test_an_unexpected_error_is_still_one_line(run, monkeypatch):
     assert code == 1 and one_line(err) and "RUVMLX_DEBUG" in err
 
 
+def test_text_that_is_not_utf8_is_refused_before_anything_runs(process):
+    done = subprocess.run(
+        [sys.executable, "-m", "ruvmlx", "generate", b"a\xffb"], capture_output=True, timeout=60
+    )
+    assert done.returncode == 2 and one_line(done.stderr.decode())
+
+
+def test_closed_and_full_outputs_are_one_line(process):
+    for command in ("ls > /dev/full", "generate - <&-"):
+        done = subprocess.run(
+            f"{sys.executable} -m ruvmlx {command}", shell=True, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode in (1, 2) and one_line(done.stderr), (command, done.stderr)
+
+
+def test_a_bare_verb_shows_its_help_as_help(run):
+    for args in ((), ("learn",), ("config",)):
+        code, out, err = run(*args)
+        assert code == 2 and out.count("\n") > 5 and not err
+
+
+def test_ctrl_c_is_one_line_from_the_first_moment():
+    """Interrupted at ten moments of the start: 130 and one line, or killed before Python can listen."""
+    for delay in range(10):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); from ruvmlx.apps.main import main; main()", "ls"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        child.stdout.readline()
+        time.sleep(0.02 * delay)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+        if child.returncode == 130:
+            assert one_line(err)
+        elif delay > 1:
+            assert child.returncode == 0, err
+
+
+def test_control_characters_are_escaped_in_json(run, tiny_folder):
+    model = ("--model", str(tiny_folder))
+    assert run("generate", "C1\u009b31m\x7f", "--max-tokens", "3", *model)[0] == 0
+    assert run("rate", "last", "up", *model)[0] == 0
+    out = run("learn", "export", *model)[1]
+    assert "\u009b" not in out and "\x7f" not in out
+    assert json.loads(out)["prompt"] == "C1\u009b31m\x7f"
+
+
+def test_settings_keep_the_users_comments(run, home):
+    run("config", "set", "max_tokens", "5")
+    (home / "config.toml").write_text("# mine\nmax_tokens = 5\n# the end")
+    assert run("config", "set", "max_tokens", "7")[0] == 0
+    assert run("config", "set", "system", "U+E0001: \U000e0001")[0] == 0
+    assert (home / "config.toml").read_text().startswith("# mine\nmax_tokens = 7\n# the end\n")
+    assert json.loads(run("config", "show", "--json")[1])["system"]["value"] == "U+E0001: \U000e0001"
+    for bad in (("backend", "foo"), ("adapter", "a b")):
+        code, _, err = run("config", "set", *bad)
+        assert code == 2 and one_line(err)
+
+
 def test_learn_and_models_as_json(run, tiny_folder):
     model = ("--model", str(tiny_folder))
     assert run("generate", "hello", "--max-tokens", "5", "--ignore-eos", "--json", *model)[0] == 0
@@ -232,7 +292,7 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     (home / "ruvmlx.db").write_bytes(b"junk" * 999)
     code, out, _ = run("doctor", "--json")
     broken = {c["name"] for c in json.loads(out)["checks"] if not c["ok"]}
-    assert code == 1 and broken == {"store", "model"}
+    assert code == 1 and broken == {"store", "model", "adapter"}
 
 
 def test_config_show_says_where_a_value_comes_from(run, monkeypatch):
@@ -254,7 +314,7 @@ def test_sessions_of_plain_chat(starter_file, process):
 
 def test_help_is_quick(process):
     """No model, no MLX, no tokenizers are imported for --help."""
-    code = "import sys; sys.argv = ['ruvmlx', '--help']\nfrom ruvmlx.apps.cli import main\n"
+    code = "import sys; sys.argv = ['ruvmlx', '--help']\nfrom ruvmlx.apps.main import main\n"
     code += (
         "try: main()\nexcept SystemExit: pass\nheavy = {'mlx', 'tokenizers', 'textual', 'huggingface_hub'}\n"
     )

@@ -1,11 +1,14 @@
 """Ratings change the model, survive restarts, and can be taken back."""
 
+import random
+
 import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ruvmlx.store import Store
+from ruvmlx.store import adapters as adapters_module
 from ruvmlx.store import replies as store_module
 
 
@@ -114,6 +117,134 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
         assert runtime.status().ratings == 1
         runtime.undo()
         assert weights(runtime) == up and runtime.status().ratings == 1
+
+
+def test_changing_ones_mind_twice_is_the_last_word_alone(open_tiny):
+    """up, down, up is up: bit for bit, however often."""
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "up")
+        only_up = runtime.learner.micro
+        for rating in ("down", "3", "up"):
+            runtime.rate(reply_id, rating)
+        for name in ("lora_a", "lora_b", "momentum_a", "momentum_b"):
+            np.testing.assert_array_equal(getattr(runtime.learner.micro, name), getattr(only_up, name))
+
+
+def test_changing_an_older_rating_again_and_again_always_moves_it_the_right_way(open_tiny):
+    with open_tiny() as runtime:
+        first = reply(runtime, "one")
+        results = [runtime.rate(first, "up"), runtime.rate(reply(runtime, "two"), "up")]
+        for rating in ("down", "up", "down", "up", "down"):
+            results.append(runtime.rate(first, rating))
+            moved = results[-1].logprob_after - results[-1].logprob_before
+            assert moved > 0 if rating == "up" else moved < 0
+        assert results[-1].logprob_after < results[0].logprob_before
+        assert runtime.status().ratings == 2
+
+
+def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, monkeypatch):
+    """The other one commits between our look at the store and our commit: we start again from its weights."""
+    with open_tiny() as one, open_tiny() as two:
+        mine, other = reply(one), reply(two, seed=2)
+        weigh, calls = one.learner._weight, []
+
+        def slow(*args):
+            if not calls:
+                two.rate(other, "up")
+            calls.append(args)
+            return weigh(*args)
+
+        monkeypatch.setattr(one.learner, "_weight", slow)
+        assert one.rate(mine, "up").adapter_version == 2
+        assert len(calls) == 2
+        assert one.learner.ledger.adapter(2).parent == 1
+        assert one.status().ratings == 2
+
+
+def test_the_trace_of_another_adapter_is_not_taken_for_ones_own(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        reply_id = reply(runtime, seed=2)  # drawn by default@1
+    with open_tiny(adapter="work") as runtime:
+        runtime.rate(reply(runtime, seed=3), "down")  # work@1 is quite another adapter
+        row, learner = runtime.store.reply(reply_id), runtime.learner
+        trace = learner._trace_of(row, learner._state)
+        expected = learner._replay(row, learner._state)
+        np.testing.assert_allclose(trace.grad_a, expected.grad_a, atol=1e-4)
+        assert trace.log_ratio == pytest.approx(expected.log_ratio, abs=1e-6)
+
+
+@pytest.mark.parametrize("adapter", ["default", None])
+def test_a_lost_trace_changes_nothing_about_how_hard_a_rating_pushes(open_tiny, adapter):
+    """A reply keeps its own log-probability: importance is the same from its trace and its tokens."""
+    with open_tiny(adapter=adapter) as runtime:
+        reply_id = reply(runtime, seed=9)
+    with open_tiny() as runtime:
+        for i in range(4):
+            runtime.rate(reply(runtime, seed=i), "up")
+        row, learner = runtime.store.reply(reply_id), runtime.learner
+        kept = learner._trace_of(row, learner._state).importance
+        replayed = learner._replay(row, learner._state).importance
+        assert kept == pytest.approx(replayed, rel=1e-3) and 0 < kept <= 1
+
+
+def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        a, b = reply(runtime, seed=1), reply(runtime, seed=2)
+        runtime.rate(a, "up")
+        with monkeypatch.context() as m:
+            m.setattr(runtime.learner, "_weight", lambda *_: 0.0)
+            assert not runtime.rate(b, "5").applied
+        runtime.undo()
+        version = runtime.rate(b, "1").adapter_version
+        assert runtime.rollback(version).ratings == 2
+        assert [r.rating for r in runtime.learner.ledger.ratings()] == ["up", "1"]
+        assert runtime.rollback(2).ratings == 2
+        assert [r.rating for r in runtime.learner.ledger.ratings()] == ["up", "5"]
+
+
+def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
+    """Roll back to the oldest version that is kept, rate once more: that rating can be undone."""
+    monkeypatch.setattr(adapters_module, "KEEP_VERSIONS", 5)
+    with open_tiny() as runtime:
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+        oldest = runtime.status().versions[0]
+        assert oldest > 1
+        runtime.rollback(oldest)
+        state = weights(runtime)
+        runtime.rate(reply(runtime, seed=50), "up")
+        runtime.undo()
+        assert weights(runtime) == state
+
+
+def test_random_walks_through_ratings_undos_and_rollbacks(open_tiny):
+    """The store's answers equal those of a plain model: a version is its parent's ratings and one more."""
+    rng = random.Random(7)
+    for _ in range(3):
+        with open_tiny() as runtime:
+            ids = [reply(runtime, seed=rng.randrange(99)) for _ in range(4)]
+            runtime.rollback(0)
+            known = {0: ({}, weights(runtime))}
+            parent, head = {}, 0
+            for _ in range(25):
+                move = rng.choice(["rate", "rate", "rate", "undo", "rollback"])
+                if move == "rate":
+                    reply_id, rating = rng.choice(ids), rng.choice(["up", "down", "1", "3", "5"])
+                    new = runtime.rate(reply_id, rating).adapter_version
+                    assert new not in known
+                    parent[new], head = head, new
+                    known[new] = (known[parent[new]][0] | {reply_id: rating}, weights(runtime))
+                elif move == "undo" and head:
+                    runtime.undo()
+                    head = parent[head]
+                elif move == "rollback":
+                    head = rng.choice(list(known))
+                    runtime.rollback(head)
+                in_force, state = known[head]
+                assert weights(runtime) == state
+                assert {r.reply_id: r.rating for r in runtime.learner.ledger.ratings()} == in_force
 
 
 def test_an_older_rating_can_be_changed_too(open_tiny):

@@ -1,10 +1,12 @@
 import sqlite3
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from ruvmlx.errors import NotFound, StoreBusy, StoreError
+from ruvmlx.errors import CorruptFile, NotFound, StoreBusy, StoreError
 from ruvmlx.store import ReplyRow, Store
 
 
@@ -17,7 +19,7 @@ def a_reply(reply_id="r1", **fields) -> ReplyRow:
     known = dict(
         id=reply_id, model="m", fingerprint="f", adapter="default", adapter_version=0, prompt_ids=[1, 2],
         sampled_ids=[3, 70000], prompt="hi", text="yo", finish_reason="stop",
-        query=np.array([0.5, -1], np.float32),
+        query=np.array([0.5, -1], np.float32), logprob=-1.5,
     )  # fmt: skip
     return ReplyRow(**(known | fields))
 
@@ -72,6 +74,49 @@ def test_empty_chats_are_not_listed_and_deleted_ones_are_gone(store):
     assert store.session(empty).turns == 0
 
 
+def test_a_deleted_chat_leaves_no_words_behind(store, home):
+    """Neither in the tables nor in the bytes of the files; that a reply was rated stays known."""
+    chat = store.new_session("m")
+    store.add_user_message(chat, "my secret zanzibar77")
+    store.add_reply(a_reply("unrated", prompt="zanzibar77", text="zanzibar77"), chat)
+    store.add_reply(a_reply("rated", prompt="zanzibar77", text="zanzibar77"), chat)
+    store.put_trace("rated", b"zanzibar77")
+    with store.transaction():
+        version = store.add_version("f", "default", 0, b"state", 0.0, 0.0)
+        store.add_rating("f", "default", version, "rated", "up", "", 1.0)
+    store.delete_session(chat)
+    store.close()
+    assert all(b"zanzibar77" not in path.read_bytes() for path in home.iterdir())
+    store = Store(home / "ruvmlx.db")
+    with pytest.raises(NotFound):
+        store.reply("unrated")
+    assert store.trace("rated") is None and len(store.ratings("f", "default")) == 1
+    assert store.rated_texts("f", "default") == []
+
+
+def test_only_the_user_may_read_the_store(store, home):
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "ruvmlx.db").stat().st_mode) == 0o600
+
+
+def test_many_processes_may_be_the_first(home):
+    """Eight processes open an empty store at the same moment."""
+    code = "import sys; from pathlib import Path; from ruvmlx.store import Store; sys.stdin.read(1);"
+    code += "Store(Path(sys.argv[1])).sessions()"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(home / "ruvmlx.db")],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(8)
+    ]
+    for child in children:
+        child.stdin.write(b"x")
+        child.stdin.flush()
+    assert [child.communicate()[1].decode()[-200:] for child in children] == [""] * 8
+
+
 def test_a_failed_transaction_leaves_no_trace(store):
     with pytest.raises(RuntimeError), store.transaction():
         store._db.execute("INSERT INTO neutral VALUES ('f', x'00')")
@@ -101,8 +146,9 @@ def test_a_damaged_store_is_said_and_not_touched(tmp_path):
     path = tmp_path / "ruvmlx.db"
     path.write_bytes(b"this is no database, " * 99)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(CorruptFile, match="damaged") as e:
         Store(path)
+    assert e.value.exit_code == 4
     assert path.read_bytes() == before
 
 
