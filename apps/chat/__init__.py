@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import RuvmlxError
@@ -25,8 +25,8 @@ def run_chat(
     from .contract import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
-    options = ChatOptions(chosen, sampling or Sampling(), max_new_tokens, system)
-    linear = plain or not (sys.stdin.isatty() and sys.stdout.isatty())
+    options = ChatOptions(chosen, sampling, max_new_tokens, system)
+    linear = plain or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
     try:
         return (_plain if linear else _app)(open_runtime, options)
     except RuvmlxError as error:
@@ -36,6 +36,11 @@ def run_chat(
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Python has None for a stream that was closed when it started (`<&-`)."""
+    return stream is not None and stream.isatty()
 
 
 def _plain(open_runtime: Callable[[], Any], options: "ChatOptions") -> int:

@@ -6,7 +6,7 @@ A runtime belongs to the thread that opened it: every call comes from there. Onl
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
@@ -63,11 +63,15 @@ class ChatRuntime(Protocol):
         session_id: str,
         text: str,
         *,
-        sampling: Sampling,
+        sampling: Sampling | None,
         max_new_tokens: int,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
-        """Commits the user's turn, streams the reply, commits it. The last chunk has the response."""
+        """Commits the user's turn, streams the reply, commits it. The last chunk has the response.
+
+        `sampling` None: as the model and the user's settings have it. `rate`, `undo` and what only looks may
+        be called between two chunks: the reply goes on as it began.
+        """
 
     def settle(self) -> None:
         """Work that a later rating needs, done while the user reads."""
@@ -91,7 +95,7 @@ class ChatOptions:
     """What the command line chose. `session` is "new", "continue" (the last one) or a session's id."""
 
     session: str = "new"
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling | None = None  # None: the model's own
     max_new_tokens: int = 1024
     system: str | None = None
 

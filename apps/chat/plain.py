@@ -1,11 +1,13 @@
 """The linear chat, for pipes and screen readers: lines in, words out, nothing that moves.
 
 Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the
-chat. While a rating or a turn is being committed it waits. Answers go to stdout, errors to stderr.
+chat. While a rating or a turn is being committed it waits. A closed terminal, SIGTERM and a reader that
+leaves do the same and end the chat. Answers go to stdout, errors to stderr.
 """
 
 import contextlib
-import os
+import errno
+import io
 import signal
 import sys
 import threading
@@ -17,7 +19,7 @@ from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.text import Sanitizer, sanitize
 
-from . import commands, describe
+from . import commands, describe, ending
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session
 
 
@@ -34,6 +36,7 @@ class PlainChat:
         self.session = ""
         self.failure = 0  # the first error's exit code; a script wants to know, a person has read it
         self.done = False
+        self.unread = False  # the reader of what is written here has gone
         self.interrupts = Interrupts()
 
     def run(self) -> int:
@@ -44,6 +47,8 @@ class PlainChat:
                 if line is None:
                     break
                 self._attempt(partial(self._handle, line))
+        if self.interrupts.ended_by:
+            return ending.exit_code(self.interrupts.ended_by)
         return self.failure if not (self.interactive and self.session) else 0
 
     def _begin(self) -> None:
@@ -56,32 +61,31 @@ class PlainChat:
         self.session = session
 
     def _read(self) -> str | None:
-        """The next line; None at the end of input or on Ctrl-C."""
+        """The next line; None at the end of input, on Ctrl-C, and when the terminal has gone."""
         if self.interactive:
             self._prompt()
         try:
             with self.interrupts.raising():
                 line = self.source.readline()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):
             line = ""
         if not line and self.interactive:
             self._print("")
         return line or None
 
     def _prompt(self) -> None:
-        where = self.sink if self.sink.isatty() else sys.stderr
-        where.write("You: ")
-        where.flush()
+        self._write("You: ", self.sink if self.sink.isatty() else sys.stderr)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """An error is one line, and the chat goes on."""
         try:
             step()
-        except BrokenPipeError:
-            raise
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self.failure = self.failure or getattr(error, "exit_code", 1)
-            self.sink.flush()
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        self.failure = self.failure or getattr(error, "exit_code", 1)
+        with contextlib.suppress(OSError):  # nobody is there to read it
             print(f"Error: {describe.error_line(error)}", file=sys.stderr, flush=True)
 
     def _handle(self, line: str) -> None:
@@ -161,30 +165,48 @@ class PlainChat:
     def _print(self, text: str) -> None:
         self._write(sanitize(text) + "\n")
 
-    def _write(self, text: str) -> None:
-        self.sink.write(text)
-        self.sink.flush()
+    def _write(self, text: str, where: TextIO | None = None) -> None:
+        """Once the reader has gone nothing is written: a reply is stopped and kept, and the chat ends."""
+        if self.unread:
+            return
+        try:
+            (where or self.sink).write(text)
+            (where or self.sink).flush()
+        except OSError as error:
+            self.unread = self.done = True
+            self.interrupts.stop()
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a full disk is no reader that left
+                self._complain(error)
 
 
 class Interrupts:
-    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through."""
+    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through.
+
+    A signal that ends the process (`ended_by`) stops the reply and then leaves, too.
+    """
 
     def __init__(self) -> None:
+        self.ended_by = 0
+        self._heard = contextlib.ExitStack()
         self._cancel: threading.Event | None = None
         self._raise = False
         self._pending = False
 
     def __enter__(self) -> Self:
-        self._before = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._heard.enter_context(ending.heard(self._on_signal, (signal.SIGINT, *ending.SIGNALS)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._heard.close()
 
-    def _on_signal(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End the reply that is being written, if there is one."""
+        if self._cancel is not None:
+            self._cancel.set()
+
+    def _on_signal(self, signum: int) -> None:
+        if signum != signal.SIGINT:
+            self.ended_by, self._pending = signum, True
         if self._cancel is not None:
             self._cancel.set()
         elif self._raise:
@@ -213,15 +235,13 @@ class Interrupts:
 
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Chat over stdin and stdout. Errors while opening are the caller's to show."""
-    for stream in (sys.stdin, sys.stdout):
-        if hasattr(stream, "reconfigure"):
+    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None: `<&-`, `>&-`
+    for stream in (source, sink):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     runtime = open_runtime()
     try:
-        return PlainChat(runtime, options, sys.stdin, sys.stdout).run()
-    except BrokenPipeError:
-        # The reader has gone (`| head`). Leave Python nothing to flush into the broken pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return PlainChat(runtime, options, source, sink).run()
     finally:
         runtime.close()
+        ending.let_go(sys.stdout, sys.stderr)

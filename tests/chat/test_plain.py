@@ -1,9 +1,13 @@
 """The linear mode, in a process of its own: pipes, exit codes, Ctrl-C, a terminal."""
 
+import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+
+import pytest
 
 from .terminal import Terminal
 
@@ -100,6 +104,110 @@ def test_a_reader_that_leaves():
     process.stdout.close()
     assert process.stderr.read() == "closed\n"
     assert process.wait(60) == 0
+
+
+ON_CLOSE = """
+close = runtime.close
+def tell():
+    turns = runtime.chats["s1"]
+    print([(t.content, t.finish_reason) for t in turns[1:]], file=sys.stderr)
+    close()
+runtime.close = tell
+"""
+
+
+def started(*replies, **options):
+    """A chat on pipes whose reply waits after two words."""
+    process = subprocess.Popen(
+        command(*replies, gate=True, **options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.write("Hi\n")
+    process.stdin.flush()
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_the_partial_reply(signum):
+    """Told to end in the middle of a reply: its words are committed, then it ends as a shell expects."""
+    process = started(["one ", "two ", "three "], setup=ON_CLOSE)
+    assert process.stdout.read(19) == "Assistant: one two "
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert out == "\n(stopped)\n"
+    assert err == "[('one two ', 'cancelled')]\nclosed\n"
+    assert process.returncode == 128 + signum
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_at_the_prompt(signum):
+    """It ends quietly, and the runtime is closed."""
+    terminal = Terminal(command())
+    terminal.expect("You: ")
+    os.kill(terminal.pid, signum)
+    terminal.expect("closed")
+    assert terminal.wait() == 128 + signum
+
+
+def test_an_ignored_hangup_stays_ignored():
+    """`nohup ruvmlx chat --plain` outlives its terminal."""
+    setup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); runtime.free = 9"
+    process = started(["one ", "two "], setup=setup)
+    assert process.stdout.readline() == "Assistant: one two \n"
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate("/status\n", timeout=60)
+    assert "ratings" in out
+    assert process.returncode == 0
+
+
+def test_a_terminal_that_is_closed(tmp_path):
+    """Its window goes in the middle of a reply: the words are kept."""
+    kept = tmp_path / "kept"
+    setup = ON_CLOSE.replace("file=sys.stderr", f"file=open({str(kept)!r}, 'w')")
+    setup = setup.replace("runtime.close\n", "lambda: None\n")  # its own would print to the terminal
+    terminal = Terminal(command(["one ", "two ", "three "], gate=True, setup=setup))
+    terminal.expect("You: ")
+    terminal.send("Hi\n")
+    terminal.expect("one two ")
+    os.close(terminal.fd)
+    status = os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1])
+    assert kept.read_text() == "[('one two ', 'cancelled')]\n"
+    assert status == 128 + signal.SIGHUP
+
+
+def test_a_reader_that_leaves_in_a_reply():
+    """The reply is stopped there, not thrown away."""
+    more_than_a_pipe_holds = "runtime.free = 10_000; runtime.replies = [['word ' * 50] * 10_000]"
+    process = started(setup=ON_CLOSE + more_than_a_pipe_holds)
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert err.startswith("[('word word ")
+    assert err.endswith(" ', 'cancelled')]\nclosed\n")
+    assert process.wait(60) == 0
+
+
+def test_a_full_disk():
+    """Not to be able to write is an error, unlike a reader that leaves."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(["ok"]), input="Hi\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert "No space left" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+def test_closed_streams(closed):
+    """A stream that was never there is an end of input, or output that nobody reads."""
+    line = f"{shlex.join(command(['ok']))} {closed}"
+    done = subprocess.run(["sh", "-c", line], input="Hi\n", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "closed\n")
 
 
 def test_undecodable_input():
