@@ -15,6 +15,7 @@ from ..kernels.decoder import MODULES, DecoderWeights, LayerWeights
 from ..kernels.packing import ALIGNMENT, PackedMatrix
 from ..models.base import ModelConfig, Weights
 from ..models.layout import matrices, vectors
+from ..models.mapped import release
 
 Arrays = dict[str, np.ndarray]
 
@@ -29,7 +30,9 @@ def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> Decod
             planned = _plan(weights, module, shape)
             found[module] = memory.take(planned.nbytes)
             planned.pack(found[module], pool)
-            _give_back(planned)
+            for array in (planned.weight, planned.scales, planned.biases):
+                if array is not None:
+                    release(array)
     return _arranged(found, {name: _vector(weights, name, shape) for name, shape in vectors(config)}, config)
 
 
@@ -123,24 +126,3 @@ def _unpaired(scales: set[str]) -> Iterator[str]:
         other = f"{module}.{'biases' if kind == 'scales' else 'scales'}"
         if other not in scales:
             yield other
-
-
-def _give_back(planned: PackedMatrix) -> None:
-    """Tell the system that the file's pages behind this matrix are not needed any more."""
-    for array in (planned.weight, planned.scales, planned.biases):
-        base = array
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if isinstance(base, memoryview):
-            base = base.obj
-        if isinstance(base, mmap.mmap) and array is not None and hasattr(mmap, "MADV_DONTNEED"):
-            _drop_pages(base, array)
-
-
-def _drop_pages(file: mmap.mmap, array: np.ndarray) -> None:
-    """Whole pages between the array's first and last byte."""
-    start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        file.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -41,6 +41,7 @@ class ModelConfig:
     mlp_bias: bool = False
 
 
+# Items may be converted when they are asked for: ask once, in order, and keep no more than you need.
 # Weights are named as mlx-lm names them ("model.layers.0.self_attn.q_proj.weight", "lm_head.weight"...).
 # A plain tensor is one array [out, in], float32, float16 or ml_dtypes.bfloat16.
 # A quantised one is three, in MLX's affine layout: ".weight" uint32 [out, in * bits / 32] (little end first),

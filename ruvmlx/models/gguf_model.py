@@ -4,7 +4,7 @@ llama.cpp's converter writes the q and k rows of every head interleaved (row 2i 
 calls row j * head_dim / 2 + i); they are put back here, so rope is half-split everywhere after loading.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -17,6 +17,7 @@ from .base import ModelConfig, Weights
 from .gguf import GGUFFile, read_gguf
 from .gguf_blocks import unpack
 from .layout import check_config, check_shapes, matrices, vectors
+from .mapped import release
 from .rope import llama3_from_divisors
 
 _MODULES = {
@@ -189,25 +190,60 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
     """What `Model.load_weights` calls; the heavy part."""
+    return lambda: LazyWeights(file, config)
 
-    def load() -> Weights:
-        weights: dict[str, np.ndarray] = {}
-        for module, _ in matrices(config):
-            for kind, array in _matrix(file, config, module).items():
-                weights[f"{module}.{kind}"] = array
-        for name, _ in vectors(config):
-            weights[name] = _vector(file, config, name)
-        return weights
 
-    return load
+class LazyWeights(Mapping[str, np.ndarray]):
+    """The weights of a file, converted when they are asked for.
+
+    Only the last matrix is kept: whoever walks through them in order and keeps none needs memory for one.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig):
+        self._file, self._config = file, config
+        self._vectors = {name for name, _ in vectors(config)}
+        self._names = [name for m, _ in matrices(config) for name in _parts(file, m)] + list(
+            dict(vectors(config))
+        )
+        self._known = frozenset(self._names)
+        self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._known:
+            raise KeyError(name)
+        if name in self._vectors:
+            return _vector(self._file, self._config, name)
+        module, _, kind = name.rpartition(".")
+        if self._last[0] != module:
+            self._last = (module, _matrix(self._file, self._config, module))
+        return self._last[1][kind]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _parts(file: GGUFFile, module: str) -> list[str]:
+    """Names of the arrays that a matrix is made of."""
+    packed = file.tensors[gguf_name(f"{module}.weight")].type.block > 1
+    return [f"{module}.{kind}" for kind in (("weight", "scales", "biases") if packed else ("weight",))]
 
 
 def _matrix(file: GGUFFile, config: ModelConfig, module: str) -> dict[str, np.ndarray]:
     """{"weight"} or {"weight", "scales", "biases"}, q and k rows put back in order."""
     tensor = file.tensors[gguf_name(f"{module}.weight")]
-    parts = unpack(file.raw(tensor), tensor)
+    raw = file.raw(tensor)
+    parts = unpack(raw, tensor)
     heads = _rope_heads(config, module)
-    return {kind: half_split_rows(a, heads) for kind, a in parts.items()} if heads else parts
+    if heads or len(parts) > 1:  # copied: what was read will not be needed again
+        parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
+        release(raw)
+    return parts
 
 
 def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:

@@ -1,0 +1,30 @@
+"""Views of memory-mapped files, and how to stop paying for them."""
+
+import mmap
+
+import numpy as np
+
+
+def release(array: np.ndarray) -> None:
+    """Let the system take back the file's pages behind a view; a later look reads them again.
+
+    Whole pages between the array's first and last byte. Anything but a view of a mapped file is left alone.
+    """
+    file = _mapping(array)
+    if file is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        file.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _mapping(array: np.ndarray) -> mmap.mmap | None:
+    """The read-only mapping that an array is a view of. (DONTNEED on a writable one would lose data.)"""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) and not array.flags.writeable else None
