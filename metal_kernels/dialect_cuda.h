@@ -21,7 +21,8 @@ typedef unsigned long ulong;
 #define KERNEL_START                  \
     const uint3 group_at = blockIdx;  \
     const uint thread_at = threadIdx.x; \
-    const uint lane = thread_at % 32, simd_at = thread_at / 32;
+    const uint lane = thread_at % 32, simd_at = thread_at / 32; \
+    (void)lane, (void)simd_at;
 
 FN float shuffle_xor(float x, uint mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 FN float shuffle(float x, uint from) { return __shfl_sync(0xffffffffu, x, from); }

@@ -349,7 +349,8 @@ inline int run(void (*body)(void *), void *arguments, const uint *groups, int th
 #define KERNEL_START                         \
     const uint3 group_at = sim::S.group;     \
     const uint thread_at = sim::S.current;   \
-    const uint lane = thread_at % 32, simd_at = thread_at / 32;
+    const uint lane = thread_at % 32, simd_at = thread_at / 32; \
+    (void)lane, (void)simd_at;
 
 #define shuffle_xor(x, mask) sim::exchange(x, sim::S.current % 32 ^ (mask), __LINE__)
 #define shuffle(x, from) sim::exchange(x, from, __LINE__)

@@ -10,6 +10,8 @@
 #include "../pages.h"
 #include "../attend.h"
 #include "../attend_matrix.h"
+#include "../quantise.h"
+#include "../tile.h"
 
 #include <algorithm>
 #include <cmath>
@@ -50,6 +52,42 @@ attend_decode_matrix(const float *q, const float *q_cold, const int *params, con
 template <int D>
 __global__ void __launch_bounds__(256) attend_merge(const float *o, const float *ml, const int *params, float *out) {
 #include "../attend_merge.metal"
+}
+
+template <int D>
+__global__ void __launch_bounds__(128)
+attend_prefill(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+               const uchar *warm, const uchar *hot, const uchar *fresh, float *o) {
+#include "../attend_prefill.metal"
+}
+
+template <int D> __global__ void demote_warm(const uchar *hot, const int *ids, const int *params, uchar *out) {
+#include "../demote_warm.metal"
+}
+
+template <int D, int SOURCE, int ROTATE>
+__global__ void demote_cold(const uchar *pool, const int *ids, const int *params, uchar *out) {
+#include "../demote_cold.metal"
+}
+
+template <int D, int TRADITIONAL>
+__global__ void append(const float *k, const float *v, const float *turn, const int *params, uchar *out) {
+#include "../append.metal"
+}
+
+template <int R1, int R2>
+__global__ void lora_project(const float *x, const float *a1, const float *a2, const int *params, float *u) {
+#include "../lora_project.metal"
+}
+
+template <int R1, int R2>
+__global__ void lora_add(const float *y, const float *u, const float *b1, const float *b2, const int *params, float *out) {
+#include "../lora_add.metal"
+}
+
+__global__ void micro_update(const float *w, const float *velocity, const float *g, const int *params, float *w_new,
+                             float *velocity_new, int *bad) {
+#include "../micro_update.metal"
 }
 
 // ---- helpers ----
@@ -265,6 +303,232 @@ static void check_decode() {
             }
 }
 
+static std::vector<float> normals(size_t n) {
+    std::vector<float> v(n);
+    for (float &x : v) x = normal();
+    return v;
+}
+
+static int bits_of(float x) {
+    int bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+// Bytes that differ from what the formulas of README.md give.
+static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, bool rotated, const uchar *got) {
+    std::vector<uchar> want(page_bytes(cold ? COLD : WARM, D));
+    ushort *half = (ushort *)want.data();
+    std::vector<float> x(2 * 64 * D);
+    for (int value = 0; value < 2; value++)
+        for (int t = 0; t < 64; t++)
+            for (int d = 0; d < D; d++) x[(value * 64 + t) * D + d] = (float)number(page, source, D, value, t, d);
+    auto stored = [](float v) { ushort h = f16(v); return (ushort)(h == 0x8000 ? 0 : h); };
+    auto nibble = [&](int value, int t, int d, float s, float b) {
+        float q = s == 0 ? 0 : fminf(fmaxf(rintf((x[(value * 64 + t) * D + d] - b) / s), 0), 15);
+        want[value * 32 * D + (t * D + d) / 2] |= (int)q << (d % 2 * 4);
+    };
+    if (!cold) {
+        for (int row = 0; row < 128; row++) {
+            float top = 0;
+            for (int d = 0; d < D; d++) top = fmaxf(top, fabsf(x[row * D + d]));
+            ushort scale = f16(top / 127.0f);
+            half[64 * D + row] = scale;
+            for (int d = 0; d < D; d++) {
+                float s = f32(scale), q = s == 0 ? 0 : fminf(fmaxf(rintf(x[row * D + d] / s), -127), 127);
+                want[row * D + d] = (uchar)(signed char)q;
+            }
+        }
+    } else {
+        int block = D == 80 ? 16 : D;
+        for (int h = 1; rotated && h < block; h *= 2)
+            for (int t = 0; t < 64; t++)
+                for (int d = 0; d < D; d++)
+                    if (!(d & h)) {
+                        float a = x[t * D + d], b = x[t * D + d + h];
+                        x[t * D + d] = a + b, x[t * D + d + h] = a - b;
+                    }
+        for (int i = 0; rotated && i < 64 * D; i++) x[i] *= (float)(1 / sqrt((double)block));
+        for (int d = 0; d < D; d++) {
+            float low = INFINITY, high = -INFINITY;
+            for (int t = 0; t < 64; t++) low = fminf(low, x[t * D + d]), high = fmaxf(high, x[t * D + d]);
+            half[32 * D + d] = stored((high - low) / 15.0f), half[33 * D + d] = stored(low);
+            for (int t = 0; t < 64; t++) nibble(0, t, d, f32(half[32 * D + d]), f32(half[33 * D + d]));
+        }
+        for (int t = 0; t < 64; t++) {
+            float low = INFINITY, high = -INFINITY;
+            for (int d = 0; d < D; d++) low = fminf(low, x[(64 + t) * D + d]), high = fmaxf(high, x[(64 + t) * D + d]);
+            half[34 * D + t] = stored((high - low) / 15.0f), half[34 * D + 64 + t] = stored(low);
+            for (int d = 0; d < D; d++) nibble(1, t, d, f32(half[34 * D + t]), f32(half[34 * D + 64 + t]));
+        }
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < want.size(); i++) wrong += want[i] != got[i];
+    return wrong;
+}
+
+template <int D> static void check_demotion() {
+    const int N = 5, KV = 3;
+    Layer a(D, 1, KV, {{0, 6, 0, 0}, {0, 0, 64 * 6, 0}}, 4);
+    std::vector<int> ids = {4, 0, 5, 2, 1}, params(PARAMS);
+    params[KV_HEADS] = KV;
+    Device<int> d_ids(ids), d_params(params);
+    for (int kind = 0; kind < 5; kind++) { // hot -> warm; warm, hot -> cold, plain and rotated
+        int source = kind == 0 ? HOT : kind % 2 ? WARM : HOT;
+        size_t from = page_bytes(source, D), to = page_bytes(kind ? COLD : WARM, D), wrong = 0;
+        Device<uchar> out(N * KV * to);
+        dim3 grid(N, KV);
+        if (kind == 0) demote_warm<D><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        if (kind == 1) demote_cold<D, WARM, 0><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
+        if (kind == 2) demote_cold<D, HOT, 0><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        if (kind == 3) demote_cold<D, WARM, 1><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
+        if (kind == 4) demote_cold<D, HOT, 1><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<uchar> got = out.get();
+        for (int i = 0; i < N; i++)
+            for (int kv = 0; kv < KV; kv++)
+                wrong += wrong_bytes(&a.pool[source][(ids[i] * KV + kv) * from], source, D, kind > 0, kind > 2, &got[(i * KV + kv) * to]);
+        const char *names[] = {"hot -> warm", "warm -> cold", "hot -> cold", "warm -> cold, rotated", "hot -> cold, rotated"};
+        report(std::string("demotion ") + names[kind] + ", D " + std::to_string(D) + ": wrong bytes", wrong, 0);
+    }
+}
+
+template <int D> static void check_append() {
+    const int T = 5, KV = 3;
+    std::vector<float> k = normals(T * KV * D), v = normals(T * KV * D), turn(T * D);
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = (1000 + t) * pow(10000.0, -2.0 * i / D);
+            turn[t * D + i] = cos(angle), turn[t * D + D / 2 + i] = sin(angle);
+        }
+    std::vector<int> params(PARAMS);
+    params[KV_HEADS] = KV, params[N_NEW] = T;
+    Device<float> d_k(k), d_v(v), d_turn(turn);
+    Device<int> d_params(params);
+    Device<uchar> out(KV * 2 * T * D * 2);
+    for (int traditional : {0, 1}) {
+        auto kernel = traditional ? append<D, 1> : append<D, 0>;
+        kernel<<<dim3(T, KV), 64>>>(d_k.p, d_v.p, d_turn.p, d_params.p, out.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<uchar> got = out.get();
+        const ushort *half = (const ushort *)got.data();
+        double worst = 0;
+        for (int t = 0; t < T; t++)
+            for (int h = 0; h < KV; h++)
+                for (int i = 0; i < D / 2; i++) {
+                    int a = traditional ? 2 * i : i, b = traditional ? 2 * i + 1 : i + D / 2, row = (t * KV + h) * D;
+                    double c = turn[t * D + i], s = turn[t * D + D / 2 + i], x = k[row + a], y = k[row + b];
+                    const ushort *kr = half + ((h * 2) * T + t) * D, *vr = half + ((h * 2 + 1) * T + t) * D;
+                    worst = std::max<double>({worst, fabs(f32(kr[a]) - (x * c - y * s)), fabs(f32(kr[b]) - (y * c + x * s)),
+                                      fabs((double)f32(vr[a]) - v[row + a]), fabs((double)f32(vr[b]) - v[row + b])});
+                }
+        report("append D " + std::to_string(D) + (traditional ? " traditional" : ""), worst, 2e-3);
+    }
+}
+
+template <int R1, int R2> static void check_lora() {
+    const int T = 3, N = 1000, M = 770;
+    std::vector<float> x = normals(T * N), y = normals(T * M), a1 = normals(N * R1), b1 = normals(R1 * M), a2 = normals(N * R2), b2 = normals(R2 * M);
+    std::vector<int> first(PARAMS), second(PARAMS);
+    first[0] = N, first[1] = bits_of(0.7f), first[2] = bits_of(-1.3f), second[0] = M;
+    Device<float> dx(x), dy(y), da1(a1), db1(b1), da2(a2), db2(b2), u(T * (R1 + R2)), out(T * M);
+    Device<int> p1(first), p2(second);
+    lora_project<R1, R2><<<T, 256>>>(dx.p, da1.p, da2.p, p1.p, u.p);
+    lora_add<R1, R2><<<dim3((M + 255) / 256, T), 256>>>(dy.p, u.p, db1.p, db2.p, p2.p, out.p);
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> got = out.get();
+    double worst = 0;
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j < M; j++) {
+            double want = y[t * M + j];
+            for (int r = 0; r < R1 + R2; r++) {
+                double dot = 0;
+                for (int i = 0; i < N; i++) dot += (double)x[t * N + i] * (r < R1 ? a1[i * R1 + r] : a2[i * R2 + r - R1]);
+                want += dot * (r < R1 ? 0.7 * b1[r * M + j] : -1.3 * b2[(r - R1) * M + j]);
+            }
+            worst = std::max(worst, fabs(got[t * M + j] - want));
+        }
+    report("lora ranks " + std::to_string(R1) + ", " + std::to_string(R2), worst, 2e-3);
+}
+
+static void check_micro() {
+    const int N = 49152 * 2 + 3;
+    std::vector<float> w = normals(N), v = normals(N), g = normals(N);
+    g[7] = NAN, w[N - 1] = g[N - 1] = 3e38f;
+    std::vector<int> params(PARAMS);
+    params[0] = N, params[1] = bits_of(1.0f), params[2] = bits_of(0.9f);
+    int blocks = (N + 1023) / 1024;
+    Device<float> dw(w), dv(v), dg(g), w_new(N), v_new(N);
+    Device<int> p(params), bad(blocks);
+    micro_update<<<blocks, 256>>>(dw.p, dv.p, dg.p, p.p, w_new.p, v_new.p, bad.p);
+    CHECK(cudaDeviceSynchronize());
+    double worst = 0, count = 0;
+    std::vector<float> got = w_new.get();
+    for (int b : bad.get()) count += b;
+    for (int i = 0; i < N; i++)
+        if (i != 7 && i != N - 1) worst = std::max(worst, fabs(got[i] - (w[i] + 0.9 * v[i] + 1.0 * g[i])));
+    report("micro_update", worst, 2e-6);
+    report("micro_update: 2 weights that are not finite", fabs(count - 2), 0);
+}
+
+template <int D> static void check_prefill() {
+    const int T = 37, KV = 2, G = 3;
+    for (int window : {0, 100}) {
+        Layer a(D, G, KV, {{2, 1, 100, 0}}, 4);
+        const Sequence &s = a.sequences[0];
+        std::vector<int> params = a.params;
+        params[N_NEW] = T, params[WINDOW] = window;
+        std::vector<float> q = normals(T * KV * G * D), q_cold = normals(q.size());
+        std::vector<uchar> fresh(KV * 2 * T * D * 2);
+        for (size_t i = 0; i < fresh.size() / 2; i++) ((ushort *)fresh.data())[i] = f16(normal());
+        Device<float> dq(q), dqc(q_cold), o(q.size());
+        Device<int> dp(params);
+        Device<uchar> df(fresh);
+        attend_prefill<D><<<dim3((T * G + 31) / 32, KV), 128>>>(dq.p, dqc.p, dp.p, a.d_pages.p, a.d_pool[0].p, a.d_pool[1].p, a.d_pool[2].p, df.p, o.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<float> got = o.get();
+        double worst = 0;
+        for (int t = 0; t < T; t++)
+            for (int h = 0; h < KV * G; h++) {
+                int kv = h / G, at = s.tokens() + t;
+                std::vector<double> x, out(D, 0.0);
+                double sum = 0, top = -INFINITY;
+                auto value = [&](int token, bool v, int d, bool &cold) {
+                    cold = token < 64 * s.n_cold;
+                    if (token >= s.tokens()) return (double)f32(((ushort *)fresh.data())[((kv * 2 + v) * T + token - s.tokens()) * D + d]);
+                    int p = token / 64, tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
+                    return number(&a.pool[tier][((size_t)a.pages[p] * KV + kv) * page_bytes(tier, D)], tier, D, v, token % 64, d);
+                };
+                int from = window ? std::max(at - window + 1, 0) : 0;
+                bool cold;
+                for (int token = from; token <= at; token++) {
+                    double dot = 0;
+                    for (int d = 0; d < D; d++) {
+                        double k = value(token, false, d, cold);
+                        dot += k * (cold ? q_cold : q)[(t * KV * G + h) * D + d];
+                    }
+                    x.push_back(dot / sqrt((double)D)), top = std::max(top, x.back());
+                }
+                for (int token = from; token <= at; token++) {
+                    double p = exp(x[token - from] - top);
+                    sum += p;
+                    for (int d = 0; d < D; d++) out[d] += p * value(token, true, d, cold);
+                }
+                for (int d = 0; d < D; d++) {
+                    double is = got[(t * KV * G + h) * D + d];
+                    worst = std::isfinite(is) ? std::max(worst, fabs(is - out[d] / sum)) : INFINITY;
+                }
+            }
+        report("attend_prefill D " + std::to_string(D) + " window " + std::to_string(window), worst, 5e-5);
+    }
+}
+
+template <int D> static void check_others() {
+    check_demotion<D>();
+    check_append<D>();
+    check_prefill<D>();
+}
+
 // ---- times ----
 
 // Seconds for one run of `work`, which is captured once into a graph.
@@ -342,14 +606,51 @@ static void times(int tokens, int n_kv, int G) {
     printf("a token's attention: tiered %.2f us, all f16 (same kernels) %.2f us: %.2fx\n", best * 1e6, plain * 1e6, plain / best);
 }
 
+static void times_of_others() {
+    const int D = 128, KV = 8, N = 64;
+    Layer a(D, 4, KV, {{0, N, 0, 0}, {0, 0, 64 * N, 0}}, 4, false);
+    std::vector<int> ids(N), params(PARAMS);
+    for (int i = 0; i < N; i++) ids[i] = i;
+    params[KV_HEADS] = KV;
+    Device<int> d_ids(ids), d_params(params);
+    Device<uchar> out(N * KV * page_bytes(WARM, D));
+    double warm = seconds([&](cudaStream_t s) { demote_warm<D><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p); });
+    double cold = seconds([&](cudaStream_t s) { demote_cold<D, WARM, 1><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
+    printf("demotion of %d pages x %d heads, D 128: hot -> warm %.2f us, warm -> cold rotated %.2f us\n", N, KV, warm * 1e6, cold * 1e6);
+
+    const int T = 512;
+    for (int tokens : {0, 4096, 32768}) {
+        int warm_pages = std::min(tokens, 1792) / 64, hot = std::min(tokens, 256), cold_pages = tokens / 64 - (tokens ? warm_pages + hot / 64 : 0);
+        Layer b(D, 4, KV, {{std::max(cold_pages, 0), tokens ? warm_pages : 0, hot, 0}}, 4, false);
+        std::vector<int> row = b.params;
+        row[N_NEW] = T;
+        Device<float> q(normals(T * KV * 4 * D)), o(T * KV * 4 * D);
+        Device<int> p(row);
+        Device<uchar> fresh(KV * 2 * T * D * 2);
+        CHECK(cudaMemset(fresh.p, 0, fresh.n));
+        double s = seconds([&](cudaStream_t stream) {
+            attend_prefill<D><<<dim3(T * 4 / 32, KV), 128, 0, stream>>>(q.p, q.p, p.p, b.d_pages.p, b.d_pool[0].p, b.d_pool[1].p, b.d_pool[2].p, fresh.p, o.p);
+        });
+        double flops = 4.0 * T * KV * 4 * D * (tokens + T / 2);
+        printf("prefill of %d tokens after %5d, 32 heads: %9.1f us, %.1f TFLOP/s\n", T, tokens, s * 1e6, flops / s / 1e12);
+        free_layer(b);
+    }
+}
+
 int main(int argc, char **argv) {
     std::string what = argc > 1 ? argv[1] : "all";
     cudaDeviceProp prop;
     CHECK(cudaGetDeviceProperties(&prop, 0));
     printf("%s, %d multiprocessors, L2 %d MB\n", prop.name, prop.multiProcessorCount, prop.l2CacheSize >> 20);
-    if (what != "time") check_decode();
+    if (what != "time") {
+        check_decode();
+        check_others<64>(), check_others<80>(), check_others<128>();
+        check_lora<1, 1>(), check_lora<8, 2>(), check_lora<16, 1>();
+        check_micro();
+    }
     if (failures) return printf("%d checks failed\n", failures), 1;
     auto argument = [&](int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; };
+    if (what != "check") times_of_others();
     if (what != "check") times(argument(2, 32768), argument(3, 8), argument(4, 4));
     return 0;
 }

@@ -1,18 +1,47 @@
-"""The simulated kernels, compiled when first asked for."""
+"""`run(kernel, inputs, shapes, groups, templates, seed)`: in the simulator and, where there is one, on the GPU."""
 
+import numpy as np
 import pytest
 
+from ruvmlx.backends.mx import mx
+
+from .kernels import CUDA_ONLY, KERNELS
 from .simulator import Simulated
+
+GPU = mx.metal.is_available() or mx.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def twins_on_the_cpu():
+    """Whatever the machine has: the twins are the oracle, and the GPU is asked for by name."""
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
 
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory):
-    """simulated(kernel, templates) -> Simulated, once a session."""
+    """simulated(kernel) -> Simulated, compiled once a session."""
     made: dict = {}
 
-    def get(kernel, templates) -> Simulated:
-        if kernel.name not in made:
-            made[kernel.name] = Simulated(kernel, templates, tmp_path_factory.mktemp(kernel.name))
-        return made[kernel.name]
+    def get(kernel) -> Simulated:
+        if kernel not in made:
+            made[kernel] = Simulated(kernel, KERNELS[kernel], tmp_path_factory.mktemp(kernel.name))
+        return made[kernel]
 
     return get
+
+
+@pytest.fixture(params=["simulator", "gpu"] if GPU else ["simulator"])
+def run(request, simulated):
+    def in_simulator(kernel, inputs, shapes, groups, templates, seed=0):
+        return simulated(kernel)([np.array(x) for x in inputs], shapes, groups, templates, seed)
+
+    def on_gpu(kernel, inputs, shapes, groups, templates, seed=0):
+        if kernel in CUDA_ONLY and not mx.cuda.is_available():
+            pytest.skip("matrix units are used on CUDA only")
+        arrays = [mx.array(np.ascontiguousarray(x)) for x in inputs]
+        return [np.array(out) for out in kernel(arrays, shapes, groups, templates)]
+
+    return in_simulator if request.param == "simulator" else on_gpu

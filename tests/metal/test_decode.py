@@ -7,13 +7,8 @@ from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.metal import decode, pages
 
 from . import make
-from .simulator import LIMIT
+from .kernels import DIMS, GROUPS
 
-DIMS, GROUPS = (64, 80, 128), (1, 3, 4, 8)
-TEMPLATES = {
-    "attend_decode": [(d, g) for d in DIMS for g in (*GROUPS, 6)],
-    "attend_decode_matrix": [(d, g) for d in (64, 128) for g in (1, 3, 4, 6, 8)], "attend_merge": [(d,) for d in DIMS],
-}
 
 # (cold pages, warm pages, hot tokens, first visible token) of each sequence
 SEQUENCES = {
@@ -26,15 +21,6 @@ SEQUENCES = {
     "window": [(4, 2, 70, 100), (4, 2, 70, 64 * 5 + 63), (4, 2, 70, 64 * 6 + 69), (2, 0, 64, 128)],
     "nothing visible": [(0, 0, 40, 40), (1, 0, 5, 0)],
 }
-
-
-@pytest.fixture
-def run(simulated):
-    def run(kernel, inputs, shapes, groups, templates, seed=0):
-        simulator = simulated(kernel, TEMPLATES[kernel.name])
-        return simulator([np.array(x) for x in inputs], shapes, groups, templates, seed)
-
-    return run
 
 
 def problem(sequences, d, group, split=3, n_kv=2):
@@ -107,14 +93,6 @@ def test_nan_in_a_query_is_not_hidden(run):
     out = decode.attend_gpu(q, q_cold, made.pools, table, run)
     bad = np.isnan(out).all(axis=-1)[0]
     assert bad.tolist() == [h == 3 for h in range(8)]
-
-
-def test_threadgroup_memory(run, simulated):
-    q, q_cold, made, table = problem([(1, 0, 70, 0)], 128, 8)
-    for matrix in (False, True):
-        decode.attend_gpu(q, q_cold, made.pools, table, run, matrix)
-    for kernel in (decode.ATTEND, decode.MATRIX, decode.MERGE):
-        assert 0 < simulated(kernel, TEMPLATES[kernel.name]).local_bytes <= LIMIT
 
 
 def test_groups_wider_than_a_threadgroup(run):

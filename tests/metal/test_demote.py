@@ -8,21 +8,8 @@ from ruvmlx.kernels.metal import demote
 from ruvmlx.kernels.metal.pages import COLD, HOT, PAGE, WARM
 
 from . import make
+from .kernels import DIMS
 
-DIMS = (64, 80, 128)
-TEMPLATES = {
-    "demote_warm": [(d,) for d in DIMS],
-    "demote_cold": [(d, source, r) for d in DIMS for source in (WARM, HOT) for r in (0, 1)],
-}
-
-
-@pytest.fixture
-def run(simulated):
-    def run(kernel, inputs, shapes, groups, templates, seed=0):
-        simulator = simulated(kernel, TEMPLATES[kernel.name])
-        return simulator([np.array(x) for x in inputs], shapes, groups, templates, seed)
-
-    return run
 
 
 def numbers(rng, d, kind):

@@ -7,9 +7,6 @@ from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.metal import prefill
 
 from . import make
-from .simulator import LIMIT
-
-DIMS = (64, 80, 128)
 
 # (cold pages, warm pages, hot tokens), new tokens, window
 CASES = {
@@ -23,15 +20,6 @@ CASES = {
     "window over a tier's edge": ((3, 1, 20), 40, 90),
     "window of one": ((1, 0, 3), 35, 1),
 }
-
-
-@pytest.fixture
-def run(simulated):
-    def run(kernel, inputs, shapes, groups, templates, seed=0):
-        simulator = simulated(kernel, [(d,) for d in DIMS])
-        return simulator([np.array(x) for x in inputs], shapes, groups, templates, seed)
-
-    return run
 
 
 def problem(case, d, group, n_kv=2):
@@ -87,9 +75,3 @@ def test_order_of_threads_does_not_matter(run):
         out = prefill.attend_prefill_gpu(q, q_cold, made.pools, rows.view(np.uint8), new, seeded)
         results.add(out.tobytes())
     assert len(results) == 1
-
-
-def test_threadgroup_memory(run, simulated):
-    q, q_cold, made, rows, new = problem(((0, 0, 5), 3, 0), 128, 1)
-    prefill.attend_prefill_gpu(q, q_cold, made.pools, rows.view(np.uint8), new, run)
-    assert 0 < simulated(prefill.PREFILL, None).local_bytes <= LIMIT

@@ -7,22 +7,8 @@ from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.metal import append, lora, micro
 from ruvmlx.kernels.micro import NotFinite
 
-RANKS = [(1, 1), (8, 2), (16, 1), (3, 2)]
-TEMPLATES = {
-    "append": [(d, traditional) for d in (64, 80, 128) for traditional in (0, 1)],
-    "lora_project": RANKS,
-    "lora_add": RANKS,
-    "micro_update": [()],
-}
+from .kernels import KERNELS, RANKS
 
-
-@pytest.fixture
-def run(simulated):
-    def run(kernel, inputs, shapes, groups, templates, seed=0):
-        simulator = simulated(kernel, TEMPLATES[kernel.name])
-        return simulator([np.array(x) for x in inputs], shapes, groups, templates, seed)
-
-    return run
 
 
 @pytest.fixture
@@ -31,7 +17,7 @@ def rng():
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 65])
-@pytest.mark.parametrize("d,traditional", TEMPLATES["append"])
+@pytest.mark.parametrize("d,traditional", KERNELS[append.APPEND])
 def test_append(run, rng, d, traditional, tokens):
     k, v = rng.normal(size=(2, tokens, 3, d)).astype(np.float32)
     angles = np.outer(rng.integers(0, 9000, tokens), 10000 ** (-np.arange(d // 2) / (d // 2)))

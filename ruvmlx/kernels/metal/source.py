@@ -13,7 +13,8 @@ from ruvmlx.backends.mx import mx
 
 START = """const uint3 group_at = threadgroup_position_in_grid;
 const uint thread_at = thread_index_in_threadgroup;
-const uint lane = thread_at % 32, simd_at = thread_at / 32;"""
+const uint lane = thread_at % 32, simd_at = thread_at / 32;
+(void)lane, (void)simd_at;"""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
