@@ -106,7 +106,11 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
 #define INLINE static inline __attribute__((always_inline))
 
 /* Loops of a constant few steps, so that what they index are registers. */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* A field of the activations. */
 INLINE float act_f32(const uint8_t *p) {

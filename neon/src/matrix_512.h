@@ -51,7 +51,7 @@ INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
 /* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
 INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8((char)flip);
-    for (size_t j = 0; j < 8; j++) {
+    UNROLL for (size_t j = 0; j < 8; j++) {
         if (kind == RVM_Q8) {
             w->v[j] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * j), top);
         } else if (j < 4) {

@@ -27,7 +27,7 @@ INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += LINE) __builtin_prefetch(p + i);
 }
 
-#define EACH4 _Pragma("GCC unroll 4") for (size_t i = 0; i < 4; i++)
+#define EACH4 UNROLL for (size_t i = 0; i < 4; i++)
 
 INLINE f32x f_all(float x) {
     f32x y;
@@ -84,7 +84,7 @@ INLINE void f_store(float *y, f32x a, size_t n) {
 /* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
 INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const uint8x16_t low = vdupq_n_u8(15), top = vdupq_n_u8((uint8_t)flip);
-    _Pragma("GCC unroll 8") for (size_t j = 0; j < 8; j++) {
+    UNROLL for (size_t j = 0; j < 8; j++) {
         if (kind == RVM_Q8) {
             EACH4 w->v[j][i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 64 * j + 16 * i), top));
         } else if (j < 4) {

@@ -16,7 +16,7 @@ INLINE __m512i signed_pairs(__m512i w, __m512i x) {
 INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
     const __m512i ones = _mm512_set1_epi16(1);
     __m512i pairs = _mm512_setzero_si512();
-    for (size_t j = 0; j < 8; j++) {
+    UNROLL for (size_t j = 0; j < 8; j++) {
         const __m512i x = _mm512_set1_epi32(act_i32(q + 4 * j));
         if (kind == RVM_Q4) pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w->v[j], x));
         else acc = _mm512_add_epi32(acc, _mm512_madd_epi16(signed_pairs(w->v[j], x), ones));
@@ -25,7 +25,7 @@ INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
 }
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
+    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
 }
 
 #include "matrix_kernel.h"

@@ -16,7 +16,7 @@ INLINE int8x16_t four(const uint8_t *q) { return vreinterpretq_s8_s32(vdupq_n_s3
 INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t i, size_t j, size_t n) {
     int16x8_t a = vmull_s8(vget_low_s8(w->v[j][i]), vget_low_s8(four(q + 4 * j)));
     int16x8_t b = vmull_high_s8(w->v[j][i], four(q + 4 * j));
-    for (size_t k = j + 1; k < j + n; k++) {
+    UNROLL for (size_t k = j + 1; k < j + n; k++) {
         a = vmlal_s8(a, vget_low_s8(w->v[k][i]), vget_low_s8(four(q + 4 * k)));
         b = vmlal_high_s8(b, w->v[k][i], four(q + 4 * k));
     }
@@ -25,8 +25,8 @@ INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
     const size_t n = kind == RVM_Q4 ? 8 : 2;
-    for (size_t t = 0; t < m; t++)
-        EACH4 for (size_t j = 0; j < 8; j += n) acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, n);
+    UNROLL for (size_t t = 0; t < m; t++)
+        EACH4 UNROLL for (size_t j = 0; j < 8; j += n) acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, n);
 }
 
 #include "matrix_kernel.h"

@@ -10,18 +10,18 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
 
 /* acc[t] += columns 4j .. 4j + 3; x[t] holds the 16 columns around them, lane = j % 4. */
 #define DOT(j, lane)                               \
-    for (size_t t = 0; t < m; t++)                 \
+    UNROLL for (size_t t = 0; t < m; t++)                 \
         EACH4 acc[t].v[i] = vdotq_laneq_s32(acc[t].v[i], w->v[j][i], x[t], lane);
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
     int8x16_t x[STEP];
     (void)kind;
-    for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t);
+    UNROLL for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t);
     DOT(0, 0)
     DOT(1, 1)
     DOT(2, 2)
     DOT(3, 3)
-    for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t + 16);
+    UNROLL for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t + 16);
     DOT(4, 0)
     DOT(5, 1)
     DOT(6, 2)

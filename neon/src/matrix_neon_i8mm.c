@@ -9,7 +9,7 @@ enum { OFFSET8 = 0, MAX_T = 16, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
     unpack_neon(p, kind, OFFSET8, w);
     if (T == 1) return;
-    _Pragma("GCC unroll 4") for (size_t o = 0; o < 4; o++) EACH4 {
+    UNROLL for (size_t o = 0; o < 4; o++) EACH4 {
         const int32x4_t a = vreinterpretq_s32_s8(w->v[2 * o][i]), b = vreinterpretq_s32_s8(w->v[2 * o + 1][i]);
         w->v[2 * o][i] = vreinterpretq_s8_s32(vzip1q_s32(a, b));
         w->v[2 * o + 1][i] = vreinterpretq_s8_s32(vzip2q_s32(a, b));
@@ -40,20 +40,20 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32
         dot_one(acc, w, (const int8_t *)q);
         return;
     }
-    for (size_t p = 0; p < m / 2; p++) EACH4 {
+    UNROLL for (size_t p = 0; p < m / 2; p++) EACH4 {
         sum[p][2 * i] = vzip1q_s32(acc[2 * p].v[i], acc[2 * p + 1].v[i]);
         sum[p][2 * i + 1] = vzip2q_s32(acc[2 * p].v[i], acc[2 * p + 1].v[i]);
     }
-    _Pragma("GCC unroll 4") for (size_t o = 0; o < 4; o++) {
+    UNROLL for (size_t o = 0; o < 4; o++) {
         int8x16_t x[STEP / 2];
-        for (size_t p = 0; p < m / 2; p++) {
+        UNROLL for (size_t p = 0; p < m / 2; p++) {
             const int8_t *two = (const int8_t *)q + 64 * p + 8 * o;
             x[p] = vcombine_s8(vld1_s8(two), vld1_s8(two + 32));
         }
-        EACH4 for (size_t h = 0; h < 2; h++) for (size_t p = 0; p < m / 2; p++)
+        EACH4 UNROLL for (size_t h = 0; h < 2; h++) UNROLL for (size_t p = 0; p < m / 2; p++)
             sum[p][2 * i + h] = vusmmlaq_s32(sum[p][2 * i + h], vreinterpretq_u8_s8(w->v[2 * o + h][i]), x[p]);
     }
-    for (size_t p = 0; p < m / 2; p++) EACH4 {
+    UNROLL for (size_t p = 0; p < m / 2; p++) EACH4 {
         acc[2 * p].v[i] = vuzp1q_s32(sum[p][2 * i], sum[p][2 * i + 1]);
         acc[2 * p + 1].v[i] = vuzp2q_s32(sum[p][2 * i], sum[p][2 * i + 1]);
     }

@@ -2,19 +2,24 @@
 
 One row: median time of a call from Python, the bytes that the call must at least read and write
 once per second, and that rate as a fraction of the rate at which one thread reads memory,
-measured in the same run. Over 100% means that the arrays came from cache.
+measured in the same run. Over 100% means that the arrays came from cache. Rows of `matmul` cycle through
+more weights than caches hold; with 256 tokens they count multiplications instead (GMAC/s). What both
+threads reach, and the limits of arithmetic: neon/tools/matmul_bench.c.
 """
 
 import argparse
+import copy
 import functools
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ruvmlx.kernels import micro
+from ruvmlx.kernels import matmul, micro
 from ruvmlx.kernels.library import available
 
 READ_LIMIT_BYTES = 256 << 20  # larger than any last-level cache we expect
@@ -77,6 +82,39 @@ def cases(dim: int, vocab: int, rank: int, tokens: int = 64, contexts: int = 32)
     ]
 
 
+def matrices(rows: int, cols: int, bits: int) -> list[matmul.Matrix]:
+    """Random symmetric matrices in groups of 32, as many as fill READ_LIMIT_BYTES / 2."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(0, 2**32, (rows, cols * bits // 32), dtype=np.uint32)
+    scales = rng.normal(0, 0.1, (rows, cols // 32)).astype(np.float16)
+    first = matmul.Matrix(weight, scales, -scales * np.float16(2 ** (bits - 1)), cols)
+    copies = [copy.copy(first) for _ in range(READ_LIMIT_BYTES // 2 // first.memory.nbytes)]
+    for w in copies:
+        w.memory = matmul.aligned(first.memory.nbytes)
+        w.memory[:] = first.memory
+    return [first, *copies]
+
+
+def print_matmul(rows: int, cols: int, bits: int, limit: float, seconds: float) -> None:
+    """One and 256 tokens through every implementation."""
+    many = matrices(rows, cols, bits)
+    for impl, tokens in itertools.product(matmul.implementations(), (1, 256)):
+        if impl == "scalar" and rows * cols * tokens > 1 << 27:
+            continue
+        acts = matmul.activations(many[0], np.ones((tokens, cols), np.float32), impl)
+        y, turn = np.empty((tokens, rows), np.float32), itertools.cycle(many)
+        us = median_us(functools.partial(next_product, turn, acts, y, impl), seconds)
+        rate = 1e6 * many[0].memory.nbytes / us
+        what = f"{rate / 1e9:>9.1f}{rate / limit:>10.0%}"
+        if tokens > 1:
+            what = f"{rows * cols * tokens / us / 1e3:>9.1f}    GMAC/s"
+        print(f"{'matmul':<20}{f'{rows}x{cols} {bits} bits T={tokens}':<26}{impl:<13}{us:>6.0f}{what}")
+
+
+def next_product(turn: Iterator[matmul.Matrix], acts: NDArray[np.uint8], y: micro.Array, impl: str) -> None:
+    matmul.product(next(turn), acts, y, impl)
+
+
 def median_us(call: Callable[[], object], seconds: float) -> float:
     """Median duration of a call, over at least 5 calls and about `seconds`."""
     call()
@@ -111,6 +149,8 @@ def main() -> None:
             rate = 1e6 * case.nbytes / us
             row = f"{case.kernel:<20}{case.shapes:<26}{impl:<9}{us:>10.1f}"
             print(f"{row}{rate / 1e9:>9.1f}{rate / limit:>10.0%}")
+    for bits in (4, 8):
+        print_matmul(args.vocab, args.dim, bits, limit, args.seconds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""How fast the NEON GEMV loops could stream weights: llvm-mca's cycles, as GB/s at 3.2 GHz.
+
+    python neon/tools/mca.py [--clang clang-16] [--mca llvm-mca-16]
+
+Compiles one tile's product with one token for each NEON implementation, cuts out the innermost loop (32
+columns of 16 rows, scales included) and lets llvm-mca schedule 200 rounds of it. LLVM's apple-m1 model is
+Cyclone's: six wide, three vector units; a real M1 is eight wide and has four. Caches count as hit.
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+CLOCK = 3.2e9
+MACHINES = {"M1": 68, "M4": 120, "M4 Pro": 273, "M1 Max": 400, "M4 Max": 546}  # GB/s
+ROUNDS = 200
+IMPLEMENTATIONS = {
+    "neon": ("armv8-a", "smlal"),
+    "neon_dotprod": ("armv8.2-a+dotprod", "sdot"),
+    "neon_i8mm": ("armv8.2-a+dotprod+i8mm", "usdot"),
+}
+PRODUCTS = {"smlal": 32, "sdot": 32, "usdot": 32}  # at least, in a whole round
+# name -> kind, biases, bytes of 32 columns x 16 rows with group 32 and half scales
+KINDS = {"q4": ("RVM_Q4", 1, 320), "q4 s": ("RVM_Q4", 0, 288), "q8 s": ("RVM_Q8", 0, 544)}
+LOOP = """
+#include "{source}/matrix_{impl}.c"
+void gemv(const uint8_t *p, const uint8_t *act, float *y, size_t cols) {{
+    const rvm_matrix_spec spec = {{{kind}, RVM_F16, {affine}, 32, 16, cols}};
+    quantised_tile(&spec, p, act, 1, 0, 1, {kind}, {affine}, y, 16, 16);
+}}
+"""
+
+
+def assembly(clang: str, impl: str, kind: str, affine: int, folder: Path) -> list[str]:
+    """The lines of gemv()."""
+    code, out = folder / "loop.c", folder / "loop.s"
+    code.write_text(LOOP.format(source=SOURCE, impl=impl, kind=kind, affine=affine))
+    flags = ["-std=c11", "-O3", "-ffp-contract=off", "-w", f"-march={IMPLEMENTATIONS[impl][0]}"]
+    where = ["-target", "aarch64-linux-gnu", "-I", SOURCE.parent / "include", "-S", code, "-o", out]
+    subprocess.run([clang, *flags, *where], check=True)
+    text = out.read_text()
+    start = text.index("\ngemv:")
+    return text[start : text.index(".Lfunc_end", start)].splitlines()
+
+
+def innermost_loop(lines: list[str], instruction: str) -> list[str]:
+    """The shortest stretch from a label to a jump back to it with all products of 16 rows x 32 columns."""
+    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
+    found = []
+    for i, line in enumerate(lines):
+        jump = re.match(r"\s+(?:b\.\w+|cbn?z|tbn?z)\s+(?:.*,\s*)?(\.L\w+)", line)
+        if jump and labels.get(jump[1], i) < i:
+            body = lines[labels[jump[1]] + 1 : i]
+            if sum(bool(re.match(rf"\s+{instruction}2?\s", b)) for b in body) >= PRODUCTS[instruction]:
+                found.append(body)
+    return min(found, key=len)
+
+
+def cycles(mca: str, cpu: str, body: list[str]) -> float:
+    """Cycles of one round."""
+    command = [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={ROUNDS}"]
+    done = subprocess.run(command, input="\n".join(body) + "\n", capture_output=True, text=True, check=True)
+    total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
+    assert total, done.stdout
+    return int(total[1]) / ROUNDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--clang", default="clang")
+    parser.add_argument("--mca", default="llvm-mca")
+    parser.add_argument("--cpus", default="apple-m1,cortex-a76,neoverse-v1")
+    args = parser.parse_args()
+    machines = "  ".join(f"{name} ({rate})" for name, rate in MACHINES.items())
+    print(f"GB/s of one core at {CLOCK / 1e9} GHz, then cores that fill the memory of: {machines}\n")
+    print(f"{'loop':<20}{'model':<13}{'instr.':>7}{'cycles':>8}{'cycles/byte':>13}{'GB/s':>7}   cores")
+    with tempfile.TemporaryDirectory() as folder:
+        for impl, (_, instruction) in IMPLEMENTATIONS.items():
+            for name, (kind, affine, nbytes) in KINDS.items():
+                body = innermost_loop(assembly(args.clang, impl, kind, affine, Path(folder)), instruction)
+                size = sum(bool(re.match(r"\s+[a-z]", line)) for line in body)
+                for cpu in args.cpus.split(","):
+                    n = cycles(args.mca, cpu, body)
+                    rate = nbytes / n * CLOCK / 1e9
+                    cores = "  ".join(f"{limit / rate:.1f}" for limit in MACHINES.values())
+                    row = f"{impl + ' ' + name:<20}{cpu:<13}{size:>7}{n:>8.1f}{n / nbytes:>13.4f}{rate:>7.0f}"
+                    print(f"{row}   {cores}")
+
+
+if __name__ == "__main__":
+    main()
