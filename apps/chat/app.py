@@ -4,33 +4,38 @@ The runtime lives in its own thread (`worker.RuntimeThread`); this one only draw
 """
 
 import asyncio
+import contextlib
+import os
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.reactive import var
 
-from ruvmlx.engine.types import Chunk, GenerationResponse
 from ruvmlx.errors import NotFound, RuvmlxError
 from ruvmlx.runtime import LearnStatus
-from ruvmlx.text import Sanitizer
 
-from . import commands, describe, theme
+from . import commands, describe, ending, theme
 from .contract import ChatOptions, ChatRuntime, OpenRuntime
-from .messages import KEYS_HELP, Notice, Reply, Transcript, UserMessage, Welcome
-from .opened import Opened
+from .messages import KEYS_HELP, Notice, Reply, UserMessage, Welcome
+from .opened import Opened, Standing
 from .prompt import Prompt
 from .status import KeyHints, Meter, StatusLine
+from .stream import show_reply
+from .transcript import Transcript
 from .worker import RuntimeThread
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
-FRAME = 1 / 30  # seconds between two looks at a growing reply
+EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
+LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
+GRACE = 5.0  # seconds to leave the screen in, once told to end and with everything committed
 T = TypeVar("T")
 
 
@@ -58,6 +63,9 @@ class ChatApp(App[int]):
         self.failure: Exception | None = None  # why the app ended by itself
         self._interrupted_at = 0.0
         self._waiting = ""  # sent while the model was opening
+        self._looked_at = time.monotonic()
+        self.ended_by = 0  # the signal that told the app to end
+        self._loop_of_mine: asyncio.AbstractEventLoop | None = None
 
     def compose(self) -> ComposeResult:
         with Transcript():
@@ -74,6 +82,9 @@ class ChatApp(App[int]):
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
         self.prompt.focus()
         self._open()
+        self._loop_of_mine = asyncio.get_running_loop()
+        if self.ended_by:
+            self.action_leave()
 
     @property
     def transcript(self) -> Transcript:
@@ -98,9 +109,11 @@ class ChatApp(App[int]):
             return False
         if action in ("rate", "select"):
             return bool(self.session and self.transcript.replies)
-        if action == "undo":
-            return bool(self.session and self.status.learned and self.status.learned.ratings)
         return True
+
+    def on_resize(self, event: events.Resize) -> None:
+        """A long input leaves room for the conversation."""
+        self.prompt.styles.max_height = max(3, event.size.height // 3)
 
     # Opening and leaving
 
@@ -122,7 +135,7 @@ class ChatApp(App[int]):
         self.prompt.border_title = opened.model
         self.status.backend = opened.backend
         self.status.meter = Meter(max_context=opened.max_context)
-        self.status.learned = opened.learned
+        self._learned(opened.learned)
         await self.transcript.restart(opened.turns, opened.model)
         self.phase = "idle"
         if self._waiting and self._waiting == self.prompt.text:
@@ -146,6 +159,19 @@ class ChatApp(App[int]):
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             self.failure = error
         self.exit(getattr(self.failure, "exit_code", 1) if self.failure else 0)
+
+    def told_to_end(self, signum: int) -> None:
+        """A signal: leave as with Ctrl+Q. If the screen cannot be left, its terminal gone, end without."""
+        self.ended_by = signum
+        threading.Thread(target=self._end_anyway, daemon=True).start()
+        if self._loop_of_mine:
+            with contextlib.suppress(RuntimeError):  # the app has ended already
+                self._loop_of_mine.call_soon_threadsafe(self.action_leave)
+
+    def _end_anyway(self) -> None:
+        self.runtime.close_now()
+        time.sleep(GRACE)
+        os._exit(ending.exit_code(self.ended_by))
 
     def action_interrupt(self) -> None:
         """Ctrl+C copies what is selected, else stops a reply, else leaves when pressed twice."""
@@ -188,11 +214,13 @@ class ChatApp(App[int]):
         if command:
             await self._obey(command)
         else:
-            self._reply(commands.message_text(event.text.strip()))
+            self._reply(event.text)
 
     def _must_wait(self, command: commands.Command | None) -> bool:
         name = command.name if command else ""
-        return self.phase != "idle" and name not in (("quit", "help", "rate") if self.session else ("quit",))
+        return self.phase != "idle" and name not in (
+            ("quit", "help", "rate", "undo") if self.session else ("quit",)
+        )
 
     def _wait(self) -> None:
         """What is sent while the model opens goes out by itself, unless it is changed before."""
@@ -217,53 +245,38 @@ class ChatApp(App[int]):
     # Replies
 
     @work
-    async def _reply(self, text: str) -> None:
+    async def _reply(self, typed: str) -> None:
         self.phase = "replying"
+        text = commands.message_text(typed.strip())
         arriving = self.runtime.say(self.session, text, self.options)
-        reply = Reply()
-        await self.transcript.add(UserMessage(text), reply)
+        message, reply = UserMessage(text), Reply()
+        await self.transcript.add(message, reply)
         try:
-            await self._stream(reply, arriving)
+            response = await show_reply(reply, arriving, self.status)
+            if response:
+                await reply.finish(response.text, response.finish_reason)
+                reply.reply_id = await self.runtime.call(lambda runtime: runtime.last_reply_id)
+                self._settle()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            await self._reply_failed(reply, text, error)
+            if self.phase != "closing":
+                await self._reply_failed(error, reply, message, typed)
         finally:
             if self.phase == "replying":
                 self.phase = "idle"
             self.refresh_bindings()
 
-    async def _stream(self, reply: Reply, arriving: AsyncIterator[list[Chunk]]) -> None:
-        safe, asked_at, response = Sanitizer(), time.perf_counter(), None
-        self.status.meter = replace(Meter(), max_context=self.status.meter.max_context)
-        async for chunks in arriving:
-            started = time.perf_counter()
-            response = await self._show(reply, chunks, safe, asked_at)
-            await asyncio.sleep(max(FRAME, 1.5 * (time.perf_counter() - started)) if not response else 0)
-        if response:
-            await reply.finish(response.text, response.finish_reason)
-            reply.reply_id = await self.runtime.call(lambda runtime: runtime.last_reply_id)
-            self._settle()
-
-    async def _show(
-        self, reply: Reply, chunks: list[Chunk], safe: Sanitizer, asked_at: float
-    ) -> GenerationResponse | None:
-        """Everything that has come since the last frame; the response when it is complete."""
-        for chunk in chunks:
-            self.status.meter = self.status.meter.after(chunk, asked_at)
-        text = safe.feed("".join(chunk.text for chunk in chunks))
-        if text:
-            await reply.grow(text)
-        elif chunks[-1].prefilled:
-            reply.progress = f"reading {chunks[-1].prefilled} of {chunks[-1].prompt_tokens} tokens"
-        return chunks[-1].response
-
-    async def _reply_failed(self, reply: Reply, text: str, error: Exception) -> None:
-        """Nothing is lost: words that came stay, and a message without an answer can be sent again."""
+    async def _reply_failed(self, error: Exception, reply: Reply, message: UserMessage, typed: str) -> None:
+        """Nothing is lost: words that came stay; a message that was refused is in the input again."""
         if reply.text:
             await reply.finish(reply.text, "")
         else:
             await reply.remove()
-            self.prompt.text = self.prompt.text or text
-        await self._fail(error)
+        if isinstance(error, RuvmlxError) and not reply.begun:
+            await message.remove()
+            self.prompt.put_back(typed)
+        elif not reply.text and not self.prompt.text:
+            self.prompt.put_back(typed)
+        await self.transcript.add(Notice(describe.error_line(error), "error"))
 
     def action_stop(self) -> None:
         if self.phase == "replying":
@@ -274,12 +287,16 @@ class ChatApp(App[int]):
     async def _settle(self) -> None:
         """After the reply is shown; a message sent meanwhile waits its turn in the runtime's thread."""
         if self.phase != "closing":
-            await self._attempt(lambda runtime: runtime.settle())
+            try:
+                await self.runtime.call(lambda runtime: runtime.settle())
+            except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+                await self._fail(error)
+            self._look_again()
 
     async def _attempt(self, work: Callable[[ChatRuntime], T]) -> T | None:
-        """A call whose error is shown; None then."""
+        """A call, also during a reply, whose error is shown; None then."""
         try:
-            return await self.runtime.call(work)
+            return await self.runtime.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._fail(error)
             return None
@@ -295,20 +312,48 @@ class ChatApp(App[int]):
         if reply is None or reply.reply_id is None:
             self.status.flash("There is no reply to rate yet")
             return
-        reply_id, reply.progress = reply.reply_id, "rating"
-        done = await self._attempt(lambda runtime: (runtime.rate(reply_id, rating, note), runtime.status()))
+        reply_id, session, reply.progress = reply.reply_id, self.session, "rating"
+        done = await self._attempt(
+            lambda runtime: (runtime.rate(reply_id, rating, note), Standing.of(runtime, session))
+        )
         reply.progress = ""
         if done:
             reply.rated(done[0])
-            self._learned(done[1])
+            self._show_standing(done[1])
+            self.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
 
     def _is_too_early(self) -> bool:
         """While a reply comes, a rating would hit the one before it, unless that is selected."""
         return self.phase == "replying" and not isinstance(self.focused, Reply)
 
-    def _learned(self, learned: LearnStatus) -> None:
+    def _learned(self, learned: LearnStatus | None) -> None:
         self.status.learned = learned
+        self.query_one(KeyHints).can_take_back = bool(learned and learned.ratings)
         self.refresh_bindings()
+
+    def _show_standing(self, standing: Standing) -> None:
+        self.transcript.show_standing(standing)
+        self._learned(standing.learned)
+
+    @work(exclusive=True, group="look")
+    async def _look(self) -> None:
+        """Another process may have rated: show what the store has now. What cannot be seen is not missed."""
+        self._looked_at = time.monotonic()
+        session = self.session
+        with contextlib.suppress(Exception):
+            self._show_standing(await self.runtime.call_between(lambda r: Standing.of(r, session)))
+
+    def _look_again(self) -> None:
+        if self.session and self.phase != "closing":
+            self._look()
+
+    def on_app_focus(self) -> None:
+        self._look_again()
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and time.monotonic() - self._looked_at > LOOK_AGAIN:
+            self._look_again()
+        await super().on_event(event)
 
     def _chosen(self) -> Reply | None:
         """The selected reply, else the newest."""
@@ -319,21 +364,18 @@ class ChatApp(App[int]):
 
     @work
     async def action_undo(self) -> None:
-        done = await self._attempt(lambda runtime: (runtime.undo(), runtime.turns(self.session)))
-        if not done:
-            return
-        ratings = {turn.reply_id: turn.rating for turn in done[1] if turn.reply_id}
-        for reply in self.transcript.replies:
-            reply.restore_rating(ratings.get(reply.reply_id or ""))
-        self._learned(done[0])
-        self.status.flash(describe.undone(done[0]))
+        session = self.session
+        done = await self._attempt(lambda runtime: (runtime.undo(), Standing.of(runtime, session)))
+        if done:
+            self._show_standing(done[1])
+            self.status.flash(describe.undone(done[0]))
 
     # Moving about
 
-    def action_select(self, step: int) -> None:
+    async def action_select(self, step: int) -> None:
         reply = self._chosen()
         if reply:
-            self.transcript.neighbour(reply, step).focus()
+            (await self.transcript.neighbour(reply, step)).focus()
 
     def action_stop_or_write(self) -> None:
         """Esc stops a reply wherever the focus is."""
@@ -343,7 +385,9 @@ class ChatApp(App[int]):
     def action_write(self) -> None:
         self.prompt.focus()
 
-    def action_scroll(self, pages: int) -> None:
+    async def action_scroll(self, pages: int) -> None:
+        if pages < 0 and self.transcript.scroll_y <= 0:
+            await self.transcript.load_earlier()
         distance = pages * (self.transcript.size.height - 2)
         self.transcript.scroll_relative(y=distance, animate=False)
 
@@ -382,10 +426,17 @@ class ChatApp(App[int]):
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Chat in the terminal; the exit code. The runtime is closed on every way out."""
     app = ChatApp(open_runtime, options)
-    try:
-        app.run()
-    finally:
-        app.runtime.close_now()
+    with ending.heard(app.told_to_end):
+        try:
+            app.run()
+        except OSError:
+            if not app.ended_by:  # else the terminal has gone, and there is no screen to leave
+                raise
+        finally:
+            app.runtime.close_now()
+    if app.ended_by:
+        ending.let_go(sys.stdout, sys.stderr)
+        return ending.exit_code(app.ended_by)
     if app.failure is not None:
         print(f"ruvmlx: {describe.error_line(app.failure)}", file=sys.stderr)
         return getattr(app.failure, "exit_code", 1)

@@ -5,10 +5,9 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import var
-from textual.widget import Widget
 from textual.widgets import Markdown, Static
 
 from ruvmlx.runtime import RatingResult, Turn
@@ -95,6 +94,8 @@ class Reply(Vertical, can_focus=True):
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
+        self.begun = False  # the runtime has taken the message: chunks have come
+        self._effect_of = 0  # the adapter version that the effect tells of
 
     @classmethod
     def of_turn(cls, turn: Turn) -> "Reply":
@@ -130,10 +131,11 @@ class Reply(Vertical, can_focus=True):
 
     def rated(self, result: RatingResult) -> None:
         self.rating, self.effect = result.rating, describe.effect(result)
+        self._effect_of = result.adapter_version
 
-    def restore_rating(self, rating: str | None) -> None:
-        """The rating that the store has now; an effect that no longer holds is dropped."""
-        if rating != self.rating:
+    def restore_rating(self, rating: str | None, version: int) -> None:
+        """The rating that the store has now; the effect of another one, or of a version taken back, goes."""
+        if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
 
     def _show_note(self) -> None:
@@ -160,38 +162,3 @@ class Reply(Vertical, can_focus=True):
         event.stop()
         if event.href.startswith(("https://", "http://")):
             self.app.open_url(sanitize(event.href))
-
-
-class Transcript(VerticalScroll, can_focus=False):
-    """The conversation. It follows a growing reply until the user scrolls up, and again from the end on."""
-
-    def on_mount(self) -> None:
-        self.anchor()
-
-    async def add(self, *widgets: Widget) -> None:
-        """What the user asked for is always in view; what grows then is followed from there."""
-        await self.query(Welcome).remove()
-        await self.mount_all(widgets)
-        self.anchor()
-
-    async def restart(self, turns: list[Turn], model: str) -> None:
-        """Show these turns and nothing else."""
-        shown = [self._of_turn(turn) for turn in turns if turn.role != "system"]
-        with self.app.batch_update():
-            await self.remove_children()
-            await self.mount_all(shown or [Welcome(model)])
-        self.anchor()
-
-    @staticmethod
-    def _of_turn(turn: Turn) -> Vertical:
-        return UserMessage(turn.content) if turn.role == "user" else Reply.of_turn(turn)
-
-    @property
-    def replies(self) -> list[Reply]:
-        """Those that can be rated, oldest first."""
-        return [reply for reply in self.query(Reply) if reply.finished and reply.reply_id]
-
-    def neighbour(self, of: Reply, step: int) -> Reply:
-        replies = self.replies
-        place = replies.index(of) + step if of in replies else len(replies) - 1
-        return replies[max(0, min(place, len(replies) - 1))]

@@ -9,6 +9,23 @@ from .contract import ChatOptions, ChatRuntime, learned, start_session
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What was learned, and each reply's rating, as the store has it now: other processes rate, too."""
+
+    learned: LearnStatus | None
+    ratings: dict[str, str | None]  # of one chat, by reply id
+
+    @classmethod
+    def of(cls, runtime: ChatRuntime, session: str) -> "Standing":
+        turns = runtime.turns(session)
+        return cls(learned(runtime), {turn.reply_id: turn.rating for turn in turns if turn.reply_id})
+
+    @property
+    def version(self) -> int:
+        return self.learned.adapter_version if self.learned else 0
+
+
+@dataclass(frozen=True)
 class Opened:
     """What the app shows of a runtime that has just been opened, or of a new session."""
 

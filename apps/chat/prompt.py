@@ -60,6 +60,14 @@ class Prompt(TextArea):
         await super()._on_paste(event)
         event.prevent_default()
 
+    def put_back(self, text: str) -> None:
+        """What was not sent is here again, before anything that was typed since."""
+        if self.text.strip():
+            self.insert(f"{text}\n\n", (0, 0))
+        else:
+            self.text = text
+            self.move_cursor(self.document.end)
+
     def action_newline(self) -> None:
         self.insert("\n")
 

@@ -8,6 +8,7 @@ from textual.binding import ActiveBinding
 from textual.content import Content
 from textual.events import Click
 from textual.reactive import reactive
+from textual.timer import Timer
 from textual.widgets import Static
 
 from ruvmlx.engine.types import Chunk
@@ -86,6 +87,7 @@ class StatusLine(Static):
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
     message: reactive[str] = reactive("")  # in place of the numbers, for a moment
+    _flashing: Timer | None = None
 
     def render(self) -> Content:
         width = self.size.width
@@ -97,7 +99,9 @@ class StatusLine(Static):
     def flash(self, message: str, seconds: float = 3.0) -> None:
         """Say something for a moment."""
         self.message = message
-        self.set_timer(seconds, lambda: self._unflash(message))
+        if self._flashing:
+            self._flashing.stop()
+        self._flashing = self.set_timer(seconds, lambda: self._unflash(message))
 
     def _unflash(self, message: str) -> None:
         if self.message == message:
@@ -108,6 +112,8 @@ class KeyHints(Static):
     """The keys that work now, most useful first, as many as fit. A click presses them."""
 
     ORDER = ("Stop", "Send", "New line", "Up", "Down", "Stars", "Choose", "Take back", "Back", "Quit")
+
+    can_take_back: reactive[bool] = reactive(False)  # the key works all the same: another process may rate
 
     def on_mount(self) -> None:
         self._spans: list[tuple[int, int, ActiveBinding]] = []
@@ -131,9 +137,12 @@ class KeyHints(Static):
         """One per description, in ORDER; where two keys do one thing, that of the focused widget."""
         shown: dict[str, ActiveBinding] = {}
         for active in self.screen.active_bindings.values():
-            if active.binding.show and active.enabled:
+            if active.binding.show and active.enabled and self._is_useful(active):
                 shown.setdefault(active.binding.description, active)
         return [shown[name] for name in self.ORDER if name in shown]
+
+    def _is_useful(self, active: ActiveBinding) -> bool:
+        return self.can_take_back or active.binding.description != "Take back"
 
     async def on_click(self, event: Click) -> None:
         for start, end, active in self._spans:

@@ -1,7 +1,8 @@
 """The one thread that owns the runtime, as awaitable calls for the app.
 
 MLX's streams are bound to threads, and a reply takes seconds: everything that touches the runtime,
-`open` and `close` included, runs here, one call at a time and in order. The app's own thread never waits.
+`open` and `close` included, runs here, one call at a time. Calls are done in order, but those of
+`call_between` do not wait for a reply that is being written. The app's own thread never waits.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from ruvmlx.engine.types import Chunk
@@ -24,7 +25,9 @@ class RuntimeThread:
         self._open_runtime = open_runtime
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
         self._runtime: ChatRuntime | None = None
-        self._closed = False
+        self._between: deque[Callable[[], None]] = deque()
+        self._closing = threading.Lock()
+        self._closed: Future[None] | None = None
         self._cancel: threading.Event | None = None  # of the reply that is being written
 
     async def open(self) -> None:
@@ -33,6 +36,26 @@ class RuntimeThread:
     async def call(self, work: Callable[[ChatRuntime], T]) -> T:
         """work(runtime), in the runtime's thread."""
         return await self._run(lambda: work(self._opened()))
+
+    async def call_between(self, work: Callable[[ChatRuntime], T]) -> T:
+        """The same, if need be between two chunks of a reply: only for ratings and looks at the store."""
+        done: Future[T] = Future()
+
+        def answer() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work(self._opened()))
+                except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
+                    done.set_exception(error)
+
+        self._between.append(answer)
+        self._pool.submit(self._answer)
+        return await asyncio.wrap_future(done)
+
+    def _answer(self) -> None:
+        """Do what is queued for between; a reply comes by after each chunk, the idle thread at once."""
+        while self._between:
+            self._between.popleft()()
 
     def say(self, session: str, text: str, options: ChatOptions) -> AsyncIterator[list[Chunk]]:
         """The reply's chunks, all that have come since the last look: a slow screen never falls behind.
@@ -59,6 +82,7 @@ class RuntimeThread:
                 chunks.append(chunk)
                 with contextlib.suppress(RuntimeError):  # the app has gone; the reply is still committed
                     loop.call_soon_threadsafe(arrived.set)
+                self._answer()
 
         pumping = asyncio.ensure_future(self._run(pump))
         pumping.add_done_callback(lambda _: arrived.set())
@@ -77,16 +101,19 @@ class RuntimeThread:
 
     async def close(self) -> None:
         """Stops a reply, waits for what is running, then closes the runtime."""
-        self.stop()
-        await self._run(self._close)
-        self._pool.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it closes even if nobody waits
 
     def close_now(self) -> None:
-        """The same without an event loop, for an app that ended some other way. Harmless when repeated."""
+        """The same from any thread, without an event loop. Harmless when repeated."""
+        self._close_once().result()
+
+    def _close_once(self) -> Future[None]:
         self.stop()
-        if not self._closed:
-            self._pool.submit(self._close).result()
-        self._pool.shutdown(wait=True)
+        with self._closing:
+            if self._closed is None:
+                self._closed = self._pool.submit(self._close)
+                self._pool.shutdown(wait=False)
+            return self._closed
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -99,7 +126,6 @@ class RuntimeThread:
         return self._runtime
 
     def _close(self) -> None:
-        self._closed = True
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             runtime.close()

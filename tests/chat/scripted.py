@@ -57,7 +57,7 @@ class ScriptedRuntime:
             raise NotFound(f"no session {session_id!r}")
         return list(self.chats[session_id])
 
-    def say(self, session_id, text, *, sampling: Sampling, max_new_tokens: int, cancel):
+    def say(self, session_id, text, *, sampling: Sampling | None, max_new_tokens: int, cancel):
         self._called()
         script = self.replies.pop(0) if self.replies else ["Fine."]
         if isinstance(script, Exception):

@@ -1,0 +1,41 @@
+"""A reply on its way to the screen: chunks in, a growing widget and live numbers out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from ruvmlx.engine.types import Chunk, GenerationResponse
+from ruvmlx.text import Sanitizer
+
+from .messages import Reply
+from .status import Meter, StatusLine
+
+FRAME = 1 / 30  # seconds between two looks at a growing reply
+
+
+async def show_reply(
+    reply: Reply, arriving: AsyncIterator[list[Chunk]], status: StatusLine
+) -> GenerationResponse | None:
+    """Show chunks as they come; the response, once it is complete."""
+    safe, asked_at, response = Sanitizer(), time.perf_counter(), None
+    status.meter = replace(Meter(), max_context=status.meter.max_context)
+    async for chunks in arriving:
+        started = time.perf_counter()
+        reply.begun = True
+        for chunk in chunks:
+            status.meter = status.meter.after(chunk, asked_at)
+        await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
+        response = chunks[-1].response
+        await asyncio.sleep(max(FRAME, 1.5 * (time.perf_counter() - started)) if not response else 0)
+    return response
+
+
+async def _show(reply: Reply, newest: Chunk, text: str) -> None:
+    """Everything that has come since the last frame. A token may have no text yet: half an emoji has none."""
+    if text:
+        await reply.grow(text)
+    elif newest.generated:
+        reply.progress = ""
+    elif newest.prefilled:
+        reply.progress = f"reading {newest.prefilled} of {newest.prompt_tokens} tokens"
