@@ -103,9 +103,10 @@ RVM_API int rvm_abi_version(void);
 
 /* ---- Matrices: y = x @ W^T with W 4-bit, 8-bit or float ----
  *
- * W [rows = out, cols = in] is packed once into an interleaved form that every implementation reads
- * and that may be written to a file and mapped back: it holds no pointers. Memory for a packed matrix and for activations
- * is the caller's and starts at a multiple of 64 bytes; x, y, and what is packed may lie anywhere.
+ * W [rows = out, cols = in] is packed once into an interleaved form that every implementation reads and
+ * that may be written to a file and mapped back: it holds no pointers. Memory for a packed matrix and for
+ * activations is the caller's and starts at a multiple of 64 bytes (huge pages are worth 3-8%); x, y, and
+ * what is packed may lie anywhere.
  *
  *   rvm_matrix_spec spec;
  *   rvm_matrix_plan(RVM_Q4, rows, cols, 64, scales, biases, RVM_BF16, &spec);

@@ -11,8 +11,8 @@ static int good_spec(const rvm_matrix_spec *s) {
     if (!s || s->rows == 0 || s->cols == 0 || s->rows >= limit || s->cols >= limit) return 0;
     if (s->rows * s->cols >= (uint64_t)1 << 48) return 0;
     if (!is_quantised(s->kind)) return is_float_kind(s->kind);
-    return is_float_kind(s->scale_kind) && s->affine <= 1 && (s->group == 32 || s->group == 64 || s->group == 128) &&
-           s->cols % s->group == 0;
+    return is_float_kind(s->scale_kind) && s->affine <= 1 &&
+           (s->group == 32 || s->group == 64 || s->group == 128) && s->cols % s->group == 0;
 }
 
 /* The half that x equals, or -1. A NaN equals none, and is stored as float. */
@@ -41,7 +41,8 @@ static uint32_t narrowest(const void *x, const void *y, uint32_t kind, size_t n)
 
 static float zero_point(uint32_t kind) { return kind == RVM_Q4 ? 8.0f : 128.0f; }
 
-static int is_symmetric(const void *scales, const void *biases, uint32_t scale_kind, uint32_t kind, size_t n) {
+static int is_symmetric(const void *scales, const void *biases, uint32_t scale_kind, uint32_t kind,
+                        size_t n) {
     const float zero = zero_point(kind);
     for (size_t i = 0; biases && i < n; i++)
         if (float_at(biases, scale_kind, i) != -zero * float_at(scales, scale_kind, i)) return 0;
@@ -94,7 +95,8 @@ static void pack_q4(uint8_t *block, const uint8_t *row) {
         const uint32_t low = row[2 * j] | (uint32_t)row[2 * j + 1] << 8;
         const uint32_t high = row[8 + 2 * j] | (uint32_t)row[9 + 2 * j] << 8;
         const uint32_t both = spread(low) | spread(high) << 4;
-        const uint8_t bytes[4] = {(uint8_t)both, (uint8_t)(both >> 8), (uint8_t)(both >> 16), (uint8_t)(both >> 24)};
+        const uint8_t bytes[4] = {(uint8_t)both, (uint8_t)(both >> 8), (uint8_t)(both >> 16),
+                                  (uint8_t)(both >> 24)};
         memcpy(block + 4 * TILE * j, bytes, 4);
     }
 }
@@ -111,7 +113,8 @@ static void pack_quantised(const rvm_matrix_spec *s, const uint8_t *weights, con
     const uint8_t *from = weights + i * (s->cols / 32) * row_bytes;
     for (size_t g = 0; g < groups; g++) {
         store_float(tile + row * size, s->scale_kind, scales, scale_kind, i * groups + g);
-        if (s->affine) store_float(tile + (TILE + row) * size, s->scale_kind, biases, scale_kind, i * groups + g);
+        if (s->affine)
+            store_float(tile + (TILE + row) * size, s->scale_kind, biases, scale_kind, i * groups + g);
         tile += scales_bytes(s);
         for (size_t c = 0; c < s->group; c += 32, from += row_bytes, tile += block_bytes(s->kind)) {
             if (s->kind == RVM_Q4) pack_q4(tile + 4 * row, from);
@@ -120,7 +123,8 @@ static void pack_quantised(const rvm_matrix_spec *s, const uint8_t *weights, con
     }
 }
 
-static void pack_float(const rvm_matrix_spec *s, const uint8_t *weights, size_t i, size_t row, uint8_t *tile) {
+static void pack_float(const rvm_matrix_spec *s, const uint8_t *weights, size_t i, size_t row,
+                       uint8_t *tile) {
     const size_t size = float_size(s->kind);
     const uint8_t *from = weights + i * s->cols * size;
     for (size_t k = 0; k < s->cols; k++) memcpy(tile + (k * TILE + row) * size, from + k * size, size);
@@ -184,7 +188,8 @@ static void quantised_row(const rvm_matrix *w, size_t row, float *out) {
         const float b = spec->affine ? float_at(p, spec->scale_kind, TILE + r) : -zero_point(spec->kind) * s;
         p += scales_bytes(spec);
         for (size_t c = 0; c < spec->group; c++) {
-            const float product = s * (float)quantum(p + c / 32 * block_bytes(spec->kind), spec->kind, r, c % 32);
+            const float product =
+                s * (float)quantum(p + c / 32 * block_bytes(spec->kind), spec->kind, r, c % 32);
             out[k + c] = product + b;
         }
         p += spec->group / 32 * block_bytes(spec->kind);
@@ -217,8 +222,8 @@ int rvm_acts_refuses(rvm_kind kind, const float *x, size_t x_stride, size_t toke
            x_stride < cols || token_begin > token_end || token_end > tokens;
 }
 
-int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
-                       const float *y, size_t y_stride) {
+int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
+                       size_t tile_end, const float *y, size_t y_stride) {
     return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y || tokens == 0 ||
            tile_begin > tile_end || tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
 }

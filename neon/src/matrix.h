@@ -14,8 +14,8 @@
  *
  * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
  *
- *   quantised panel: for each 32 columns  q int8 [n][32], d [n], d * sum(q) [n], -8 sum(q) [n], -128 sum(q) [n]
- *   float panel:     x [column][n]
+ *   quantised panel: for each 32 columns  q int8 [n][32], d [n], d * sum(q) [n], -8 sum(q) [n], -128 sum(q)
+ * [n] float panel:     x [column][n]
  */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
@@ -50,8 +50,9 @@ static inline size_t scales_bytes(const rvm_matrix_spec *s) {
 }
 
 static inline size_t tile_bytes(const rvm_matrix_spec *s) {
-    size_t n = is_quantised(s->kind) ? s->cols / s->group * scales_bytes(s) + s->cols / 32 * block_bytes(s->kind)
-                                     : s->cols * TILE * float_size(s->kind);
+    size_t n = is_quantised(s->kind)
+                   ? s->cols / s->group * scales_bytes(s) + s->cols / 32 * block_bytes(s->kind)
+                   : s->cols * TILE * float_size(s->kind);
     return round_up(n, RVM_ALIGNMENT);
 }
 
@@ -64,7 +65,9 @@ static inline const uint8_t *tile_at(const rvm_matrix *w, size_t tile) {
 /* Tokens in the panel that begins with token t0. */
 static inline size_t panel_tokens(size_t tokens, size_t t0) { return smaller(PANEL, tokens - t0); }
 
-static inline float *acts_float(const void *acts, size_t cols, size_t t0) { return (float *)acts + t0 * cols; }
+static inline float *acts_float(const void *acts, size_t cols, size_t t0) {
+    return (float *)acts + t0 * cols;
+}
 
 static inline uint8_t *acts_block(const void *acts, size_t cols, size_t t0, size_t n, size_t block) {
     return (uint8_t *)acts + t0 * (cols / 32) * ACT_BYTES + block * n * ACT_BYTES;
@@ -126,8 +129,8 @@ INLINE int32_t act_i32(const uint8_t *p) {
 }
 
 /* What both functions of an implementation refuse. */
-int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
-                       const float *y, size_t y_stride);
+int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
+                       size_t tile_end, const float *y, size_t y_stride);
 int rvm_acts_refuses(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                      size_t token_begin, size_t token_end, const void *acts);
 

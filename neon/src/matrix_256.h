@@ -56,14 +56,16 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
 /* Columns 4j .. 4j + 3 of 8-bit weights; flip: 0, or 128 to make them signed. */
 INLINE i32x bytes_q8(const weights *w, size_t j, int flip) {
     const __m256i top = _mm256_set1_epi8((char)flip);
-    return (i32x){_mm256_xor_si256(bytes_at(w->p + 64 * j), top), _mm256_xor_si256(bytes_at(w->p + 64 * j + 32), top)};
+    return (i32x){_mm256_xor_si256(bytes_at(w->p + 64 * j), top),
+                  _mm256_xor_si256(bytes_at(w->p + 64 * j + 32), top)};
 }
 
 /* Columns 4j .. 4j + 3 and, in *high, 16 + 4j .. of 4-bit weights, j < 4. */
 INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i a = bytes_at(w->p + 64 * j), b = bytes_at(w->p + 64 * j + 32);
-    *high = (i32x){_mm256_and_si256(_mm256_srli_epi16(a, 4), low), _mm256_and_si256(_mm256_srli_epi16(b, 4), low)};
+    *high = (i32x){_mm256_and_si256(_mm256_srli_epi16(a, 4), low),
+                   _mm256_and_si256(_mm256_srli_epi16(b, 4), low)};
     return (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
 }
 
@@ -97,7 +99,8 @@ INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
         return bits >= 0x7f800000 ? NAN : 0;
     }
     const __m256 inverse = _mm256_set1_ps(127.0f / most);
-    for (size_t k = 0; k < 4; k++) i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * k), inverse));
+    for (size_t k = 0; k < 4; k++)
+        i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * k), inverse));
     *sum = reduce_add(_mm256_add_epi32(_mm256_add_epi32(i[0], i[1]), _mm256_add_epi32(i[2], i[3])));
     /* packs works within halves: put the eight groups of four back in order */
     const __m256i words[2] = {_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3])};

@@ -41,7 +41,8 @@ INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
         return top >= 0x7f800000 ? NAN : 0;
     }
     const __m512 inverse = _mm512_set1_ps(127.0f / most);
-    const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)),
+                  ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(ia));
     _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(ib));
     *sum = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));

@@ -22,7 +22,8 @@ INLINE void dots_q4(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
     UNROLL for (size_t j = 0; j < 4; j++) {
         i32x high, low = bytes_q4(w, j, &high);
         UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], low, four(q + 32 * t + 4 * j));
-        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], high, four(q + 32 * t + 16 + 4 * j));
+        UNROLL for (size_t t = 0; t < m; t++) pairs[t] =
+            add_pairs(pairs[t], high, four(q + 32 * t + 16 + 4 * j));
     }
     UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_fours(acc[t], pairs[t]);
 }

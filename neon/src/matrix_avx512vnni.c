@@ -10,7 +10,8 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
 
 INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
     (void)kind;
-    UNROLL for (size_t j = 0; j < 8; j++) acc = _mm512_dpbusd_epi32(acc, w->v[j], _mm512_set1_epi32(act_i32(q + 4 * j)));
+    UNROLL for (size_t j = 0; j < 8; j++) acc =
+        _mm512_dpbusd_epi32(acc, w->v[j], _mm512_set1_epi32(act_i32(q + 4 * j)));
     return acc;
 }
 

@@ -33,9 +33,9 @@ INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
 
 /* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
  *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
-INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n, size_t i,
-                           const size_t T, const uint32_t kind, const int affine, float *y, size_t y_stride,
-                           size_t rows) {
+INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
+                           size_t i, const size_t T, const uint32_t kind, const int affine, float *y,
+                           size_t y_stride, size_t rows) {
     const uint32_t scale_kind = spec->scale_kind;
     const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
     f32x sum[MAX_T];
@@ -67,7 +67,8 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
 
 /* The same for R tiles in a row and float weights.  x: [cols, n] of the panel */
 INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
-                        const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride, size_t rows) {
+                        const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride,
+                        size_t rows) {
     const size_t cols = spec->cols, apart = tile_bytes(spec), step = TILE * float_size(kind);
     f32x sum[16];
     UNROLL for (size_t j = 0; j < R * T; j++) sum[j] = f_zero();
@@ -93,20 +94,20 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
     for (; (n) - i >= (T); i += (T))         \
     quantised_tile(spec, tile, act, n, i, T, kind, affine, y + i * y_stride, y_stride, rows)
 
-#define QUANTISED_PANEL(name, kind, affine)                                                                    \
-    static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, float *y, \
-                     size_t y_stride, size_t rows) {                                                           \
-        size_t i = 0;                                                                                          \
-        if (n == PANEL) {                                                                                      \
-            TOKENS_AT_A_TIME(MAX_T, PANEL, kind, affine);                                                      \
-        } else if (n == 1) {                                                                                   \
-            quantised_tile(spec, tile, act, 1, 0, 1, kind, affine, y, y_stride, rows);                         \
-        } else {                                                                                               \
-            if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, kind, affine);                                               \
-            TOKENS_AT_A_TIME(4, n, kind, affine);                                                              \
-            TOKENS_AT_A_TIME(2, n, kind, affine);                                                              \
-            TOKENS_AT_A_TIME(1, n, kind, affine);                                                              \
-        }                                                                                                      \
+#define QUANTISED_PANEL(name, kind, affine)                                                          \
+    static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, \
+                     float *y, size_t y_stride, size_t rows) {                                       \
+        size_t i = 0;                                                                                \
+        if (n == PANEL) {                                                                            \
+            TOKENS_AT_A_TIME(MAX_T, PANEL, kind, affine);                                            \
+        } else if (n == 1) {                                                                         \
+            quantised_tile(spec, tile, act, 1, 0, 1, kind, affine, y, y_stride, rows);               \
+        } else {                                                                                     \
+            if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, kind, affine);                                     \
+            TOKENS_AT_A_TIME(4, n, kind, affine);                                                    \
+            TOKENS_AT_A_TIME(2, n, kind, affine);                                                    \
+            TOKENS_AT_A_TIME(1, n, kind, affine);                                                    \
+        }                                                                                            \
     }
 
 QUANTISED_PANEL(panel_q4_affine, RVM_Q4, 1)
@@ -114,7 +115,8 @@ QUANTISED_PANEL(panel_q4_symmetric, RVM_Q4, 0)
 QUANTISED_PANEL(panel_q8_affine, RVM_Q8, 1)
 QUANTISED_PANEL(panel_q8_symmetric, RVM_Q8, 0)
 
-typedef void quantised_panel(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, float *, size_t, size_t);
+typedef void quantised_panel(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, float *,
+                             size_t, size_t);
 
 static quantised_panel *panel_for(const rvm_matrix_spec *spec) {
     if (spec->kind == RVM_Q4) return spec->affine ? panel_q4_affine : panel_q4_symmetric;
@@ -150,7 +152,8 @@ FLOAT_PANEL(panel_f16, RVM_F16)
 FLOAT_PANEL(panel_bf16, RVM_BF16)
 FLOAT_PANEL(panel_f32, RVM_F32)
 
-typedef void float_panel(const rvm_matrix_spec *, const uint8_t *, const float *, size_t, float *, size_t, size_t);
+typedef void float_panel(const rvm_matrix_spec *, const uint8_t *, const float *, size_t, float *, size_t,
+                         size_t);
 
 static float_panel *float_panel_for(uint32_t kind, int wide) {
     if (kind == RVM_F16) return wide ? panel_f16_wide : panel_f16;
@@ -164,8 +167,8 @@ static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     return n ? n : 1;
 }
 
-static void quantised_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end, float *y,
-                            size_t y_stride) {
+static void quantised_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end,
+                            float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
     quantised_panel *panel = panel_for(spec);
     for (size_t t = 0; t < tokens; t += PANEL) {
@@ -177,23 +180,23 @@ static void quantised_chunk(const rvm_matrix *w, const void *acts, size_t tokens
     }
 }
 
-static void float_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end, float *y,
-                        size_t y_stride) {
+static void float_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end,
+                        float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
         const float *x = acts_float(acts, spec->cols, t);
         for (size_t tile = begin; tile < end;) {
             const int wide = n <= WIDE_T && end - tile >= WIDE;
-            float_panel_for(spec->kind, wide)(spec, tile_at(w, tile), x, n, y + t * y_stride + tile * TILE, y_stride,
-                                              spec->rows - tile * TILE);
+            float_panel_for(spec->kind, wide)(spec, tile_at(w, tile), x, n, y + t * y_stride + tile * TILE,
+                                              y_stride, spec->rows - tile * TILE);
             tile += wide ? WIDE : 1;
         }
     }
 }
 
-static int matmul(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end, float *y,
-                  size_t y_stride) {
+static int matmul(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
+                  float *y, size_t y_stride) {
     if (rvm_matmul_refuses(w, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
     const size_t step = tokens <= PANEL ? tile_end - tile_begin : chunk_tiles(&w->spec);
     for (size_t tile = tile_begin; tile < tile_end; tile += step) {
@@ -223,9 +226,10 @@ static void float_acts(const float *x, size_t cols, size_t i, size_t n, float *p
     else for (size_t k = 0; k < cols; k++) panel[k * n + i] = x[k];
 }
 
-static int acts(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols, size_t token_begin,
-                size_t token_end, void *to) {
-    if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, to)) return RVM_BAD_ARGUMENT;
+static int acts(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+                size_t token_begin, size_t token_end, void *to) {
+    if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, to))
+        return RVM_BAD_ARGUMENT;
     for (size_t t = token_begin; t < token_end; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
         if (is_quantised(kind)) quantised_acts(x + t * x_stride, cols, i, n, acts_block(to, cols, t0, n, 0));

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-/* q[k] = round(x[k] / d), d = max |x| / 127.  With a NaN or an infinity d is NaN; when all are tiny d is 0. */
+/* q[k] = round(x[k] / d), d = max |x| / 127.  With a NaN or an infinity d is NaN; when all are tiny d is 0.
+ */
 static float quantise_block(const float *x, int8_t *q) {
     uint32_t top = 0;
     for (size_t k = 0; k < 32; k++) {
@@ -35,14 +36,16 @@ static void act_block(const float *x, size_t i, size_t n, uint8_t *block) {
     memcpy(rest + 12 * n, &zero[1], 4);
 }
 
-static int acts_scalar(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols, size_t token_begin,
-                       size_t token_end, void *acts) {
-    if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, acts)) return RVM_BAD_ARGUMENT;
+static int acts_scalar(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+                       size_t token_begin, size_t token_end, void *acts) {
+    if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, acts))
+        return RVM_BAD_ARGUMENT;
     for (size_t t = token_begin; t < token_end; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
         const float *row = x + t * x_stride;
         if (is_quantised(kind)) {
-            for (size_t k = 0; k < cols; k += 32) act_block(row + k, i, n, acts_block(acts, cols, t0, n, k / 32));
+            for (size_t k = 0; k < cols; k += 32)
+                act_block(row + k, i, n, acts_block(acts, cols, t0, n, k / 32));
         } else {
             for (size_t k = 0; k < cols; k++) memcpy(acts_float(acts, cols, t0) + k * n + i, row + k, 4);
         }
@@ -65,7 +68,8 @@ static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t
 }
 
 /* Row r of a tile times token i of a panel of n. */
-static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t r, const uint8_t *act, size_t i, size_t n) {
+static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t r, const uint8_t *act,
+                           size_t i, size_t n) {
     float y = 0, s = 0, b = 0;
     for (size_t k = 0; k < spec->cols; k += 32, act += n * ACT_BYTES, p += block_bytes(spec->kind)) {
         if (k % spec->group == 0) {
@@ -81,14 +85,16 @@ static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t
     return y;
 }
 
-static float dot_float(const rvm_matrix_spec *spec, const uint8_t *tile, size_t r, const float *x, size_t i, size_t n) {
+static float dot_float(const rvm_matrix_spec *spec, const uint8_t *tile, size_t r, const float *x, size_t i,
+                       size_t n) {
     float y = 0;
-    for (size_t k = 0; k < spec->cols; k++) y = fmaf(float_at(tile, spec->kind, k * TILE + r), x[k * n + i], y);
+    for (size_t k = 0; k < spec->cols; k++)
+        y = fmaf(float_at(tile, spec->kind, k * TILE + r), x[k * n + i], y);
     return y;
 }
 
-static int matmul_scalar(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
-                         float *y, size_t y_stride) {
+static int matmul_scalar(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
+                         size_t tile_end, float *y, size_t y_stride) {
     if (rvm_matmul_refuses(w, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
     const rvm_matrix_spec *spec = &w->spec;
     const int quantised = is_quantised(spec->kind);
@@ -96,8 +102,10 @@ static int matmul_scalar(const rvm_matrix *w, const void *acts, size_t tokens, s
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
         for (size_t row = tile_begin * TILE; row < smaller(tile_end * TILE, spec->rows); row++) {
             const uint8_t *tile = tile_at(w, row / TILE);
-            const float sum = quantised ? dot_quantised(spec, tile, row % TILE, acts_block(acts, spec->cols, t0, n, 0), i, n)
-                                        : dot_float(spec, tile, row % TILE, acts_float(acts, spec->cols, t0), i, n);
+            const float sum =
+                quantised
+                    ? dot_quantised(spec, tile, row % TILE, acts_block(acts, spec->cols, t0, n, 0), i, n)
+                    : dot_float(spec, tile, row % TILE, acts_float(acts, spec->cols, t0), i, n);
             memcpy(y + t * y_stride + row, &sum, 4);
         }
     }

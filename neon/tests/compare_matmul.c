@@ -74,14 +74,16 @@ static rvm_matrix *matrix(const round_of *r) {
     uint8_t *w = quantised ? random_bytes(r->rows * row_bytes) : values(r->kind, n);
     uint8_t *s = values(r->scale_kind, groups), *b = values(r->scale_kind, groups);
     const size_t size = r->scale_kind == RVM_F32 ? 4 : 2, half = r->rows / 16 * 16;
-    CHECK(rvm_matrix_plan(r->kind, r->rows, r->cols, r->group, s, r->affine ? b : NULL, r->scale_kind, &spec) == RVM_OK);
+    CHECK(rvm_matrix_plan(r->kind, r->rows, r->cols, r->group, s, r->affine ? b : NULL, r->scale_kind,
+                          &spec) == RVM_OK);
     CHECK(!quantised || spec.affine == (uint32_t)r->affine);
     uint8_t *p = aligned(rvm_matrix_bytes(&spec));
     if (quantised && half) {
         const size_t skip = half * (r->cols / r->group) * size;
         CHECK(rvm_matrix_pack(&spec, w, s, b, r->scale_kind, 0, half, p) == RVM_OK);
         if (half < r->rows)
-            CHECK(rvm_matrix_pack(&spec, w + half * row_bytes, s + skip, b + skip, r->scale_kind, half, r->rows, p) == RVM_OK);
+            CHECK(rvm_matrix_pack(&spec, w + half * row_bytes, s + skip, b + skip, r->scale_kind, half,
+                                  r->rows, p) == RVM_OK);
     } else {
         CHECK(rvm_matrix_pack(&spec, w, s, b, r->scale_kind, 0, r->rows, p) == RVM_OK);
     }
@@ -104,7 +106,8 @@ static float *activations(const round_of *r) {
 }
 
 /* y [tokens, rows + 3] through one implementation, in uneven parts; acts are left for comparison. */
-static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *w, const float *x, void *acts) {
+static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *w, const float *x,
+                      void *acts) {
     const size_t stride = r->rows + 3, tiles = rvm_matrix_tiles(w), n = (r->tokens - 1) * stride + r->rows;
     const size_t some_tokens = noise() % (r->tokens + 1), some_tiles = noise() % (tiles + 1);
     float *y = floats(n);
@@ -120,33 +123,40 @@ static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *
     return y;
 }
 
-static int same(float a, float b) { return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b)) || (a == 0 && b == 0); }
+static int same(float a, float b) {
+    return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b)) || (a == 0 && b == 0);
+}
 
 static void compare(const rvm_matmul *m, const round_of *r) {
     rvm_matrix *w = matrix(r);
     float *x = activations(r);
-    const size_t bytes = rvm_acts_bytes(r->kind, r->tokens, r->cols), n = (r->tokens - 1) * (r->rows + 3) + r->rows;
+    const size_t bytes = rvm_acts_bytes(r->kind, r->tokens, r->cols),
+                 n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
     float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
     CHECK(r->odd_values || memcmp(acts[0], acts[1], bytes) == 0);
     int bad = 0;
     for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
     if (bad && failed++ < 20)
-        printf("%s: kind %d, %zux%zu group %zu scales %d affine %d T %zu odd %d: %d of %zu differ\n", m->name, (int)r->kind,
-               r->rows, r->cols, r->group, (int)r->scale_kind, r->affine, r->tokens, r->odd_values, bad, n);
+        printf("%s: kind %d, %zux%zu group %zu scales %d affine %d T %zu odd %d: %d of %zu differ\n", m->name,
+               (int)r->kind, r->rows, r->cols, r->group, (int)r->scale_kind, r->affine, r->tokens,
+               r->odd_values, bad, n);
     free(w), free(x - 1), free(acts[0]), free(acts[1]), free(got - 1), free(want - 1);
 }
 
 static int rounds;
 
 static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine) {
-    const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33}, tokens[] = {1, 2, 3, 4, 7, 16, 33};
+    const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33},
+                 tokens[] = {1, 2, 3, 4, 7, 16, 33};
     const int quantised = kind == RVM_Q4 || kind == RVM_Q8;
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 3; j++)
             for (size_t t = 0; t < 7; t++)
                 for (int odd = 0; odd < 2; odd++, rounds++) {
-                    round_of r = {kind, rows[i], quantised ? group * blocks[j] : cols[j], group, tokens[t], scale_kind, affine, odd};
+                    round_of r = {kind,   rows[i],   quantised ? group * blocks[j] : cols[j],
+                                  group,  tokens[t], scale_kind,
+                                  affine, odd};
                     state = (uint32_t)rounds;
                     compare(m, &r);
                 }

@@ -2,9 +2,11 @@
  *
  * Rates count each thread's own processor time, so that other programs on a shared machine do not
  * count; the limits are measured between the kernels, in the same rounds. Medians of ROUNDS.
- *   GEMV  one token (or the two that the decoder makes of one), matrices cycled through so that WORKING_SET bytes of weights pass each round;
- *         GB/s of packed weights, and as a fraction of a plain read of as many bytes
- *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers */
+ *   GEMV  one token (or the two that the decoder makes of one); matrices are cycled through so that
+ *         WORKING_SET bytes of weights pass each round; GB/s of packed weights, and as a fraction of a
+ *         plain read of as many bytes
+ *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
+ * KIND, TOKENS and THREADS in the environment choose among the rows. */
 #define _POSIX_C_SOURCE 200112L
 #include "rvm.h"
 
@@ -74,8 +76,12 @@ static double read_rate(const uint8_t *p, size_t n) { return read_plain(p, n); }
                          "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");                 \
     return (double)steps * 16 * (perstep) / (cpu_time() - start);
 
-__attribute__((target("avx512f"))) static double peak_int8_512(void) { CHAINS("vpdpbusd %%zmm31, %%zmm30, %%zmm", 64) }
-__attribute__((target("avx512f"))) static double peak_float_512(void) { CHAINS("vfmadd231ps %%zmm31, %%zmm30, %%zmm", 16) }
+__attribute__((target("avx512f"))) static double peak_int8_512(void) {
+    CHAINS("vpdpbusd %%zmm31, %%zmm30, %%zmm", 64)
+}
+__attribute__((target("avx512f"))) static double peak_float_512(void) {
+    CHAINS("vfmadd231ps %%zmm31, %%zmm30, %%zmm", 16)
+}
 
 static double peak(int quantised) {
     if (!__builtin_cpu_supports("avx512vnni")) return 0;
@@ -103,7 +109,8 @@ static pthread_barrier_t barrier;
 static void *work(void *arg) {
     job *j = arg;
     const size_t tiles = rvm_matrix_tiles(j->w[0]), rows = rvm_matrix_rows(j->w[0]);
-    const size_t begin = tiles * (size_t)j->thread / (size_t)n_threads, end = tiles * (size_t)(j->thread + 1) / (size_t)n_threads;
+    const size_t begin = tiles * (size_t)j->thread / (size_t)n_threads,
+                 end = tiles * (size_t)(j->thread + 1) / (size_t)n_threads;
     if (j->buffer) {
         pthread_barrier_wait(&barrier);
         const size_t share = WORKING_SET / (size_t)n_threads / 128 * 128;
@@ -111,7 +118,8 @@ static void *work(void *arg) {
     }
     pthread_barrier_wait(&barrier);
     const double start = cpu_time();
-    for (size_t i = 0; i < j->count; i++) j->impl->matmul(j->w[i], j->acts, j->tokens, begin, end, j->y, rows);
+    for (size_t i = 0; i < j->count; i++)
+        j->impl->matmul(j->w[i], j->acts, j->tokens, begin, end, j->y, rows);
     j->seconds = cpu_time() - start;
     return NULL;
 }
@@ -160,8 +168,8 @@ static rvm_matrix *noise(const rvm_matrix_spec *spec) {
     return (rvm_matrix *)p;
 }
 
-static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec, size_t tokens, const uint8_t *buffer,
-                  double int8, double fma) {
+static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec, size_t tokens,
+                  const uint8_t *buffer, double int8, double fma) {
     const size_t bytes = rvm_matrix_bytes(&spec);
     size_t count = tokens <= FEW ? (WORKING_SET + bytes - 1) / bytes : 1;
     rvm_matrix **w = malloc(count * sizeof *w);
@@ -177,16 +185,25 @@ static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec
     impl->acts(spec.kind, x, spec.cols, tokens, spec.cols, 0, tokens, acts);
     const double acts_us = 1e6 * (cpu_time() - start);
     double seconds[ROUNDS], share[ROUNDS], read;
-    job j = {.impl = impl, .w = w, .count = count, .tokens = tokens, .acts = acts, .y = y, .buffer = tokens <= FEW ? buffer : NULL};
+    job j = {.impl = impl,
+             .w = w,
+             .count = count,
+             .tokens = tokens,
+             .acts = acts,
+             .y = y,
+             .buffer = tokens <= FEW ? buffer : NULL};
     for (int r = 0; r < ROUNDS; r++) {
         seconds[r] = measure(j, &read);
         share[r] = (double)(bytes * count) / seconds[r] / (read > 0 ? read : 1);
     }
     const double s = median(seconds) / (double)count, macs = (double)(spec.rows * spec.cols * tokens);
-    printf("%-13s%-9s%6zux%-6zuT=%-4zu%d thr %9.1f us  acts %6.1f us", impl->name, name, (size_t)spec.rows, (size_t)spec.cols, tokens,
-           n_threads, 1e6 * s, acts_us);
-    if (tokens <= FEW) printf("%8.1f GB/s %4.0f%% of a plain read\n", (double)bytes / s / 1e9, 100 * median(share));
-    else printf("%8.1f GMAC/s %4.0f%% of peak\n", macs / s / 1e9, 100 * macs / s / (spec.group ? int8 : fma) / n_threads);
+    printf("%-13s%-9s%6zux%-6zuT=%-4zu%d thr %9.1f us  acts %6.1f us", impl->name, name, (size_t)spec.rows,
+           (size_t)spec.cols, tokens, n_threads, 1e6 * s, acts_us);
+    if (tokens <= FEW)
+        printf("%8.1f GB/s %4.0f%% of a plain read\n", (double)bytes / s / 1e9, 100 * median(share));
+    else
+        printf("%8.1f GMAC/s %4.0f%% of peak\n", macs / s / 1e9,
+               100 * macs / s / (spec.group ? int8 : fma) / n_threads);
     fflush(stdout);
     for (size_t i = 0; i < count; i++) free(w[i]);
     free(w), free(x), free(y), free(acts);
