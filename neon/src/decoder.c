@@ -85,22 +85,24 @@ struct rvm_decoder {
     input shared, *own; /* own: one token, per thread */
     float **scratch;    /* per thread */
     float **product;    /* per thread: [PANEL][most_out] */
-    double seconds[RVM_N_PARTS];
+    double seconds[RVM_N_PARTS], tick;
+    _Atomic int status; /* of the call that runs */
     atomic_flag busy;
 };
 
-/* One call. */
+/* One call. Every thread has a copy, which says all that the order of the phases depends on. */
 typedef struct {
     rvm_decoder *d;
     rvm_cache *cache;
+    size_t position, window; /* of the chunk's first token; the cache's own */
     const int32_t *tokens;
     size_t n, outputs; /* tokens of the chunk; of them, read at the end */
     float *hidden, *logits;
     const int *cancel;
     int with_head_lora;
-    _Atomic int status;
-    double tick;
 } call;
+
+_Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
 /* Where a phase stands: tokens [first, first + n) of the chunk. */
 typedef struct {
@@ -118,21 +120,21 @@ static double now(void) {
 static void tock(const stage *s, int part) {
     if (s->w->thread != 0) return;
     const double t = now();
-    s->c->d->seconds[part] += t - s->c->tick;
-    s->c->tick = t;
+    s->c->d->seconds[part] += t - s->c->d->tick;
+    s->c->d->tick = t;
 }
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 static void fail(call *c, int status) {
     int ok = RVM_OK;
-    atomic_compare_exchange_strong(&c->status, &ok, status);
+    atomic_compare_exchange_strong(&c->d->status, &ok, status);
 }
 
 /* Is there no more work to do?  Chunks are then claimed and dropped, so that all threads leave soon. */
 static int stopped(call *c) {
     if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
-    return atomic_load_explicit(&c->status, memory_order_relaxed) != RVM_OK;
+    return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;
 }
 
 static void checked(call *c, int rc) {
@@ -176,7 +178,7 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
 
 /* Pages that the queries [begin, end) of the stage see some token of: [*first, *stop). */
 static void pages_seen(const stage *s, size_t begin, size_t end, size_t *first, size_t *stop) {
-    const size_t position = s->c->cache->offset + s->first, window = s->c->cache->window;
+    const size_t position = s->c->position + s->first, window = s->c->window;
     const size_t oldest = position + begin + 1;
     *first = window && oldest > window ? (oldest - window) / PAGE : 0;
     *stop = (position + end + PAGE - 1) / PAGE;
@@ -372,7 +374,7 @@ static void append(const stage *s, size_t head, size_t begin, size_t end) {
     rvm_cache *cache = s->c->cache;
     const size_t hd = d->config.head_dim, at = cache_keys_at(cache, s->layer, head);
     for (size_t t = begin, n; t < end; t += n) {
-        const size_t position = cache->offset + t;
+        const size_t position = s->c->position + t;
         uint8_t *page = cache->pages[position / PAGE] + at;
         n = smaller(end - t, PAGE - position % PAGE);
         const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
@@ -407,8 +409,8 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t
         .q_stride = d->qkv_width,
         .turn = d->turn + t * hd,
         .queries = end - begin,
-        .position = cache->offset + t,
-        .window = cache->window,
+        .position = s->c->position + t,
+        .window = s->c->window,
         .first_page = first + part * (stop - first) / parts,
         .end_page = first + (part + 1) * (stop - first) / parts,
         .out = out,
@@ -437,7 +439,7 @@ static void attend_phase(const stage *s) {
 static void embed(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, half = hd / 2, dim = d->config.hidden_size;
-    const double position = (double)(s->c->cache->offset + t);
+    const double position = (double)(s->c->position + t);
     for (size_t i = 0; i < half; i++) {
         d->turn[t * hd + i] = (float)cos(position * d->frequencies[i]);
         d->turn[t * hd + half + i] = (float)sin(position * d->frequencies[i]);
@@ -446,11 +448,11 @@ static void embed(const stage *s, size_t t) {
 }
 
 static void embed_phase(const stage *s) {
+    if (s->n <= TOKEN_BLOCK) return; /* done before the others were called */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         for (size_t t = i * TOKEN_BLOCK; t < smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
             embed(s, t);
-    tock(s, RVM_PART_EMBED);
 }
 
 /* Of the last layer only what is read is computed: keys and values of all tokens, the rest for `outputs`. */
@@ -475,6 +477,7 @@ static void forward(pool_worker *w, void *ctx) {
     call *c = ctx;
     stage s = {c, w, 0, 0, c->n};
     embed_phase(&s);
+    tock(&s, RVM_PART_EMBED);
     for (; s.layer < c->d->config.n_layers; s.layer++)
         if (!layer_phases(&s)) return;
     if (c->logits) linear_phase(&s, ROLE_HEAD);
@@ -488,11 +491,14 @@ static int tokens_are_known(const rvm_decoder *d, const int32_t *tokens, size_t 
     return 1;
 }
 
+static void begin(rvm_decoder *d) {
+    atomic_store(&d->status, RVM_OK);
+    d->tick = now();
+}
+
 static int run(rvm_decoder *d, call *c, void (*job)(pool_worker *, void *)) {
-    atomic_init(&c->status, RVM_OK);
-    c->tick = now();
-    pool_run(d->pool, job, c);
-    return atomic_load(&c->status);
+    pool_run(d->pool, job, c, sizeof *c);
+    return atomic_load(&d->status);
 }
 
 int rvm_decoder_forward(rvm_decoder *d, rvm_cache *cache, const int32_t *tokens, size_t n, size_t outputs,
@@ -501,9 +507,11 @@ int rvm_decoder_forward(rvm_decoder *d, rvm_cache *cache, const int32_t *tokens,
     if (outputs == 0 && (hidden || logits)) return RVM_BAD_ARGUMENT;
     if (!tokens_are_known(d, tokens, n)) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
-    call c = {.d = d, .cache = cache, .tokens = tokens, .n = n, .outputs = outputs, .hidden = hidden,
-              .logits = logits, .cancel = cancel, .with_head_lora = 1};
+    call c = {.d = d, .cache = cache, .position = cache->offset, .window = cache->window, .tokens = tokens, .n = n,
+              .outputs = outputs, .hidden = hidden, .logits = logits, .cancel = cancel, .with_head_lora = 1};
+    begin(d);
     int rc = cache_reserve(cache, n);
+    for (size_t t = 0; n <= TOKEN_BLOCK && t < n; t++) embed(&(stage){&c, NULL, 0, 0, n}, t);
     if (rc == RVM_OK) rc = run(d, &c, forward);
     if (rc == RVM_OK) cache->offset += n;
     atomic_flag_clear(&d->busy);
@@ -538,6 +546,7 @@ int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lor
         step = smaller(n - t, d->config.max_tokens);
         call c = {.d = d, .n = step, .hidden = (float *)hidden + t * d->config.hidden_size,
                   .logits = logits + t * d->config.vocab_size, .with_head_lora = with_lora};
+        begin(d);
         rc = run(d, &c, head_job);
     }
     atomic_flag_clear(&d->busy);

@@ -2,7 +2,7 @@
  *
  * Two words tell the threads what goes on; both count in their upper half:
  *
- *   gate   job number : 32 | open : 1 | threads inside : 31      pool_run opens and closes it
+ *   gate   job number : 32 | open : 1 | threads entering : 31    pool_run opens and closes it
  *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it
  *
  * A chunk is taken by compare-and-swap on both halves, so that a thread that is phases behind can take
@@ -17,13 +17,14 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* How long to spin before sleeping. For the end of a phase: longer than the phases of a decoded token differ
  * between threads. For the next job: a while, since tokens follow each other. On a machine with fewer free
  * cores than threads, whoever spins keeps the thread that he waits for from running. */
 enum { LINE = 64, PHASE_NS = 20000, JOB_NS = 60000, STACK = 1 << 20 };
-static const uint64_t OPEN = 1u << 31, INSIDE = (1u << 31) - 1;
+static const uint64_t OPEN = 1u << 31, ENTERING = (1u << 31) - 1;
 
 typedef struct {
     pool *owner;
@@ -38,7 +39,8 @@ struct pool {
     _Alignas(LINE) _Atomic uint32_t sleepers;
     _Atomic uint32_t limit, quit;
     void (*job)(pool_worker *, void *);
-    void *ctx;
+    const void *ctx;
+    size_t ctx_size;
     uint32_t first_phase, threads, started, forks;
     pthread_mutex_t lock;
     pthread_cond_t moved;
@@ -96,27 +98,36 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Wait for a job after number `seen` and step into it; 0 when the pool is being destroyed. */
-static uint32_t enter(pool *p, uint32_t thread, uint32_t seen) {
+/* What a thread takes along from the gate. */
+typedef struct {
+    void (*job)(pool_worker *, void *);
+    pool_worker self;
+    _Alignas(16) unsigned char ctx[POOL_CONTEXT];
+} visit;
+
+/* Wait for a job after number `seen` and take its description; 0 when the pool is being destroyed. */
+static uint32_t enter(pool *p, uint32_t thread, uint32_t seen, visit *v) {
     for (;;) {
         wait_change(p, &p->gate, seen, JOB_NS);
         if (atomic_load(&p->quit)) return 0;
         uint64_t gate = atomic_load(&p->gate);
         seen = (uint32_t)(gate >> 32);
         if (thread >= atomic_load(&p->limit)) continue;
-        while ((gate & OPEN) && (uint32_t)(gate >> 32) == seen)
-            if (atomic_compare_exchange_weak(&p->gate, &gate, gate + 1)) return seen;
+        while ((gate & OPEN) && (uint32_t)(gate >> 32) == seen) {
+            if (!atomic_compare_exchange_weak(&p->gate, &gate, gate + 1)) continue;
+            v->job = p->job;
+            v->self = (pool_worker){p, thread, p->first_phase, 0};
+            memcpy(v->ctx, p->ctx, p->ctx_size);
+            atomic_fetch_sub(&p->gate, 1);
+            return seen;
+        }
     }
 }
 
 static void *work(void *arg) {
     member *m = arg;
-    pool *p = m->owner;
-    for (uint32_t seen = 0; (seen = enter(p, m->thread, seen)) != 0;) {
-        pool_worker w = {p, m->thread, p->first_phase, 0};
-        p->job(&w, p->ctx);
-        atomic_fetch_sub(&p->gate, 1);
-    }
+    visit v;
+    for (uint32_t seen = 0; (seen = enter(m->owner, m->thread, seen, &v)) != 0;) v.job(&v.self, v.ctx);
     return NULL;
 }
 
@@ -186,19 +197,15 @@ static uint64_t next_job(pool *p) {
     return (uint64_t)(number ? number : 1) << 32;
 }
 
-void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx) {
+void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size) {
     if (p->forks != atomic_load(&forks)) reset(p);
     if (p->started == 0) start(p);
-    p->job = job, p->ctx = ctx, p->first_phase = upper(&p->claim);
-    pool_worker w = {p, 0, p->first_phase, 0};
+    pool_worker w = {p, 0, upper(&p->claim), 0};
+    p->job = job, p->ctx = ctx, p->ctx_size = size, p->first_phase = w.phase;
     if (p->started > 1 && atomic_load(&p->limit) > 1) set_and_wake(p, &p->gate, next_job(p) | OPEN);
     job(&w, ctx);
-    if (!(atomic_fetch_and(&p->gate, ~OPEN) & INSIDE)) return;
-    int64_t begin = now_ns();
-    while (atomic_load_explicit(&p->gate, memory_order_acquire) & INSIDE) {
-        pause_cpu();
-        if (now_ns() - begin > PHASE_NS) sched_yield();
-    }
+    atomic_fetch_and(&p->gate, ~OPEN);
+    while (atomic_load_explicit(&p->gate, memory_order_acquire) & ENTERING) sched_yield(); /* copying ctx */
 }
 
 static void report(pool_worker *w, uint32_t n) {

@@ -13,6 +13,7 @@
 #ifndef RVM_POOL_H
 #define RVM_POOL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct pool pool;
@@ -34,8 +35,13 @@ uint32_t pool_threads(const pool *p);
 /* Let only the first n threads take part from the next job on. */
 void pool_limit(pool *p, uint32_t n);
 
-/* Run job on every thread and return when all have left it. One job at a time. */
-void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx);
+enum { POOL_CONTEXT = 256 };
+
+/* Run job on every thread and return when all its chunks are done. One job at a time.
+ * Each thread works on its own copy of the `size` <= POOL_CONTEXT bytes of ctx: one that has been asleep may
+ * still walk through phases that are over, when the caller is already somewhere else. Outside a chunk a job
+ * may therefore look only at its copy, and at what never changes. */
+void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size);
 
 /* The next of the phase's n chunks in *i, or 0 once all n are done. */
 int pool_next(pool_worker *w, uint32_t n, uint32_t *i);

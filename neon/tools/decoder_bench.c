@@ -1,0 +1,146 @@
+/* What a token costs, and which part of it: a random model of a given shape, no file needed.
+ *
+ *   decoder_bench [shape] [threads] [context] [impl]     shape: starter (135M) or 7b, 4 bits in groups of 32
+ *
+ * Prints tokens per second of a 256-token prefill and of decoding behind `context` tokens (medians), the
+ * milliseconds of each part of a decoded token, and how that compares with reading the weights once. */
+#define _GNU_SOURCE
+#include "rvm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, size_t n) {
+    qsort(x, n, sizeof *x, by_size);
+    return x[n / 2];
+}
+
+static size_t weight_bytes;
+
+/* All matrices of a shape are packed from the same random rows: making them should not take minutes. */
+static const rvm_matrix *matrix(size_t rows, size_t cols) {
+    static uint32_t *packed;
+    static float *scales, *biases;
+    static size_t room;
+    rvm_matrix_spec spec;
+    if (rows * cols > room) {
+        room = rows * cols;
+        packed = realloc(packed, room / 2), scales = realloc(scales, room / 8), biases = realloc(biases, room / 8);
+        for (size_t i = 0; i < room / 8; i++) packed[i] = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 7) * 40503u;
+        for (size_t i = 0; i < room / 32; i++)
+            scales[i] = (float)(5 + i % 7) / 1024.0f, biases[i] = -7.5f * scales[i] + (float)(i % 3) / 2048.0f;
+    }
+    int rc = rvm_matrix_plan(RVM_Q4, rows, cols, 32, scales, biases, RVM_F32, &spec);
+    void *memory = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
+    weight_bytes += rvm_matrix_bytes(&spec);
+    if (rc == RVM_OK) rc = rvm_matrix_pack(&spec, packed, scales, biases, RVM_F32, 0, rows, memory);
+    if (rc != RVM_OK) exit(2);
+    return memory;
+}
+
+static float *ones(size_t n) {
+    float *x = malloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = 1;
+    return x;
+}
+
+typedef struct {
+    const char *name;
+    uint32_t layers, heads, kv_heads, head_dim, hidden, ffn, vocab;
+} shape;
+
+static const shape SHAPES[] = {{"starter", 30, 9, 3, 64, 576, 1536, 49152},
+                               {"1b", 16, 32, 8, 64, 2048, 8192, 32768},
+                               {"7b", 32, 32, 8, 128, 4096, 14336, 32000}};
+
+static rvm_decoder *make(const shape *s, uint32_t threads, const char *impl) {
+    rvm_decoder_layer *layers = calloc(s->layers, sizeof *layers);
+    double *frequencies = malloc(s->head_dim / 2 * sizeof *frequencies);
+    const size_t q = (size_t)s->heads * s->head_dim, kv = (size_t)s->kv_heads * s->head_dim;
+    const size_t out[] = {q, kv, kv, s->hidden, s->ffn, s->ffn, s->hidden};
+    const size_t in[] = {s->hidden, s->hidden, s->hidden, q, s->hidden, s->hidden, s->ffn};
+    for (size_t i = 0; i < s->head_dim / 2; i++) frequencies[i] = pow(10000, -2.0 * (double)i / s->head_dim);
+    for (size_t i = 0; i < s->layers; i++) {
+        for (size_t j = 0; j < RVM_N_PROJ; j++) layers[i].matrix[j] = matrix(out[j], in[j]);
+        layers[i].input_norm = ones(s->hidden), layers[i].post_norm = ones(s->hidden);
+    }
+    const rvm_matrix *embedding = matrix(s->vocab, s->hidden);
+    const rvm_decoder_weights weights = {embedding, embedding, ones(s->hidden), layers};
+    const rvm_decoder_config config = {
+        .n_layers = s->layers, .n_heads = s->heads, .n_kv_heads = s->kv_heads, .head_dim = s->head_dim,
+        .hidden_size = s->hidden, .intermediate_size = s->ffn, .vocab_size = s->vocab, .max_tokens = 256,
+        .threads = threads, .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = frequencies, .impl = impl};
+    rvm_decoder *d;
+    if (rvm_decoder_create(&config, &weights, &d) != RVM_OK) exit(2);
+    return d;
+}
+
+/* Bytes per second of one thread that only reads. */
+static double read_rate(void) {
+    const size_t n = (size_t)256 << 20;
+    float *x = malloc(n);
+    double times[5];
+    memset(x, 0, n);
+    for (size_t i = 0; i < 5; i++) {
+        const double start = now();
+        rvm_impl(NULL)->all_finite(x, n / 4);
+        times[i] = now() - start;
+    }
+    free(x);
+    return (double)n / median(times, 5);
+}
+
+int main(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "starter", *impl = argc > 4 ? argv[4] : NULL;
+    const uint32_t threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 1;
+    const size_t context = argc > 3 ? (size_t)atoi(argv[3]) : 256;
+    const shape *s = SHAPES;
+    while (strcmp(s->name, name) != 0)
+        if (++s == SHAPES + sizeof SHAPES / sizeof *SHAPES) return 1;
+    rvm_decoder *d = make(s, threads, impl);
+    rvm_cache *c = rvm_cache_create(d);
+    float *logits = malloc(s->vocab * sizeof *logits);
+    int32_t tokens[256];
+    double prefill[5], decode[64], parts[RVM_N_PARTS];
+    for (int32_t i = 0; i < 256; i++) tokens[i] = i * 31 % (int32_t)s->vocab;
+    for (size_t i = 0; i < 5; i++) {
+        const double start = now();
+        if (rvm_decoder_forward(d, c, tokens, 256, 1, NULL, logits, NULL) != RVM_OK) return 3;
+        prefill[i] = now() - start;
+        rvm_cache_trim(c, 256);
+    }
+    while (rvm_cache_offset(c) < context)
+        if (rvm_decoder_forward(d, c, tokens, 256, 0, NULL, NULL, NULL) != RVM_OK) return 3;
+    rvm_decoder_profile(d, parts);
+    for (size_t i = 0; i < 64; i++) {
+        const double start = now();
+        if (rvm_decoder_forward(d, c, tokens, 1, 1, NULL, logits, NULL) != RVM_OK) return 3;
+        decode[i] = now() - start;
+    }
+    rvm_decoder_profile(d, parts);
+    const double token = median(decode, 64), rate = read_rate();
+    printf("%s, %s, %u threads: prefill %.0f tok/s, decode at %zu %.1f tok/s; weights %.0f MB at %.1f GB/s "
+           "(one thread only reading: %.1f GB/s)\n", s->name, rvm_decoder_matmul_name(d), threads,
+           256 / median(prefill, 5), context, 1 / token, 1e-6 * (double)weight_bytes,
+           1e-9 * (double)weight_bytes / token, 1e-9 * rate);
+    const char *names[] = {"embed", "qkv", "attend", "o", "gate_up", "down", "head"};
+    for (size_t i = 0; i < RVM_N_PARTS; i++) printf("  %s %.3f ms", names[i], 1e3 * parts[i] / 64);
+    printf("\n");
+    rvm_cache_destroy(c);
+    rvm_decoder_destroy(d);
+    return 0;
+}
