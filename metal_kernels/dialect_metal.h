@@ -30,5 +30,7 @@ FN void store_u32(device uchar *p, uint at, uint x) { *(device uint *)(p + at) =
 
 FN float4 load_local_f32x4(const threadgroup float *p, uint at) { return *(const threadgroup float4 *)(p + at); }
 FN void store_local_f32x4(threadgroup float *p, uint at, thread const float *x) {
-    *(threadgroup float4 *)(p + at) = float4(x[0], x[1], x[2], x[3]);
+    float4 v;
+    v.x = x[0], v.y = x[1], v.z = x[2], v.w = x[3];
+    *(threadgroup float4 *)(p + at) = v;
 }

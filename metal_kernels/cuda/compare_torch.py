@@ -18,6 +18,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LAYERS = 8
+BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
 
 
 def variants(group: int) -> dict:
@@ -69,23 +75,24 @@ def main() -> None:
     want = variants(a.group)["repeated"](*(x.float() for x in (q, *_repeat(caches[0], a.group))))
     for name, attend in variants(a.group).items():
         held = [_repeat(c, a.group) for c in caches] if name == "repeated" else caches
-        for backend in (
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.CUDNN_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ):
-            try:
-                with sdpa_kernel(backend):
-                    error = (attend(q, *held[0]).reshape(want.shape).float() - want).abs().max().item()
-                    s = seconds(lambda: [attend(q, k, v) for k, v in held]) / LAYERS  # noqa: B023
-            except RuntimeError as why:
-                print(f"{name:10}  {backend.name:20}  not for these shapes: {str(why).splitlines()[0][:60]}")
-                continue
-            print(
-                f"{name:10}  {backend.name:20}  {s * 1e6:8.2f} us  {bytes_read / s / 1e9:6.0f} GB/s  error {error:.1e}"
-            )
-        del held
+        for backend in BACKENDS:
+            measure(name, backend, attend, q, held, want, bytes_read)
+
+
+def measure(name: str, backend, attend, q, caches, want, bytes_read: int) -> None:
+    def work():
+        for k, v in caches:
+            attend(q, k, v)
+
+    try:
+        with sdpa_kernel(backend):
+            error = (attend(q, *caches[0]).reshape(want.shape).float() - want).abs().max().item()
+            s = seconds(work) / len(caches)
+    except RuntimeError as why:
+        print(f"{name:10}  {backend.name:20}  not for these shapes: {str(why).splitlines()[0][:60]}")
+        return
+    rate = bytes_read / s / 1e9
+    print(f"{name:10}  {backend.name:20}  {s * 1e6:8.2f} us  {rate:6.0f} GB/s  error {error:.1e}")
 
 
 def _repeat(cache, group: int):

@@ -42,7 +42,8 @@ def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> st
     parameters = ", ".join(f"sim::Global<{c_type}> {name}" for name, c_type in arguments)
     values = ", ".join(f"{{(char *)sim_data[{i}], sim_bytes[{i}], 0}}" for i in range(len(arguments)))
     head = f"template <{', '.join('int ' + name for name in kernel.templates)}> " if kernel.templates else ""
-    out = f"{includes}static void **sim_data; static const size_t *sim_bytes;\n{head}void kernel({parameters}) {{\n{body}\n}}\n"
+    out = f"{includes}static void **sim_data; static const size_t *sim_bytes;\n"
+    out += f"{head}void kernel({parameters}) {{\n{body}\n}}\n"
     for i, chosen in enumerate(templates):
         call = f"kernel<{', '.join(map(str, chosen))}>" if kernel.templates else "kernel"
         out += f"static void run_{i}(void *) {{ {call}({values}); }}\n"
@@ -50,8 +51,8 @@ def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> st
     return (
         out
         + f"""
-extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *groups, int threads, uint64_t seed,
-                       char *message, size_t size, size_t *local) {{
+extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *groups, int threads,
+                       uint64_t seed, char *message, size_t size, size_t *local) {{
     static void (*const bodies[])(void *) = {{{bodies}}};
     sim_data = data, sim_bytes = bytes;
     return sim::run(bodies[which], nullptr, groups, threads, seed, message, size, local);

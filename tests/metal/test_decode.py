@@ -9,7 +9,6 @@ from ruvmlx.kernels.metal import decode, pages
 from . import make
 from .kernels import DIMS, GROUPS
 
-
 # (cold pages, warm pages, hot tokens, first visible token) of each sequence
 SEQUENCES = {
     "one token": [(0, 0, 1, 0)],

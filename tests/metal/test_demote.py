@@ -11,7 +11,6 @@ from . import make
 from .kernels import DIMS
 
 
-
 def numbers(rng, d, kind):
     x = make.numbers(rng, PAGE, d)
     if kind == "ties":  # multiples of half a step: every rounding is a tie

@@ -37,13 +37,17 @@ def expected(q, q_cold, made, rows, window):
     out, old = np.zeros(q.shape), view.n_tokens
     for h in range(q.shape[1]):
         k, v = (
-            np.concatenate([x[0][h // group][:old].reshape(-1, q.shape[2]), rows[h // group, i].astype(float)])
+            np.concatenate(
+                [x[0][h // group][:old].reshape(-1, q.shape[2]), rows[h // group, i].astype(float)]
+            )
             for i, x in enumerate((made.keys, made.values))
         )
         for t in range(len(q)):
             see = slice(max(old + t + 1 - window, 0) if window else 0, old + t + 1)
             cold = np.arange(len(k)) < len(view.cold) * 64
-            x = np.where(cold, k @ q_cold[t, h].astype(float), k @ q[t, h].astype(float))[see] / np.sqrt(q.shape[2])
+            x = np.where(cold, k @ q_cold[t, h].astype(float), k @ q[t, h].astype(float))[see] / np.sqrt(
+                q.shape[2]
+            )
             p = np.exp(x - x.max())
             out[t, h] = p / p.sum() @ v[see]
     return out

@@ -77,7 +77,10 @@ WRONG = {
         "divergent",
     ),
     "a barrier that a simdgroup skips": ("if (simd_at) BARRIER();\ny[thread_at] = 0;", "divergent"),
-    "a shuffle past the simdgroup": ("y[thread_at] = shuffle(x[thread_at], thread_at);", "from lane 32|from lane [3-6]"),
+    "a shuffle past the simdgroup": (
+        "y[thread_at] = shuffle(x[thread_at], thread_at);",
+        "from lane 32|from lane [3-6]",
+    ),
     "too much threadgroup memory": (
         "SHARED(float, more, 8129); more[thread_at] = 0; y[thread_at] = 0;",
         "32772 bytes of threadgroup memory",
@@ -110,7 +113,9 @@ def test_writing_to_an_input_is_seen(outcome):
 
 def test_halves_convert_like_numpy(tmp_path):
     """All 65,536 halves, and floats around every boundary between two of them."""
-    kernel = Kernel("halves", (("x", "float"),), (("bits", "uint"), ("back", "float")), (), threads=32, headers=())
+    kernel = Kernel(
+        "halves", (("x", "float"),), (("bits", "uint"), ("back", "float")), (), threads=32, headers=()
+    )
     body = (
         "KERNEL_START for (uint i = thread_at; i < 65536 * 3; i += 32)\n"
         "{ bits[i] = f32_to_half(x[i]); back[i] = half_to_f32(bits[i]); }"

@@ -10,7 +10,6 @@ from ruvmlx.kernels.micro import NotFinite
 from .kernels import KERNELS, RANKS
 
 
-
 @pytest.fixture
 def rng():
     return np.random.default_rng(11)
@@ -26,7 +25,10 @@ def test_append(run, rng, d, traditional, tokens):
     z = (pair[..., 0] + 1j * pair[..., 1]) * np.exp(1j * angles)[:, None]
     turned = np.stack([z.real, z.imag], axis=-1)
     turned = (turned if traditional else turned.swapaxes(2, 3)).reshape(k.shape)
-    for out in (append.append_gpu(k, v, turn, traditional, run), append.append_ops(mx.array(k), mx.array(v), mx.array(turn), traditional)):
+    for out in (
+        append.append_gpu(k, v, turn, traditional, run),
+        append.append_ops(mx.array(k), mx.array(v), mx.array(turn), traditional),
+    ):
         rows = np.array(out).view(np.float16)  # [n_kv, 2, T, D]
         np.testing.assert_allclose(rows[:, 0], turned.swapaxes(0, 1), atol=2e-3)
         np.testing.assert_array_equal(rows[:, 1], v.swapaxes(0, 1).astype(np.float16))
@@ -36,7 +38,14 @@ def test_append(run, rng, d, traditional, tokens):
 @pytest.mark.parametrize("tokens,n_in,n_out", [(1, 9, 8), (3, 300, 257), (2, 65, 770)])
 def test_lora(run, rng, tokens, n_in, n_out, r1, r2):
     f = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
-    x, y, a1, b1, a2, b2 = f(tokens, n_in), f(tokens, n_out), f(n_in, r1), f(r1, n_out), f(n_in, r2), f(r2, n_out)
+    x, y, a1, b1, a2, b2 = (
+        f(tokens, n_in),
+        f(tokens, n_out),
+        f(n_in, r1),
+        f(r1, n_out),
+        f(n_in, r2),
+        f(r2, n_out),
+    )
     a2, b2 = np.resize(a2, (max(n_in, 8), r2))[:n_in], b2
     if min(a1.size, a2.size, b1.size, b2.size, x.size) < 8:
         pytest.fail("MLX treats arrays under 8 elements differently: choose larger sizes")
@@ -52,7 +61,10 @@ def test_lora(run, rng, tokens, n_in, n_out, r1, r2):
 def test_micro_update(run, rng, n):
     w, v, g = rng.normal(size=(3, n)).astype(np.float32)
     want_v = 0.9 * v.astype(float) + 0.3 * g
-    for update, array in ((lambda *a: micro.micro_update_gpu(*a, run), np.array), (micro.micro_update_ops, mx.array)):
+    for update, array in (
+        (lambda *a: micro.micro_update_gpu(*a, run), np.array),
+        (micro.micro_update_ops, mx.array),
+    ):
         w_new, v_new, bad = update(array(w), array(v), array(g), 0.3, 0.9)
         np.testing.assert_allclose(v_new, want_v, atol=1e-6)
         np.testing.assert_allclose(w_new, w + want_v, atol=1e-6)

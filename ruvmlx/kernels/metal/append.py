@@ -1,7 +1,8 @@
 """New keys, turned by RoPE, and new values as rows of the current hot page.
 
-MLX kernels write to fresh arrays, so this makes the rows and the cache places them: with the hot pool held as
-uint8 [pages, n_kv_heads, 2, 64, 2 * D] (the same bytes), `pool[page, :, :, at : at + T] = rows` is one slice update.
+MLX kernels write to fresh arrays, so this makes the rows and the cache places them: with the hot pool held
+as uint8 [pages, n_kv_heads, 2, 64, 2 * D] (the same bytes), `pool[page, :, :, at : at + T] = rows` is one
+slice update.
 """
 
 from ruvmlx.backends.mx import mx

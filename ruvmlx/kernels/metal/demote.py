@@ -35,7 +35,9 @@ def demote_warm(hot: mx.array, ids: list[int], head_dim: int) -> mx.array:
     return demote_warm_ops(hot[mx.array(ids)], head_dim)
 
 
-def demote_cold(pool: mx.array, ids: list[int], head_dim: int, source: int = WARM, rotated: bool = False) -> mx.array:
+def demote_cold(
+    pool: mx.array, ids: list[int], head_dim: int, source: int = WARM, rotated: bool = False
+) -> mx.array:
     """Pages `ids` of the warm (or hot) pool as cold pages."""
     if on_gpu():
         return demote_cold_gpu(pool, ids, head_dim, source, rotated)
@@ -74,7 +76,9 @@ def demote_cold_ops(pages: mx.array, head_dim: int, source: int = WARM, rotated:
     k, v = unpack(pages, source, head_dim)
     kq, *k_affine = _four_bits(rotate(k) if rotated else k, axis=-2)
     vq, *v_affine = _four_bits(v, axis=-1)
-    return _join(pages, [kq[..., 0::2] | kq[..., 1::2] << 4, vq[..., 0::2] | vq[..., 1::2] << 4, *k_affine, *v_affine])
+    return _join(
+        pages, [kq[..., 0::2] | kq[..., 1::2] << 4, vq[..., 0::2] | vq[..., 1::2] << 4, *k_affine, *v_affine]
+    )
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
@@ -111,7 +115,7 @@ def hadamard_block(head_dim: int) -> int:
 
 
 def rotate(x: mx.array) -> mx.array:
-    """x: [..., D] times a block-diagonal orthonormal Hadamard matrix: what cold keys, and queries for them, are.
+    """x: [..., D] times a block-diagonal orthonormal Hadamard matrix, as cold keys and queries for them are.
 
     For h = 1, 2, 4 .. B/2 the pair (x_i, x_{i+h}) becomes (sum, difference); then all times 1 / sqrt(B).
     """
@@ -122,5 +126,3 @@ def rotate(x: mx.array) -> mx.array:
         x = mx.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1)
         h *= 2
     return (x * block**-0.5).reshape(shape)
-
-

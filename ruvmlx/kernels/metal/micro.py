@@ -6,6 +6,8 @@ in place, so new ones are returned; when any new weight is not finite NotFinite 
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.micro import NotFinite
 
@@ -26,7 +28,7 @@ def micro_step(steps: Sequence[Step], eta: float, mu: float) -> list[tuple[mx.ar
     """[(weights, velocity)] after one step; all of them, or NotFinite."""
     update = micro_update_gpu if on_gpu() else micro_update_ops
     done = [update(*step, eta, mu) for step in steps]
-    if sum(int(bad.sum().item()) for *_, bad in done):
+    if any(np.array(bad).any() for *_, bad in done):
         raise NotFinite("micro_update: a new weight is not finite")
     return [(w, velocity) for w, velocity, _ in done]
 

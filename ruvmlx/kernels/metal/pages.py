@@ -1,6 +1,6 @@
 """KV pages as the kernels see them; bit layouts in metal_kernels/README.md.
 
-A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, page_bytes(tier, head_dim)].
+A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
 Tiers are numbered as in pages.h: COLD 0, WARM 1, HOT 2.
 """
 
@@ -68,7 +68,8 @@ class Table:
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.shared = shared_heads(n_heads // n_kv_heads)
         self.splits = max(1, *(-(-view.visible_pages // split) for view in views))
-        rows, ids = [], []
+        rows: list[list[int]] = []
+        ids: list[int] = []
         for view in self.views:
             rows.append(self._row(view, len(ids), split))
             ids += view.ids()

@@ -53,8 +53,10 @@ def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int,
     return Chunk(Table([view], n_heads, n_kv_heads, head_dim), tokens, window)
 
 
-def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk, q_cold: mx.array | None = None) -> mx.array:
-    """q: [T, n_heads, D]; fresh: append's rows of the chunk, uint8 [n_kv_heads, 2, T, 2 * D] -> [T, n_heads, D]"""
+def attend(
+    q: mx.array, pools: Pools, fresh: mx.array, new: Chunk, q_cold: mx.array | None = None
+) -> mx.array:
+    """q: [T, n_heads, D]; fresh: append's rows, uint8 [n_kv_heads, 2, T, 2 * D] -> [T, n_heads, D]"""
     q_cold = q if q_cold is None else q_cold
     run = attend_prefill_gpu if on_gpu() else attend_prefill_ops
     return run(q.astype(mx.float32), q_cold.astype(mx.float32), pools, fresh, new).astype(q.dtype)
@@ -76,7 +78,7 @@ def attend_prefill_ops(q: mx.array, q_cold: mx.array, pools: Pools, fresh: mx.ar
     position = old + mx.arange(new.tokens)[:, None]
     q, q_cold = (_heads_first(x, n_kv) * dim**-0.5 for x in (q, q_cold))
     m = mx.full((*q.shape[:-1], 1), -mx.inf)
-    l, o = mx.zeros_like(m), mx.zeros_like(q)
+    total, o = mx.zeros_like(m), mx.zeros_like(q)
     for start, stop, cold, k, v in _parts(pools, fresh, new):
         token = mx.arange(start, start + k.shape[1])
         seen = (token < stop) & (token <= position)
@@ -87,11 +89,11 @@ def attend_prefill_ops(q: mx.array, q_cold: mx.array, pools: Pools, fresh: mx.ar
         m_new = mx.maximum(m, x.max(axis=-1, keepdims=True))
         at = mx.where(m_new == -mx.inf, 0, m_new)
         p, shrink = mx.exp(x - at), mx.exp(m - at)
-        l = l * shrink + p.sum(axis=-1, keepdims=True)
+        total = total * shrink + p.sum(axis=-1, keepdims=True)
         o = o * shrink + p @ mx.where((token < stop)[:, None], v, 0)[:, None]
         m = m_new
-        mx.eval(m, l, o)
-    return (o / l).transpose(2, 0, 1, 3).reshape(new.tokens, -1, dim)
+        mx.eval(m, total, o)
+    return (o / total).transpose(2, 0, 1, 3).reshape(new.tokens, -1, dim)
 
 
 def _heads_first(q: mx.array, n_kv: int) -> mx.array:
@@ -101,7 +103,7 @@ def _heads_first(q: mx.array, n_kv: int) -> mx.array:
 
 
 def _parts(pools: Pools, fresh: mx.array, new: Chunk):
-    """(first token, end of the real ones, is it cold, K, V) of a few pages, oldest first; then the chunk itself."""
+    """(first token, end of the real ones, is it cold, K, V) of a few pages, oldest first; then the chunk."""
     view, start = new.table.views[0], 0
     oldest = max(view.n_tokens - new.window + 1, 0) if new.window else 0
     for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):

@@ -4,10 +4,11 @@ A `Kernel` names a file of metal_kernels/ and its arguments once; Metal, CUDA an
 are all built from that. metal_kernels/README.md describes the dialect that the bodies are written in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ruvmlx.backends.mx import mx
 
@@ -33,7 +34,10 @@ def text(name: str) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One .metal body and its arguments. Arrays have at least 8 elements: MLX passes smaller ones differently."""
+    """One .metal body and its arguments.
+
+    Arrays have at least 8 elements: MLX passes smaller ones in another address space.
+    """
 
     name: str
     inputs: tuple[tuple[str, str], ...]  # (name, C type)
@@ -77,7 +81,7 @@ DTYPES = {"float": mx.float32, "int": mx.int32, "uchar": mx.uint8, "ushort": mx.
 
 
 @cache
-def _compiled(kernel: Kernel) -> Callable:
+def _compiled(kernel: Kernel) -> Any:
     names = [name for name, _ in kernel.inputs], [name for name, _ in kernel.outputs]
     name = f"ruvmlx_{kernel.name}"
     if mx.cuda.is_available():

@@ -1,0 +1,96 @@
+"""What only a GPU can show: the dispatchers choose the kernels there, and MLX's own machinery takes them."""
+
+import os
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.mx import mx
+from ruvmlx.kernels.metal import append, decode, demote, lora, micro, prefill, source
+from ruvmlx.kernels.metal.pages import COLD, HOT, WARM
+
+from . import make
+from .conftest import GPU
+
+needs_gpu = pytest.mark.skipif(
+    not GPU, reason="no Metal or CUDA device: the kernels ran in the simulator only"
+)
+
+
+@pytest.fixture
+def gpu():
+    """Arrays and operations of the test are the GPU's."""
+    mx.set_default_device(mx.gpu)
+    assert source.on_gpu()
+
+
+def test_there_is_a_metal_device():
+    """CI on Apple Silicon sets RUVMLX_NEED_METAL: skipped kernels would pass for tested ones."""
+    if not os.environ.get("RUVMLX_NEED_METAL"):
+        pytest.skip("RUVMLX_NEED_METAL is not set")
+    assert mx.metal.is_available()
+
+
+def test_on_a_cpu_the_twins_run():
+    assert mx.default_device() == mx.Device(mx.cpu)
+    assert not source.on_gpu()
+
+
+@needs_gpu
+def test_decode_and_prefill(gpu):
+    """A cache in all tiers, rotated cold keys, f16 queries; through the functions that the backend calls."""
+    rng = np.random.default_rng(5)
+    made = make.cache(rng, 128, 2, [(3, 2, 100, 0)])
+    pools = [mx.array(p) for p in made.pools]
+    q = mx.array(rng.normal(size=(1, 8, 128)).astype(np.float16))
+    q_cold = demote.rotate(q)
+    table = decode.Table(made.views, 8, 2, 128)
+    out = decode.attend(q, pools, table, q_cold)
+    assert out.dtype == mx.float16
+    want = make.attention(np.array(q[0], np.float32), np.array(q_cold[0], np.float32), made, 0)
+    np.testing.assert_allclose(np.array(out[0], np.float32), want, atol=0.02)
+
+    k, v = (mx.array(rng.normal(size=(9, 2, 128)).astype(np.float32)) for _ in range(2))
+    turn = mx.concatenate([mx.ones((9, 64)), mx.zeros((9, 64))], axis=1)
+    fresh, new = append.append(k, v, turn), prefill.chunk(made.views[0], 9, 8, 2, 128)
+    q = mx.array(rng.normal(size=(9, 8, 128)).astype(np.float32))
+    got = prefill.attend(q, pools, fresh, new)
+    with mx.stream(mx.cpu):
+        twin = prefill.attend_prefill_ops(q, q, pools, fresh, new)
+        np.testing.assert_allclose(got, twin, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_demotion_gives_the_twins_bytes(gpu, d):
+    rng = np.random.default_rng(d)
+    pool = mx.array(make.cache(rng, d, 3, [(0, 0, 640, 0)]).pools[HOT])
+    ids = [1, 5, 4, 0]
+    warm = demote.demote_warm(pool, ids, d)
+    cold = demote.demote_cold(warm, [2, 0, 3, 1], d, WARM, rotated=True)
+    with mx.stream(mx.cpu):
+        twin = demote.demote_warm_ops(pool[mx.array(ids)], d)
+        np.testing.assert_array_equal(warm, twin)
+        np.testing.assert_array_equal(
+            cold, demote.demote_cold_ops(twin[mx.array([2, 0, 3, 1])], d, WARM, True)
+        )
+    assert cold.shape[-1] == source_bytes(COLD, d)
+
+
+def source_bytes(tier: int, d: int) -> int:
+    return {COLD: 68 * d + 256, WARM: 128 * d + 256, HOT: 256 * d}[tier]
+
+
+@needs_gpu
+def test_adapters(gpu):
+    rng = np.random.default_rng(9)
+    f = lambda *shape: mx.array(rng.normal(size=shape).astype(np.float32))  # noqa: E731
+    x, y = f(2, 576), f(2, 1536)
+    base, fine = lora.Tier(f(576, 8), f(8, 1536), 0.5), lora.Tier(f(576, 2), f(2, 1536), 2.0)
+    got = lora.lora_add(x, y, base, fine)
+    with mx.stream(mx.cpu):
+        np.testing.assert_allclose(got, lora.lora_add_ops(x, y, base, fine), rtol=1e-4, atol=1e-2)
+    w, v, g = f(2, 49152), f(2, 49152), f(2, 49152)
+    ((w_new, v_new),) = micro.micro_step([(w, v, g)], 0.1, 0.9)
+    np.testing.assert_allclose(v_new, 0.9 * np.array(v) + 0.1 * np.array(g), atol=1e-6)
+    np.testing.assert_allclose(w_new, np.array(w) + np.array(v_new), atol=1e-6)

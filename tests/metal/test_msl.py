@@ -1,0 +1,140 @@
+"""The Metal source that MLX makes of each kernel, on any machine: golden files, types, features, memory.
+
+`RUVMLX_WRITE_GOLDEN=1 pytest tests/metal/test_msl.py` writes the golden files anew.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ruvmlx.backends.mx import mx
+from ruvmlx.kernels.metal.source import DTYPES, START, Kernel, folder
+
+from .kernels import CUDA_ONLY, KERNELS
+from .simulator import LIMIT
+
+HERE = Path(__file__).parent
+METAL = [kernel for kernel in KERNELS if kernel not in CUDA_ONLY]
+# All that Apple7 (M1) has and we use. simd_at is a variable of ours.
+ALLOWED = {"simd_shuffle", "simd_shuffle_xor", "simdgroup_barrier", "simd_at"}
+
+
+@pytest.fixture
+def generated(tmp_path, capfd):
+    """generated(kernel, templates) -> the text that MLX would hand to the Metal compiler."""
+
+    def generated(kernel: Kernel, templates) -> str:
+        if mx.cuda.is_available():
+            pytest.skip("MLX makes CUDA of the kernels here")
+        inputs = [mx.zeros(64, DTYPES[c_type]) for _, c_type in kernel.inputs]
+
+        def call(*arrays):
+            return kernel(arrays, [(64,)] * len(kernel.outputs), (2, 1, 1), templates, verbose=True)
+
+        capfd.readouterr()
+        mx.export_function(str(tmp_path / "kernel.mlxfn"), call, *inputs)
+        text = capfd.readouterr().out
+        return text[text.index("```\n") + 4 : text.rindex("```")]
+
+    return generated
+
+
+@pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
+def test_signature_is_the_golden_one(generated, kernel):
+    """Header and body are ours to the letter; what MLX puts around them is kept in golden/NAME.metal."""
+    text = generated(kernel, KERNELS[kernel][-1])
+    body = kernel.body().replace("KERNEL_START", START)
+    for ours, name in ((kernel.header("metal"), "header"), (body, "body")):
+        assert text.count(ours.strip()) == 1, name
+        text = text.replace(ours.strip(), f"// ... {name} ...")
+    golden = HERE / "golden" / f"{kernel.name}.metal"
+    if os.environ.get("RUVMLX_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
+def test_clang_accepts_it(generated, kernel, tmp_path):
+    """Every template value: names, types, address spaces. Not Apple's compiler, but its parent, as C++14."""
+    clang = shutil.which("clang++")
+    if not clang:
+        pytest.skip("no clang++ to check Metal source with")
+    for templates in KERNELS[kernel]:
+        text = generated(kernel, templates)
+        # C++ knows no automatic variables in an address space.
+        text = text.replace("threadgroup T name[n]", "static threadgroup T name[n]")
+        text = re.sub(r'template \[\[host_name\("\w+"\)\]\] \[\[kernel\]\]', "template", text)
+        source = tmp_path / f"{kernel.name}.cpp"
+        source.write_text(f'#include "{HERE / "msl_stub.h"}"\n{text}')
+        flags = [
+            "--target=aarch64-none-elf",
+            "-std=c++14",
+            "-fsyntax-only",
+            "-Wall",
+            "-Werror",
+            "-Wno-unknown-attributes",
+            "-Wno-ignored-attributes",
+        ]
+        flags += [
+            "-Wno-unused-const-variable",
+            "-Wno-unused-function",
+            "-Wno-undefined-inline",
+            "-Wno-sign-compare",
+        ]
+        done = subprocess.run([clang, *flags, str(source)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+
+
+@pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
+def test_nothing_newer_than_apple7(generated, kernel):
+    """No SIMD or atomic function but shuffles and barriers, no matrices, no 64-bit or 16-bit brain floats."""
+    text = re.sub(r"//.*", "", generated(kernel, KERNELS[kernel][0]))
+    words = set(re.findall(r"\b(?:simd|quad|simdgroup|atomic|imageblock|mesh|ray|tensor)_\w+", text))
+    assert words <= ALLOWED
+    assert not re.search(r"\b(bfloat|double|long long|printf|simdgroup_matrix)\b", text)
+
+
+def test_no_kernel_defines_device():
+    """A macro of that name would break CUDA's __device__."""
+    files = [*folder().glob("*.h"), *folder().glob("*.metal")]
+    assert len(files) > 12
+    for file in files:
+        assert not re.search(r"#\s*define\s+(device|thread|threadgroup|constant)\b", file.read_text())
+        assert not re.search(r"\)?\.[xyzw]{2,4}\b", re.sub(r"//.*", "", file.read_text())), (
+            f"swizzle in {file}"
+        )
+
+
+def test_every_body_has_a_row():
+    bodies = {file.stem for file in folder().glob("*.metal")}
+    assert bodies == {kernel.name for kernel in KERNELS}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_threadgroup_memory(kernel, tmp_path):
+    """Counted by clang++ or g++ from the declarations, for every template value."""
+    declared = re.findall(r"^SHARED\((\w+), \w+, (.*)\);", kernel.body(), flags=re.M)
+    before = kernel.body().split("SHARED(")[0]
+    constants = "\n".join(re.findall(r"^(?:typedef|constexpr).*;", before, flags=re.M))
+    total = " + ".join(f"sizeof({c_type}) * ({n})" for c_type, n in declared) or "0"
+    includes = "".join(f'#include "{folder() / h}"\n' for h in ("dialect_sim.h", *kernel.headers))
+    checks = ""
+    for i, chosen in enumerate(KERNELS[kernel]):
+        values = "".join(f"constexpr int {n} = {v};\n" for n, v in zip(kernel.templates, chosen, strict=True))
+        checks += (
+            f'void check_{i}() {{\n{values}{constants}\nstatic_assert({total} <= {LIMIT}, "too much");\n}}\n'
+        )
+    source = tmp_path / "memory.cpp"
+    source.write_text(includes + checks)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
