@@ -14,8 +14,9 @@
  *
  * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
  *
- *   quantised panel: for each 32 columns  q int8 [n][32], d [n], d * sum(q) [n], -8 sum(q) [n], -128 sum(q)
- * [n] float panel:     x [column][n]
+ *   quantised panel: for each 32 columns
+ *     q int8 [n][32], d float [n], d * sum(q) float [n], -8 sum(q) int32 [n], -128 sum(q) int32 [n]
+ *   float panel: x [column][n]
  */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
