@@ -53,14 +53,23 @@ def gguf_bytes(
     metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]], version: int = 3
 ) -> bytes:
     """tensors: name -> (type name, shape with rows first, stored bytes)."""
+    sizes = {name: (kind, shape, len(data)) for name, (kind, shape, data) in tensors.items()}
+    header = gguf_header(metadata, sizes, version)
+    return header + b"".join(_padded(data) for _, _, data in tensors.values())
+
+
+def gguf_header(
+    metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], int]], version: int = 3
+) -> bytes:
+    """All that comes before the first tensor. tensors: name -> (type name, shape, number of bytes)."""
     out = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(metadata))]
     out += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0
-    for name, (kind, shape, data) in tensors.items():
+    for name, (kind, shape, size) in tensors.items():
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
         out.append(_string(name) + dims + struct.pack("<IQ", TYPE_IDS[kind], offset))
-        offset += len(_padded(data))
-    return _padded(b"".join(out)) + b"".join(_padded(data) for _, _, data in tensors.values())
+        offset += size + -size % ALIGNMENT
+    return _padded(b"".join(out))
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict, version: int = 3) -> Path:
