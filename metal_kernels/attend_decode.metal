@@ -20,7 +20,8 @@ const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N
 const int n_pages = n_cold + n_warm + P[N_HOT], n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
 const uint query = group_at.z * n_kv * group + head; // of the first of G heads
-const int begin = first / PAGE + (int)group_at.x * P[SPLIT], end = min(begin + P[SPLIT], n_pages);
+const int cost = cost_before(first / PAGE, n_cold, n_warm) + (int)group_at.x * P[SPLIT];
+const int begin = first_page_from(cost, n_cold, n_warm), end = min(first_page_from(cost + P[SPLIT], n_cold, n_warm), n_pages);
 
 const float scale = as_f32(P[SCALE]);
 for (uint i = thread_at; i < G * D; i += 32 * SIMDS) {

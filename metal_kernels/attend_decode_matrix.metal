@@ -1,7 +1,7 @@
 // attend_decode_matrix: attend_decode on matrix units, for GPUs whose ordinary lanes cannot unpack and multiply as fast
 //   as memory delivers (an H200 would need all of its f32 rate for 4-bit pages and four heads).
 //   Arguments, outputs and grid are attend_decode's.   Templates: D (64, 128), G (1 to 8)
-//   Threadgroup memory: 26 KB at most.   Twin: kernels/metal/decode.py::attend_decode_ops
+//   Threadgroup memory: 29 KB at most.   Twin: kernels/metal/decode.py::attend_decode_ops
 KERNEL_START
 typedef Matrix<D, G> M;
 constexpr int SIMDS = 4, Q_COLD = M::PARTS * M::DK / 2 * 32; // where the cold queries begin
@@ -9,15 +9,27 @@ constexpr int WORK = Q_COLD + M::DK * 32, JOIN = SIMDS * G * D;
 SHARED(uint, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(ushort, probabilities, SIMDS * M::PARTS * 8 * M::COLUMN);
 SHARED(float, ends, SIMDS * 8 * 2);
+SHARED(uint, tails, SIMDS * (D + 64));
 
 const auto P = params + (int)group_at.z * PARAMS;
 const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
 const int n_pages = n_cold + n_warm + P[N_HOT], n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
 const uint query = group_at.z * n_kv * group + head; // of the first of G heads
-const int begin = first / PAGE + (int)group_at.x * P[SPLIT], end = min(begin + P[SPLIT], n_pages);
+const int cost = cost_before(first / PAGE, n_cold, n_warm) + (int)group_at.x * P[SPLIT];
+const int begin = first_page_from(cost, n_cold, n_warm), end = min(first_page_from(cost + P[SPLIT], n_cold, n_warm), n_pages);
 const uint row = lane / 4, column = lane % 4;
 const float scale = as_f32(P[SCALE]);
+
+// The first page is asked for before anything else is done.
+const int last = max(n_pages - 1, 0); // page ids are read one page ahead
+int id = pages[P[TABLE] + min(begin + (int)simd_at, last)], next_id = pages[P[TABLE] + min(begin + SIMDS + (int)simd_at, last)];
+ColdPage<D> held;
+if (begin + (int)simd_at < min(end, n_cold)) {
+    const auto data = cold + (ulong)(id * n_kv + kv) * (ulong)page_bytes(COLD, D);
+    load_cold_k<D>(data, held, lane);
+    load_cold_v<D>(data, held, lane);
+}
 
 // Queries as the lanes want them: hot and warm as two halves to a word, cold as floats.
 for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
@@ -33,6 +45,7 @@ for (int i = thread_at; i < M::DK * 32; i += 32 * SIMDS) {
 }
 BARRIER();
 
+const auto tail = tails + (int)simd_at * (D + 64);
 const auto p_half = probabilities + (int)simd_at * M::PARTS * 8 * M::COLUMN;
 const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // this lane's two: of scores and of o
 const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // this lane's tiles of 16 tokens: of scores
@@ -42,13 +55,17 @@ UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_til
 for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
     const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
-    const auto data = pool + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
-    ColdWords<D> words;
+    const auto data = pool + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
+    const bool next_cold = page + SIMDS < min(end, n_cold);
+    const auto next = cold + (ulong)(next_cold ? next_id * n_kv + kv : 0) * (ulong)page_bytes(COLD, D);
+    id = next_id, next_id = pages[P[TABLE] + min(page + 2 * SIMDS, last)];
     float c[4][4], bias[2] = {0, 0};
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int r = 0; r < 4; r++) c[i][r] = 0;
     if (tier == COLD) {
-        load_cold<D>(data, words, lane);
-        const float mine = matrix_scores_cold<D, G>(data, words, memory + Q_COLD, c, lane);
+        store_tail<D>(tail, held, lane);
+        SIMD_BARRIER();
+        const float mine = matrix_scores_cold<D, G>(held, tail, memory + Q_COLD, c, lane);
+        if (next_cold) load_cold_k<D>(next, held, lane);
         bias[0] = shuffle(mine, first_head * 4), bias[1] = shuffle(mine, first_head * 4 + 4);
     } else if (tier == WARM) {
         matrix_scores<WARM, D, G>(data, memory, c, lane);
@@ -82,17 +99,22 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, to = (first_head + r % 2) * M::COLUMN + t % 4 * 16 + t / 4;
             float p = exp2(x[i][r] - at[r % 2]);
             l[r % 2] += p;
-            if (tier == COLD) biased[r % 2] = fma(p, half_to_f32(load_u16(data, v_bias_at(D) + 2 * t)), biased[r % 2]);
-            if (tier != HOT) p *= half_to_f32(load_u16(data, v_scale_at(tier, D) + 2 * t));
+            if (tier == COLD) biased[r % 2] = fma(p, tail_half(tail, 2 * D + PAGE + t), biased[r % 2]), p *= tail_half(tail, 2 * D + t);
+            if (tier == WARM) p *= half_to_f32(load_u16(data, v_scale_at(WARM, D) + 2 * t));
             const uint high = f32_to_half(p);
             p_half[to] = high;
             p_half[to + (M::PACKED ? 4 : 8) * M::COLUMN] = f32_to_half(p - half_to_f32(high));
         }
     UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_tile[i][r] *= shrink[r % 2];
     SIMD_BARRIER();
-    if (tier == COLD) matrix_values<COLD, D, G>(data, words, p_half, o_tile, lane, PAGE);
-    else if (tier == WARM) matrix_values<WARM, D, G>(data, words, p_half, o_tile, lane, PAGE);
-    else matrix_values<HOT, D, G>(data, words, p_half, o_tile, lane, n_tokens - page * PAGE);
+    if (tier == COLD) {
+        matrix_values<COLD, D, G>(data, held, p_half, o_tile, lane, PAGE);
+        if (next_cold) load_cold_v<D>(next, held, lane);
+    } else if (tier == WARM) {
+        matrix_values<WARM, D, G>(data, held, p_half, o_tile, lane, PAGE);
+    } else {
+        matrix_values<HOT, D, G>(data, held, p_half, o_tile, lane, n_tokens - page * PAGE);
+    }
     SIMD_BARRIER();
 }
 

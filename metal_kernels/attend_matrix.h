@@ -68,27 +68,45 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
     }
 }
 
-// A cold page's words, asked for before they are needed.
-template <int D> struct ColdWords {
+// What this lane takes of a cold page. Each part is asked for as soon as the last page's is used up, so that
+// the next page is on its way during the whole of this one's arithmetic.
+template <int D> struct ColdPage {
     uint k[8][D / 32], v[16][D / 64];
+    uint4 tail; // 16 bytes of scales and biases, and 8 more if D is 128: they go through threadgroup memory
+    uint2 more;
 };
-template <int D> FN void load_cold(GLOBAL_IN(uchar) page, THREAD ColdWords<D> &w, uint lane) {
-    const uint row = lane / 4, column = lane % 4;
-    UNROLL for (int i = 0; i < 8; i++) load_words<D / 32>(page, (8 * i + row) * (D / 2) + column * (D / 8), w.k[i]);
+template <int D> FN void load_cold_k(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
+    UNROLL for (int i = 0; i < 8; i++)
+        load_words<D / 32>(page, (8 * i + lane / 4) * (D / 2) + lane % 4 * (D / 8), w.k[i]);
+    w.tail = load_u32x4(page, k_scale_at(COLD, D) + 16 * lane);
+    if (D == 128) w.more = load_u32x2(page, k_scale_at(COLD, D) + 512 + 8 * lane);
+}
+template <int D> FN void load_cold_v(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 16; i++)
-        load_words<D / 64>(page, v_at(COLD, D) + (4 * i + column) * (D / 2) + row * (D / 16), w.v[i]);
+        load_words<D / 64>(page, v_at(COLD, D) + (4 * i + lane % 4) * (D / 2) + lane / 4 * (D / 16), w.v[i]);
 }
 
-// The same for cold; the page's scales go into q (f32, [DK / 4][32][4]). Returns q . bias of this lane's head.
+// The scales and biases, in the order they have in the page.   tail: words [D + 64]
+template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const ColdPage<D> &w, uint lane) {
+    tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
+    if (D == 128) tail[128 + 2 * lane] = w.more.x, tail[128 + 2 * lane + 1] = w.more.y;
+}
+FN float tail_half(LOCAL(uint) tail, int i) { return half_to_f32((uint)tail[i / 2] >> (i % 2 * 16) & 0xffffu); }
+FN void tail_halves(LOCAL(uint) tail, int i, THREAD float *x) { // eight
+    const uint4 w = load_local_u32x4(tail, i / 2);
+    halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
+}
+
+// c[tile] += K of 16 tokens x q; the page's scales go into q (f32, [DK / 4][32][4]). Returns q . bias of this lane's head.
 template <int D, int G>
-FN float matrix_scores_cold(GLOBAL_IN(uchar) page, THREAD const ColdWords<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
+FN float matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) tail, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
     const uint row = lane / 4, column = lane % 4;
     float bias = 0;
     UNROLL for (int e = 0; e < M::DK / 8; e++) { // 8 numbers of the key: a word of each token, two products
         float scales[8], biases[8], x[8];
-        load_halves(page, k_scale_at(COLD, D) + (column * M::DK + 8 * e) * 2, scales);
-        load_halves(page, k_bias_at(D) + (column * M::DK + 8 * e) * 2, biases);
+        tail_halves(tail, column * M::DK + 8 * e, scales);
+        tail_halves(tail, D + column * M::DK + 8 * e, biases);
         UNROLL for (int half = 0; half < 2; half++) {
             const uint4 u = load_local_u32x4(q, ((2 * e + half) * 32 + lane) * 4);
             x[4 * half] = as_f32(u.x), x[4 * half + 1] = as_f32(u.y), x[4 * half + 2] = as_f32(u.z), x[4 * half + 3] = as_f32(u.w);
@@ -114,7 +132,7 @@ FN float matrix_scores_cold(GLOBAL_IN(uchar) page, THREAD const ColdWords<D> &w,
 
 // o[tile] += V^T of 16 numbers x p.  p: halves [part][8 columns][COLUMN]; token t lies at t % 4 * 16 + t / 4
 template <int TIER, int D, int G>
-FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const ColdWords<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
+FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const ColdPage<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
     typedef Matrix<D, G> M;
     constexpr int N = TIER == HOT ? M::DV / 2 : TIER == WARM ? M::DV / 4 : M::DV / 8;
     const uint row = lane / 4, column = lane % 4;

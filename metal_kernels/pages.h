@@ -12,7 +12,7 @@ constexpr int N_COLD = 0, N_WARM = 1, N_HOT = 2; // pages of each tier, oldest f
 constexpr int N_TOKENS = 3;                      // only the last page may be partly filled, and only a hot one
 constexpr int FIRST = 4;                         // first visible token
 constexpr int TABLE = 5;                         // where the sequence's page ids begin in `pages`
-constexpr int SPLIT = 6;                         // pages to a threadgroup
+constexpr int SPLIT = 6;                         // decode: what a threadgroup takes, in cold pages (page_cost)
 constexpr int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
 constexpr int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
 constexpr int N_NEW = 10, WINDOW = 11;           // prefill: tokens of the chunk; tokens that a query sees at most, 0: all
@@ -29,6 +29,18 @@ CONST_FN int k_scale_at(int tier, int D) { return tier == WARM ? 128 * D : 64 * 
 CONST_FN int k_bias_at(int D) { return 66 * D; }
 CONST_FN int v_scale_at(int tier, int D) { return tier == WARM ? 128 * D + 128 : 68 * D; }
 CONST_FN int v_bias_at(int D) { return 68 * D + 128; }
+
+// Threadgroups of the decode kernels get pages of equal cost, not equal numbers: warm and hot pages are larger and
+// keep less in flight. A threadgroup takes the pages that begin in its stretch of SPLIT.
+constexpr int WARM_COST = 3, HOT_COST = 6; // a cold page costs 1
+FN int cost_before(int page, int n_cold, int n_warm) {
+    const int warm = min(max(page - n_cold, 0), n_warm), hot = max(page - n_cold - n_warm, 0);
+    return min(page, n_cold) + WARM_COST * warm + HOT_COST * hot;
+}
+FN int first_page_from(int cost, int n_cold, int n_warm) { // the inverse, rounded up
+    const int warm = min(max(cost - n_cold, 0), WARM_COST * n_warm), hot = max(cost - n_cold - WARM_COST * n_warm, 0);
+    return min(cost, n_cold) + (warm + WARM_COST - 1) / WARM_COST + (hot + HOT_COST - 1) / HOT_COST;
+}
 
 // Small integers become floats by writing them below the mantissa of 2^23: exact, and two cheap operations.
 FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }

@@ -38,6 +38,7 @@ template <int D, int G>
 __global__ void __launch_bounds__(128)
 attend_decode(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
               const uchar *warm, const uchar *hot, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion(); // the merge may take its place already; it waits there
 #include "../attend_decode.metal"
 }
 
@@ -46,11 +47,13 @@ template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
 attend_decode_matrix(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
                      const uchar *warm, const uchar *hot, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion();
 #include "../attend_decode_matrix.metal"
 }
 
 template <int D>
 __global__ void __launch_bounds__(256) attend_merge(const float *o, const float *ml, const int *params, float *out) {
+    cudaGridDependencySynchronize();
 #include "../attend_merge.metal"
 }
 
@@ -147,12 +150,16 @@ struct Sequence {
     int tokens() const { return (n_cold + n_warm) * 64 + hot_tokens; }
     int n_hot() const { return (hot_tokens + 63) / 64; }
     int n_pages() const { return n_cold + n_warm + n_hot(); }
+    int cost(int page) const { // cost_before of pages.h
+        return std::min(page, n_cold) + WARM_COST * std::min(std::max(page - n_cold, 0), n_warm) + HOT_COST * std::max(page - n_cold - n_warm, 0);
+    }
 };
 
 // One layer: pools, page table, queries.
 struct Layer {
     int D, G, n_kv, splits;
-    int matrix = 0; // 3 to 5: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
+    bool overlap = true; // launch the merge while the attention runs
+    int matrix = 0; // 2 or 3: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[3];
@@ -167,7 +174,7 @@ struct Layer {
         int counts[3] = {0, 0, 0};
         for (auto &x : s) {
             counts[0] += x.n_cold, counts[1] += x.n_warm, counts[2] += x.n_hot();
-            splits = std::max(splits, (x.n_pages() - x.first / 64 + split - 1) / split);
+            splits = std::max(splits, (x.cost(x.n_pages()) - x.cost(x.first / 64) + split - 1) / split);
         }
         for (int tier = 0; tier < 3; tier++) {
             size_t bytes = page_bytes(tier, D), n = (size_t)counts[tier] * n_kv;
@@ -214,7 +221,7 @@ template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream)
     dim3 grid(a.splits, a.n_kv, a.sequences.size());
     auto kernel = attend_decode<D, G>;
     if constexpr (D != 80)
-        if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : a.matrix == 4 ? attend_decode_matrix<D, G, 4> : attend_decode_matrix<D, G, 5>;
+        if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : attend_decode_matrix<D, G, 2>;
     kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_cold.p, a.d_params.p, a.d_pages.p, a.d_pool[0].p, a.d_pool[1].p,
                                      a.d_pool[2].p, a.d_o.p, a.d_ml.p);
 }
@@ -234,11 +241,14 @@ void Layer::attend(cudaStream_t stream) {
 }
 
 void Layer::merge(cudaStream_t stream) {
-    int rows = sequences.size() * n_kv * G;
-    if (D == 64) attend_merge<64><<<rows, 256, 0, stream>>>(d_o.p, d_ml.p, d_params.p, d_out.p);
-    else if (D == 80) attend_merge<80><<<rows, 256, 0, stream>>>(d_o.p, d_ml.p, d_params.p, d_out.p);
-    else attend_merge<128><<<rows, 256, 0, stream>>>(d_o.p, d_ml.p, d_params.p, d_out.p);
-    CHECK(cudaGetLastError());
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(sequences.size() * n_kv * G), config.blockDim = dim3(256), config.stream = stream;
+    config.attrs = &early, config.numAttrs = overlap;
+    auto kernel = D == 64 ? attend_merge<64> : D == 80 ? attend_merge<80> : attend_merge<128>;
+    CHECK(cudaLaunchKernelEx(&config, kernel, (const float *)d_o.p, (const float *)d_ml.p, (const int *)d_params.p, d_out.p));
 }
 
 // ---- checks ----
@@ -298,7 +308,7 @@ static void check_decode() {
                 Layer a(D, G, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}, {7, 1, 64, 200}, {0, 5, 3, 0}, {9, 0, 17, 0}}, split);
                 std::string what = " D " + std::to_string(D) + " G " + std::to_string(G) + " split " + std::to_string(split);
                 report("attend_decode" + what, decode_error(a), 5e-5);
-                a.matrix = 4;
+                a.matrix = 2;
                 if (D != 80) report("attend_decode_matrix" + what, decode_error(a), 2e-4);
             }
 }
@@ -575,11 +585,11 @@ static void free_layer(Layer &a) {
     for (void *p : {(void *)a.d_params.p, (void *)a.d_pages.p, (void *)a.d_q.p, (void *)a.d_q_cold.p, (void *)a.d_o.p, (void *)a.d_ml.p, (void *)a.d_out.p}) cudaFree(p);
 }
 
-static double time_decode(const char *name, int matrix, Sequence s, int n_kv, int G, int split, double copy) {
+static double time_decode(const char *name, int matrix, bool overlap, Sequence s, int n_kv, int G, int split, double copy) {
     const int LAYERS = 8;
     std::vector<Layer> layers;
     for (int i = 0; i < LAYERS; i++) layers.push_back(Layer(128, G, n_kv, {s}, split, false));
-    for (auto &a : layers) a.matrix = matrix;
+    for (auto &a : layers) a.matrix = matrix, a.overlap = overlap;
     double both = seconds([&](cudaStream_t stream) { for (auto &a : layers) a.attend(stream), a.merge(stream); }) / LAYERS;
     double alone = seconds([&](cudaStream_t stream) { for (auto &a : layers) a.attend(stream); }) / LAYERS;
     double bytes = layers[0].bytes_read();
@@ -597,12 +607,17 @@ static void times(int tokens, int n_kv, int G) {
     printf("%d tokens, %d KV heads, D 128, G %d: %d cold pages, %d warm, %d hot tokens\n", tokens, n_kv, G, cold, warm, tiered.hot_tokens);
     double best = 1, plain = 1;
     auto name = [](const char *tiers, int matrix) { return tiers + (matrix ? ", matrix " + std::to_string(matrix) : std::string()); };
-    for (int matrix : {0, 3, 4, 5})
-        for (int split : {2, 4, 8, 16, 32})
-            best = std::min(best, time_decode(name("tiered", matrix).c_str(), matrix, tiered, n_kv, G, split, copy));
-    for (int matrix : {0, 4})
-        for (int split : {4, 8, 16})
-            plain = std::min(plain, time_decode(name("f16", matrix).c_str(), matrix, f16_only, n_kv, G, split, copy));
+    for (int matrix : {0, 2, 3})
+        for (int split : {8, 12, 16, 20, 24, 32})
+            best = std::min(best, time_decode(name("tiered", matrix).c_str(), matrix, true, tiered, n_kv, G, split, copy));
+    puts("the merge launched after the attention:");
+    for (int split : {12, 16, 20, 24}) time_decode("tiered, matrix 2", 2, false, tiered, n_kv, G, split, copy);
+    puts("one tier alone, as many tokens:");
+    for (int split : {16, 24, 32}) time_decode("cold, matrix 2", 2, true, {tokens / 64, 0, 0, 0}, n_kv, G, split, copy);
+    for (int split : {48, 96}) time_decode("warm, matrix 2", 2, true, {0, tokens / 64, 0, 0}, n_kv, G, split, copy);
+    for (int matrix : {0, 2, 3})
+        for (int split : {24, 48, 96})
+            plain = std::min(plain, time_decode(name("f16", matrix).c_str(), matrix, true, f16_only, n_kv, G, split, copy));
     printf("a token's attention: tiered %.2f us, all f16 (same kernels) %.2f us: %.2fx\n", best * 1e6, plain * 1e6, plain / best);
 }
 

@@ -18,7 +18,8 @@ SEQUENCES = {
     "no warm page": [(1, 0, 64, 0)],
     "several, unequal": [(5, 1, 63, 0), (0, 0, 2, 0), (0, 4, 65, 0)],
     "window": [(4, 2, 70, 100), (4, 2, 70, 64 * 5 + 63), (4, 2, 70, 64 * 6 + 69), (2, 0, 64, 128)],
-    "nothing visible": [(0, 0, 40, 40), (1, 0, 5, 0)],
+    "nothing visible": [(0, 0, 40, 40), (1, 0, 5, 0), (0, 0, 0, 0)],
+    "many pages to a simdgroup": [(21, 5, 140, 0), (21, 5, 140, 64 * 9 + 1)],
 }
 
 
@@ -50,9 +51,10 @@ def test_kernel_and_twin(run, sequences, d, group):
 @pytest.mark.parametrize("d,group", [(64, 3), (64, 8), (128, 1), (128, 4), (128, 6)])
 def test_kernel_on_matrix_units(run, sequences, d, group):
     """Queries and probabilities are two halves each there: 20 bits or so."""
-    q, q_cold, made, table = problem(sequences, d, group)
-    got = decode.attend_gpu(q, q_cold, made.pools, table, run, matrix=True)
-    np.testing.assert_allclose(got, expected(q, q_cold, made), atol=1e-4)
+    for split in (3, 64):
+        q, q_cold, made, table = problem(sequences, d, group, split)
+        got = decode.attend_gpu(q, q_cold, made.pools, table, run, matrix=True)
+        np.testing.assert_allclose(got, expected(q, q_cold, made), atol=1e-4)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -115,3 +117,14 @@ def test_groups_wider_than_a_threadgroup(run):
 def test_impossible_views_are_refused(view):
     with pytest.raises(ValueError, match="token"):
         pages.Table([view], 4, 2, 64)
+
+
+@pytest.mark.parametrize("first", [0, 63, 64, 64 * 7, 64 * 9 + 5])
+def test_threadgroups_get_pages_of_equal_cost(first):
+    """Every page belongs to one threadgroup of the Table's number, and none costs more than split and a page."""
+    view = pages.View(range(7), range(3), range(4), 64 * 13 + 5, first)
+    for split in (1, 6, 10, 50):
+        table = pages.Table([view], 8, 2, 64, split)
+        assert table.splits == -(-view.visible_cost // split)
+    cost = [1] * 7 + [3] * 3 + [6] * 4
+    assert view.visible_cost == sum(cost[first // 64 :])

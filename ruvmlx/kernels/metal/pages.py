@@ -16,7 +16,9 @@ from ruvmlx.backends.mx import mx
 PAGE = 64  # tokens
 COLD, WARM, HOT = 0, 1, 2
 PARAMS = 16
+COST = 1, 3, 6  # of a page, by tier, as in pages.h
 MAX_SHARED = 8  # query heads that one threadgroup serves
+THREADGROUPS, LEAST_SPLIT = 320, 12
 Pools = Sequence[mx.array]  # [COLD], [WARM], [HOT]; an empty tier may be any array of at least 8 bytes
 
 
@@ -42,8 +44,14 @@ class View:
         return [*self.cold, *self.warm, *self.hot]
 
     @property
-    def visible_pages(self) -> int:
-        return max(len(self.cold) + len(self.warm) + len(self.hot) - self.first // PAGE, 0)
+    def visible_cost(self) -> int:
+        """What the visible pages cost to attend over, in cold pages."""
+        return self._cost_before(len(self.ids())) - self._cost_before(self.first // PAGE)
+
+    def _cost_before(self, page: int) -> int:
+        cold, warm = len(self.cold), len(self.warm)
+        n = min(page, cold), min(max(page - cold, 0), warm), max(page - cold - warm, 0)
+        return sum(a * b for a, b in zip(COST, n, strict=True))
 
 
 def check(view: View) -> View:
@@ -60,14 +68,17 @@ def check(view: View) -> View:
 class Table:
     """`views` as the kernels read them, made once a step for all layers.
 
-    split: pages that a threadgroup takes; more of it means fewer parts to merge, less of it more in flight.
+    split: what a threadgroup takes, in cold pages; more of it means fewer parts to merge, less of it more in
+    flight. By default it makes about THREADGROUPS of them.
     """
 
-    def __init__(self, views: Sequence[View], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 4):
+    def __init__(self, views: Sequence[View], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 0):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.shared = shared_heads(n_heads // n_kv_heads)
-        self.splits = max(1, *(-(-view.visible_pages // split) for view in views))
+        costs = [view.visible_cost for view in self.views]
+        split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))
+        self.splits = max(1, *(-(-cost // split) for cost in costs))
         rows: list[list[int]] = []
         ids: list[int] = []
         for view in self.views:
