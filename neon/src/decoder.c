@@ -33,6 +33,7 @@ enum {
     PANEL = 16,       /* tokens that rvm_acts keeps together */
     TOKEN_BLOCK = 16, /* tokens of one chunk of a token phase */
     CHUNKS = 3,       /* chunks of a matrix phase per thread */
+    L2_BYTES = 1 << 19, /* counting a byte per weight */
     ALIGN = 64
 };
 
@@ -254,7 +255,7 @@ static void prepare_phase(const stage *s, role r) {
 }
 
 /* y[t] = product of pair t's first + of its second, a panel of tokens at a time. */
-static void multiply_pairs(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
+static void multiply_tiles(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
                            size_t stride) {
     rvm_decoder *d = s->c->d;
     const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
@@ -270,6 +271,14 @@ static void multiply_pairs(const stage *s, const linear *l, const input *from, s
             for (size_t k = 0; k < rows; k++) to[k] = a[k] + b[k];
         }
     }
+}
+
+/* So few tiles at a time that they stay in the L2 cache while all tokens pass. */
+static void multiply_pairs(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
+                           size_t stride) {
+    const size_t fit = L2_BYTES / (l->in * RVM_TILE_ROWS), step = s->n > PANEL / 2 ? (fit ? fit : 1) : end - begin;
+    for (size_t tile = begin; tile < end; tile += step)
+        multiply_tiles(s, l, from, tile, smaller(tile + step, end), y, stride);
 }
 
 /* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */

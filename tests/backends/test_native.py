@@ -199,10 +199,24 @@ def test_cancel(tmp_path):
 
 @pytest.mark.parametrize("how", ["progress", "ctrl-c"])
 def test_a_long_chunk_stops_within_200_ms(starter, how):
-    """In the middle of one call of seconds; the cache holds no part of it and can be used again."""
+    """In the middle of one call of seconds; the cache holds no part of it and can be used again.
+
+    The best of three: other processes may keep ours from running for a while.
+    """
     backend = NativeBackend(starter, chunk=8192)
-    cache, when, limit = backend.new_cache(), [], 0.2 if os.cpu_count() > 1 else 0.4
+    cache = backend.new_cache()
     backend.prefill([1, 2, 3], cache)
+    late = []
+    while len(late) < 3 and not (late and late[-1] < 0.2):
+        late.append(stop_late(backend, cache, how))
+        assert cache.offset == 3
+    assert min(late) < 0.2
+    assert np.isfinite(backend.decode(4, cache).logits).all()
+
+
+def stop_late(backend, cache, how):
+    """Stop a prefill 0.2 s after its start; seconds from there to its return."""
+    when, start = [], time.monotonic()
 
     def stop(done):
         if how == "progress" and done == 0 and time.monotonic() > start + 0.2:
@@ -213,16 +227,11 @@ def test_a_long_chunk_stops_within_200_ms(starter, how):
         when.append(time.monotonic())
         signal.raise_signal(signal.SIGINT)
 
-    start = time.monotonic()
-    timer = threading.Timer(0.2, interrupt)
     if how == "ctrl-c":
-        timer.start()
+        threading.Timer(0.2, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         backend.prefill([5] * 8000, cache, progress=stop)
-    late = time.monotonic() - when[0]
-    assert late < limit, f"stopped after {1e3 * late:.0f} ms"
-    assert cache.offset == 3
-    assert np.isfinite(backend.decode(4, cache).logits).all()
+    return time.monotonic() - when[0]
 
 
 def test_one_call_at_a_time(starter):
