@@ -15,6 +15,17 @@ template <int D, int G> struct Tile {
     };
 };
 
+// 2 W lanes hold 2 W numbers each: afterwards sum[0] of lane j is the sum of all their sum[j].
+// Recursive, for compilers do not unroll a loop that halves, and then keep `sum` in memory.
+template <int W> FN void transposing_sum(THREAD float *sum, uint j) {
+    UNROLL for (int i = 0; i < W; i++) {
+        const float keep = j & W ? sum[i + W] : sum[i], give = j & W ? sum[i] : sum[i + W];
+        sum[i] = keep + shuffle_xor(give, W);
+    }
+    transposing_sum<W / 2>(sum, j);
+}
+template <> FN void transposing_sum<0>(THREAD float *, uint) {}
+
 FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
     UNROLL for (int i = 0; i < 8; i++) c = fma(x[i], y[i], c);
     return c;
@@ -49,12 +60,7 @@ FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint 
             UNROLL for (int g = 0; g < T::HEADS; g++)
                 sum[u * T::HEADS + g] = g < G ? dot8(bias[g < G ? g : 0], folded[g < G ? g : 0], k) : 0.0f;
         }
-        UNROLL for (int w = T::LANES / 2; w > 0; w /= 2) {
-            UNROLL for (int i = 0; i < w; i++) {
-                const float keep = j & w ? sum[i + w] : sum[i], give = j & w ? sum[i] : sum[i + w];
-                sum[i] = keep + shuffle_xor(give, w);
-            }
-        }
+        transposing_sum<T::LANES / 2>(sum, j);
         s[((b * T::STEPS + step) * T::ROWS + row) * T::HEADS + head] = sum[0];
     }
 }

@@ -22,7 +22,13 @@ template <int D, int G> struct Matrix {
 
 // How a lane's numbers are paired in A's words, and with them the query's in B's: cold (0,4) (1,5) (2,6) (3,7), else
 // (0,1) (2,3) ...: what takes the fewest operations.
-FN uint nibbles(uint w, int i) { return half2_sub((w >> (4 * i) & 0x000f000fu) | 0x64006400u, 0x64006400u); }
+// 0x6400 is 1024, whose last bit is worth 1: a number put below it becomes a half when 1024 is taken away again. Of two
+// neighbouring nibbles the higher one arrives times 16 and saves a shift.
+FN uint nibbles(uint w, int i) {
+    const uint u = i < 2 ? w : w >> 8;
+    if (i % 2) return half2_fma((u & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); // / 16 - 64
+    return half2_sub((u & 0x000f000fu) | 0x64006400u, 0x64006400u);
+}
 FN uint bytes(uint w, uint select) { return half2_sub(byte_permute(w, 0x64646464u, select), 0x64806480u); }
 
 // The f16 nearest to x, or (part 1) nearest to what that leaves of x.

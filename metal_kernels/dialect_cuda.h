@@ -41,6 +41,10 @@ FN uint half2_sub(uint a, uint b) {
     const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint *)&h;
 }
+FN uint half2_fma(uint a, uint b, uint c) {
+    const __half2 h = __hfma2(*(const __half2 *)&a, *(const __half2 *)&b, *(const __half2 *)&c);
+    return *(const uint *)&h;
+}
 FN uint byte_permute(uint a, uint b, uint select) { return __byte_perm(a, b, select); }
 FN void multiply(float *c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
