@@ -55,9 +55,12 @@ def _python() -> str:
 
 
 def _library() -> str:
-    from ruvmlx.kernels.library import registry
+    from ruvmlx.kernels import decoder, layers
+    from ruvmlx.kernels.library import implementations, registry
 
-    return ", ".join(sorted({f"{name}: {impl}" for name, impl in registry().items()}))
+    found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
+    found["matmul"] = decoder.matmul_implementations()[0]
+    return ", ".join(sorted({f"{name}: {impl}" for name, impl in found.items()}))
 
 
 def _backend() -> str:

@@ -4,13 +4,15 @@ The packed copy is the only one that stays: sources that are views of the model'
 system behind us, converted ones are dropped.
 """
 
+import contextlib
 import mmap
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..errors import CorruptFile
+from ..errors import CorruptFile, RuvmlxError
 from ..kernels.decoder import MODULES, DecoderWeights, LayerWeights
 from ..kernels.packing import ALIGNMENT, PackedMatrix
 from ..models.base import ModelConfig, Weights
@@ -18,13 +20,15 @@ from ..models.layout import matrices, vectors
 from ..models.mapped import release
 
 Arrays = dict[str, np.ndarray]
+# Address space that is not counted until it is written to; Python knows the name from 3.13 on.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if sys.platform == "darwin" else 0x4000)
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
     """Every tensor checked against the configuration and packed."""
     _check_names(weights, config)
     shapes, found = dict(matrices(config)), {}
-    memory = _Memory(_upper_bound(config))
+    memory = _Memory()
     with ThreadPoolExecutor(threads) as pool:
         for module, shape in shapes.items():
             planned = _plan(weights, module, shape)
@@ -57,24 +61,32 @@ def _layer(found: Arrays, vector: Arrays, prefix: str) -> LayerWeights:
 
 
 class _Memory:
-    """Aligned pieces of one mapping that only costs what is written to; huge pages where there are some."""
+    """Aligned pieces of large mappings that cost only what is written to; huge pages where there are some."""
 
-    def __init__(self, nbytes: int):
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)}
-        self._map = mmap.mmap(-1, nbytes, **private)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._all, self._used = np.frombuffer(self._map, np.uint8), 0
+    SEGMENT = 64 << 20
+
+    def __init__(self) -> None:
+        self._segment, self._used = np.empty(0, np.uint8), 0
 
     def take(self, nbytes: int) -> np.ndarray:
+        if self._used + nbytes > len(self._segment):
+            self._segment, self._used = _mapped(max(nbytes, self.SEGMENT)), 0
         start = self._used
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return self._all[start : start + nbytes]
+        return self._segment[start : start + nbytes]
 
 
-def _upper_bound(config: ModelConfig) -> int:
-    """Bytes of all matrices as float32, rows rounded up to tiles: address space, not memory."""
-    return sum(4 * (out + 16) * (width + 32) + 4096 for _, (out, width) in matrices(config))
+def _mapped(nbytes: int) -> np.ndarray:
+    try:
+        made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise RuvmlxError(
+            f"no memory for the model's weights ({error.strerror}); close other programs or take a smaller model"
+        ) from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            made.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(made, np.uint8)
 
 
 def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix:

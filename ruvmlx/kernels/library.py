@@ -115,7 +115,4 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 def registry() -> dict[str, str]:
     """Kernel -> implementation in use, for `ruvmlx doctor`."""
-    from ruvmlx.kernels import decoder, layers
-
-    vector = {kernel: implementations()[0] for kernel in (*KERNELS, *layers.KERNELS)}
-    return vector | {"matmul": decoder.matmul_implementations()[0]}
+    return {kernel: implementations()[0] for kernel in KERNELS}
