@@ -81,7 +81,7 @@ def _mapped(nbytes: int) -> np.ndarray:
         made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise RuvmlxError(
-            f"no memory for the model's weights ({error.strerror}); close other programs or take a smaller model"
+            f"no memory for the model's weights ({error.strerror}); close other programs"
         ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
