@@ -9,37 +9,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from textual import events, on, work
-from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
-from textual.reactive import var
 
-from ruvmlx.errors import NotFound, RuvmlxError
-from ruvmlx.runtime import LearnStatus
+from ruvmlx.errors import RuvmlxError
 
 from . import commands, describe, ending, theme
-from .contract import ChatOptions, ChatRuntime, OpenRuntime
-from .messages import KEYS_HELP, Notice, Reply, UserMessage, Welcome
-from .opened import Opened, Standing
+from .contract import ChatOptions, OpenRuntime
+from .messages import KEYS_HELP, Notice, Reply, UserMessage
+from .opened import Opened
 from .prompt import Prompt
-from .status import KeyHints, Meter, StatusLine
+from .rating import RatingApp
+from .status import Meter
 from .stream import show_reply
-from .transcript import Transcript
-from .worker import RuntimeThread
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
-EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
-LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
-GRACE = 5.0  # seconds to leave the screen in, once told to end and with everything committed
-T = TypeVar("T")
+GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
 
 
-class ChatApp(App[int]):
+class ChatApp(RatingApp):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
@@ -52,28 +43,15 @@ class ChatApp(App[int]):
         Binding("f1", "help", "Help", show=False),
     ]
 
-    phase: var[str] = var("opening")  # then "idle", "replying", "closing"
-
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions | None = None) -> None:
-        super().__init__()
+        super().__init__(open_runtime)
         self.options = options or ChatOptions()
         self.system = self.options.system
-        self.runtime = RuntimeThread(open_runtime)
-        self.session = ""
-        self.failure: Exception | None = None  # why the app ended by itself
+        self.failure: BaseException | None = None  # why the app ended by itself
         self._interrupted_at = 0.0
         self._waiting = ""  # sent while the model was opening
-        self._looked_at = time.monotonic()
         self.ended_by = 0  # the signal that told the app to end
-        self._loop_of_mine: asyncio.AbstractEventLoop | None = None
-
-    def compose(self) -> ComposeResult:
-        with Transcript():
-            yield Welcome()
-        with Vertical(id="dock"):
-            yield Prompt()
-            yield StatusLine()
-            yield KeyHints()
+        self._here: asyncio.AbstractEventLoop | None = None
 
     def on_mount(self) -> None:
         for made in (theme.DARK, theme.LIGHT):
@@ -82,21 +60,9 @@ class ChatApp(App[int]):
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
         self.prompt.focus()
         self._open()
-        self._loop_of_mine = asyncio.get_running_loop()
+        self._here = asyncio.get_running_loop()
         if self.ended_by:
             self.action_leave()
-
-    @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one(Prompt)
-
-    @property
-    def status(self) -> StatusLine:
-        return self.query_one(StatusLine)
 
     def watch_phase(self) -> None:
         self.refresh_bindings()
@@ -109,7 +75,7 @@ class ChatApp(App[int]):
             return False
         if action in ("rate", "select"):
             return bool(self.session and self.transcript.replies)
-        return True
+        return bool(self.session) if action == "undo" else True
 
     def on_resize(self, event: events.Resize) -> None:
         """A long input leaves room for the conversation."""
@@ -164,9 +130,9 @@ class ChatApp(App[int]):
         """A signal: leave as with Ctrl+Q. If the screen cannot be left, its terminal gone, end without."""
         self.ended_by = signum
         threading.Thread(target=self._end_anyway, daemon=True).start()
-        if self._loop_of_mine:
+        if self._here:
             with contextlib.suppress(RuntimeError):  # the app has ended already
-                self._loop_of_mine.call_soon_threadsafe(self.action_leave)
+                self._here.call_soon_threadsafe(self.action_leave)
 
     def _end_anyway(self) -> None:
         self.runtime.close_now()
@@ -235,13 +201,6 @@ class ChatApp(App[int]):
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._fail(error)
 
-    async def _fail(self, error: Exception) -> None:
-        """Errors are one line in the conversation."""
-        if isinstance(error, NotFound):
-            self.status.flash(describe.error_line(error))
-        else:
-            await self.transcript.add(Notice(describe.error_line(error), "error"))
-
     # Replies
 
     @work
@@ -293,89 +252,21 @@ class ChatApp(App[int]):
                 await self._fail(error)
             self._look_again()
 
-    async def _attempt(self, work: Callable[[ChatRuntime], T]) -> T | None:
-        """A call, also during a reply, whose error is shown; None then."""
-        try:
-            return await self.runtime.call_between(work)
-        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            await self._fail(error)
-            return None
-
-    # Ratings
-
-    def action_rate(self, rating: str) -> None:
-        self._rate(rating, "")
-
-    @work
-    async def _rate(self, rating: str, note: str) -> None:
-        reply = None if self._is_too_early() else self._chosen()
-        if reply is None or reply.reply_id is None:
-            self.status.flash("There is no reply to rate yet")
-            return
-        reply_id, session, reply.progress = reply.reply_id, self.session, "rating"
-        done = await self._attempt(
-            lambda runtime: (runtime.rate(reply_id, rating, note), Standing.of(runtime, session))
-        )
-        reply.progress = ""
-        if done:
-            reply.rated(done[0])
-            self._show_standing(done[1])
-            self.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
-
-    def _is_too_early(self) -> bool:
-        """While a reply comes, a rating would hit the one before it, unless that is selected."""
-        return self.phase == "replying" and not isinstance(self.focused, Reply)
-
-    def _learned(self, learned: LearnStatus | None) -> None:
-        self.status.learned = learned
-        self.query_one(KeyHints).can_take_back = bool(learned and learned.ratings)
-        self.refresh_bindings()
-
-    def _show_standing(self, standing: Standing) -> None:
-        self.transcript.show_standing(standing)
-        self._learned(standing.learned)
-
-    @work(exclusive=True, group="look")
-    async def _look(self) -> None:
-        """Another process may have rated: show what the store has now. What cannot be seen is not missed."""
-        self._looked_at = time.monotonic()
-        session = self.session
-        with contextlib.suppress(Exception):
-            self._show_standing(await self.runtime.call_between(lambda r: Standing.of(r, session)))
-
-    def _look_again(self) -> None:
-        if self.session and self.phase != "closing":
-            self._look()
-
-    def on_app_focus(self) -> None:
-        self._look_again()
-
-    async def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Key) and time.monotonic() - self._looked_at > LOOK_AGAIN:
-            self._look_again()
-        await super().on_event(event)
-
-    def _chosen(self) -> Reply | None:
-        """The selected reply, else the newest."""
-        replies = self.transcript.replies
-        if isinstance(self.focused, Reply) and self.focused in replies:
-            return self.focused
-        return replies[-1] if replies else None
-
-    @work
-    async def action_undo(self) -> None:
-        session = self.session
-        done = await self._attempt(lambda runtime: (runtime.undo(), Standing.of(runtime, session)))
-        if done:
-            self._show_standing(done[1])
-            self.status.flash(describe.undone(done[0]))
-
     # Moving about
 
-    async def action_select(self, step: int) -> None:
+    def action_select(self, step: int) -> None:
         reply = self._chosen()
-        if reply:
-            (await self.transcript.neighbour(reply, step)).focus()
+        if not reply:
+            return
+        if step < 0 and self.transcript.has_earlier and reply is self.transcript.replies[0]:
+            self._select_earlier(reply, step)
+        else:
+            self.transcript.neighbour(reply, step).focus()
+
+    @work
+    async def _select_earlier(self, reply: Reply, step: int) -> None:
+        await self.transcript.load_earlier()
+        self.transcript.neighbour(reply, step).focus()
 
     def action_stop_or_write(self) -> None:
         """Esc stops a reply wherever the focus is."""
@@ -385,6 +276,7 @@ class ChatApp(App[int]):
     def action_write(self) -> None:
         self.prompt.focus()
 
+    @work
     async def action_scroll(self, pages: int) -> None:
         if pages < 0 and self.transcript.scroll_y <= 0:
             await self.transcript.load_earlier()
@@ -433,7 +325,8 @@ def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
             if not app.ended_by:  # else the terminal has gone, and there is no screen to leave
                 raise
         finally:
-            app.runtime.close_now()
+            left = app.runtime.close_now()
+            app.failure = app.failure or left
     if app.ended_by:
         ending.let_go(sys.stdout, sys.stderr)
         return ending.exit_code(app.ended_by)

@@ -1,9 +1,12 @@
 """The conversation: it follows what is new, and fetches what is old when the reader goes there."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from textual.containers import Vertical, VerticalScroll
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from ruvmlx.runtime import Turn
@@ -12,6 +15,24 @@ from .messages import Reply, UserMessage, Welcome
 from .opened import Standing
 
 PAGE = 60  # messages that are shown at once: each costs about 10 ms
+
+
+@dataclass
+class Held:
+    """A widget that must not move on the screen while others are put above it."""
+
+    widget: Widget
+    y: int  # in the conversation, and the scroll position, when that began
+    scroll_y: float
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def moved_by(self, arranged: DockArrangeResult) -> int:
+        """Lines between its old place and the one in a new arrangement."""
+        places = (p.region.y for p in arranged.placements if p.widget is self.widget)
+        distance = next(places, self.y) - self.y
+        if distance:
+            self.moved.set()
+        return distance
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -24,6 +45,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(*children)
         self._earlier: list[Turn] = []  # not shown yet
         self._loading = asyncio.Lock()
+        self._held: Held | None = None
 
     def on_mount(self) -> None:
         self.anchor()
@@ -48,23 +70,50 @@ class Transcript(VerticalScroll, can_focus=False):
         if new_value <= 0 < old_value:
             self.run_worker(self.load_earlier())
 
+    @property
+    def has_earlier(self) -> bool:
+        return bool(self._earlier)
+
     async def load_earlier(self) -> None:
-        """Put earlier messages above the first one; what is on the screen stays where it is."""
+        """Put a page of earlier messages on top; what is on the screen stays where it is.
+
+        Not from a message handler: it waits until they are laid out. Called twice at once it loads one page.
+        """
+        already = self._loading.locked()
         async with self._loading:
-            if not self._earlier:
-                return
-            self._earlier, turns = self._earlier[:-PAGE], self._earlier[-PAGE:]
-            first = self.children[0]
-            down = self.scroll_y - first.virtual_region.y
+            if self._earlier and not already:
+                await self._load()
+
+    async def _load(self) -> None:
+        self._earlier, turns = self._earlier[:-PAGE], self._earlier[-PAGE:]
+        first = self.children[0]
+        self._held = Held(first, first.virtual_region.y, self.scroll_y)
+        try:
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
-                await self._laid_out()
-                self.scroll_to(y=first.virtual_region.y + down, animate=False, immediate=True)
+            await self._held.moved.wait()
+            drawn = asyncio.Event()
+            self.call_after_refresh(drawn.set)
+            await drawn.wait()
+        finally:
+            self._held = None
 
-    async def _laid_out(self) -> None:
-        done = asyncio.Event()
-        self.call_after_refresh(done.set)
-        await done.wait()
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        """While earlier messages come in, the first of the others keeps its line on the screen.
+
+        Done here, as Textual does for its anchor: after the layout all would be drawn in a wrong place once.
+        """
+        arranged = super().arrange(size, optimal)
+        if self._held:
+            moved = self._held.moved_by(arranged)
+            if moved:
+                self._put_scroll(self._held.scroll_y + moved)
+        return arranged
+
+    def _put_scroll(self, y: float) -> None:
+        self.set_reactive(Widget.scroll_y, y)
+        self.set_reactive(Widget.scroll_target_y, y)
+        self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
         """Every reply's rating as it is now, those not shown yet included."""
@@ -79,9 +128,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Those that are shown and can be rated, oldest first."""
         return [reply for reply in self.query(Reply) if reply.finished and reply.reply_id]
 
-    async def neighbour(self, of: Reply, step: int) -> Reply:
-        if step < 0 and self.replies[:1] == [of]:
-            await self.load_earlier()
+    def neighbour(self, of: Reply, step: int) -> Reply:
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]

@@ -103,9 +103,9 @@ class RuntimeThread:
         """Stops a reply, waits for what is running, then closes the runtime."""
         await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it closes even if nobody waits
 
-    def close_now(self) -> None:
-        """The same from any thread, without an event loop. Harmless when repeated."""
-        self._close_once().result()
+    def close_now(self) -> BaseException | None:
+        """The same from any thread, without an event loop; what went wrong. Harmless when repeated."""
+        return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:
         self.stop()

@@ -113,7 +113,8 @@ class ScriptedRuntime:
         self._called()
         if reply_id == "last":
             reply_id = self.last_reply_id
-        before = self._set_rating(reply_id, rating)
+        before = self._rating_of(reply_id)
+        self._set_rating(reply_id, rating)
         self.ratings.append((reply_id, before, rating))
         n = len(self.ratings)
         sign = 1 if rating in ("up", "4", "5") else -1
@@ -121,13 +122,22 @@ class ScriptedRuntime:
             reply_id, rating, True, 41.0, 800.0, -1.234, -1.234 + sign * 0.036, 0.004 * n, 0.1, 0.2, n
         )
 
+    def _rating_of(self, reply_id):
+        turns = (turn for chat in self.chats.values() for turn in chat if turn.reply_id == reply_id)
+        return next((turn.rating for turn in turns), None)
+
     def _set_rating(self, reply_id, rating):
         for turns in self.chats.values():
             for i, turn in enumerate(turns):
                 if turn.reply_id == reply_id:
                     turns[i] = replace(turn, rating=rating)
-                    return turn.rating
+                    return
         raise NotFound(f"no reply {reply_id!r}")
+
+    def rated_elsewhere(self, reply_id, rating):
+        """As another process does it: no call of this one."""
+        self.ratings.append((reply_id, self._rating_of(reply_id), rating))
+        self._set_rating(reply_id, rating)
 
     def undo(self):
         self._called()

@@ -121,9 +121,59 @@ async def test_an_error_is_one_line_and_loses_nothing():
         await pilot.press("enter")
         await until(pilot, lambda: "9,000 tokens" in screen_text(app) and app.phase == "idle")
         assert app.prompt.text == "a long text"
+        assert not app.query(UserMessage)
         assert "Traceback" not in screen_text(app)
         app.prompt.text = ""
         assert (await ask(app, pilot)).text == "Fine."
+
+
+async def test_a_refused_message_goes_before_what_was_typed_since():
+    """Also a message with a slash in front comes back as it was typed; nothing is overwritten."""
+    runtime = ScriptedRuntime()
+    say, go_on = runtime.say, threading.Event()
+
+    def refuse(*args, **options):
+        go_on.wait(10)
+        raise UsageError("temperature is -1; it must be 0 or more")
+        yield from say(*args, **options)
+
+    runtime.say = refuse
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "//etc?"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.phase == "replying" and app.query(UserMessage))
+        await pilot.press("n", "e", "x", "t")
+        go_on.set()
+        await until(pilot, lambda: "temperature is -1" in screen_text(app) and app.phase == "idle")
+        assert app.prompt.text == "//etc?\n\nnext"
+        assert not app.query(UserMessage)
+
+
+async def test_an_error_after_the_message_was_taken_leaves_it():
+    """It is part of the chat then: it stays in sight, and can be sent again."""
+    async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "too hot" in screen_text(app) and app.phase == "idle")
+        assert len(app.query(UserMessage)) == 1
+        assert app.prompt.text == "Go"
+
+
+async def test_progress_goes_when_the_first_token_comes():
+    """A token without text yet (a part of an emoji) does not bring "reading ..." back below the reply."""
+    runtime = ScriptedRuntime(["", "中", "", ""], gate=True, free=0)
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "reading 32 of 32 tokens" in screen_text(app))
+        runtime.released.release()
+        await until(pilot, lambda: "reading" not in screen_text(app))
+        for _ in range(2):
+            runtime.released.release()
+        await until(pilot, lambda: "中" in screen_text(app) and app.status.meter.tokens == 3)
+        assert "reading" not in screen_text(app)
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
 
 
 async def test_an_error_in_a_reply_keeps_its_words():
@@ -231,6 +281,18 @@ async def test_multi_line_input():
         assert runtime.said == []
         await pilot.press("enter")
         await until(pilot, lambda: runtime.said == ["a\nb\nc\nde\nf"])
+
+
+@pytest.mark.parametrize(("size", "rows"), [((40, 12), 4), ((80, 24), 8), ((40, 9), 3)])
+async def test_a_long_input_leaves_room(size, rows):
+    """A pasted text takes a third of the screen at most; the conversation and the keys stay in sight."""
+    async with chatting(ScriptedRuntime(["It is Paris."]), size) as (app, pilot):
+        await ask(app, pilot)
+        app.post_message(Paste("\n".join(f"line {n}" for n in range(100))))
+        await until(pilot, lambda: "line 99" in screen_text(app))
+        await until(pilot, lambda: app.prompt.outer_size.height == rows)
+        assert "It is Paris." in screen_text(app)
+        assert "Send" in lines_of(app.screen)[-1]
 
 
 async def test_slash_commands():

@@ -1,8 +1,11 @@
 """Ratings in the chat app: keys, commands, what they did, and taking them back."""
 
-import pytest
+import time
 
-from ruvmlx.errors import NotFound
+import pytest
+from textual.events import AppFocus
+
+from ruvmlx.errors import NotFound, StoreBusy
 
 from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
@@ -106,3 +109,146 @@ async def test_a_rating_while_a_reply_comes_does_not_hit_the_one_before():
         await pilot.press("tab", "plus", "escape", "escape")
         await until(pilot, lambda: first.effect)
         assert len(runtime.ratings) == 1
+
+
+async def test_a_rating_does_not_wait_for_the_reply_that_streams():
+    """A selected reply is rated, and the rating taken back, between two chunks of another one."""
+    runtime = ScriptedRuntime(["One."], ["Two ", "is ", "very ", "long."], gate=True, free=1)
+    async with chatting(runtime) as (app, pilot):
+        first = await ask(app, pilot)
+        app.prompt.text = "More"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Two" in screen_text(app))
+        await pilot.press("tab", "plus")
+        await until(pilot, lambda: first.progress == "rating")
+        runtime.released.release()
+        await until(pilot, lambda: first.effect)
+        assert app.phase == "replying"
+        await pilot.press("ctrl+r")
+        runtime.released.release()
+        await until(pilot, lambda: first.rating is None)
+        assert app.phase == "replying"
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
+        assert app.transcript.replies[-1].text == "Two is very long."
+        assert len(runtime.threads) == 1
+
+
+async def test_a_rating_that_fails_during_a_reply_leaves_the_reply_alone():
+    """Its error is the rating's own."""
+    runtime = ScriptedRuntime(["One."], ["Two ", "is ", "long."], gate=True, free=1)
+
+    def fail(*_):
+        raise NotFound("no such reply any more")
+
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        runtime.rate = fail
+        app.prompt.text = "More"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Two" in screen_text(app))
+        await pilot.press("tab", "plus")
+        runtime.released.release()
+        await until(pilot, lambda: "no such reply any more" in screen_text(app))
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
+        assert app.transcript.replies[-1].text == "Two is long."
+
+
+async def test_the_effect_is_seen_when_the_reply_is_not():
+    """A rating of a reply that is scrolled away: the status line says what it did, for a while."""
+    async with chatting(ScriptedRuntime(["line\n\n" * 40])) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+home")
+        await until(pilot, lambda: app.transcript.scroll_y == 0)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.effect)
+        assert "log-prob -1.234 → -1.198" in lines_of(app.screen)[-2]
+        app.status._flashing._callback()
+        await until(pilot, lambda: "tok/s" in lines_of(app.screen)[-2])
+
+
+async def test_a_rating_of_another_process():
+    """It shows when the app has the focus again, when a key is pressed after a while, after a reply."""
+    runtime = ScriptedRuntime(["One."], ["Two."])
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+
+        def shows(mark, version):
+            screen = lines_of(app.screen)
+            return any(mark in line for line in screen[:-2]) and version in screen[-2]
+
+        await until(pilot, lambda: runtime.settled == 1 and time.monotonic() > app._looked_at)
+        runtime.rated_elsewhere(reply.reply_id, "up")
+        app.post_message(AppFocus())
+        await until(pilot, lambda: shows("▲ up", "v1"))
+        runtime.rated_elsewhere(reply.reply_id, "down")
+        app._looked_at -= 60
+        await pilot.press("x")
+        await until(pilot, lambda: shows("▼ down", "v2"))
+        runtime.rated_elsewhere(reply.reply_id, "5")
+        await ask(app, pilot)
+        await until(pilot, lambda: shows("★★★★★", "v3"))
+        assert "Take back" in lines_of(app.screen)[-1]
+
+
+async def test_undo_takes_back_what_another_process_rated():
+    """The key works though the app has seen no rating, and says so when there is none."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        await until(pilot, lambda: runtime.settled == 1)
+        runtime.rated_elsewhere(reply.reply_id, "up")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "taken back: 0 left, version 0" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "no rating to take back" in screen_text(app))
+
+
+async def test_a_look_that_fails_is_silent():
+    """A busy store is no news as long as nothing was asked of it."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.effect)
+        looked = []
+
+        def busy(_):
+            looked.append(1)
+            raise StoreBusy("another process holds the store")
+
+        runtime.turns = busy
+        app.post_message(AppFocus())
+        await until(pilot, lambda: looked)
+        await pilot.pause()
+        assert "holds the store" not in screen_text(app)
+        assert reply.rating == "up"
+
+
+async def test_undo_to_the_same_rating_drops_the_effect():
+    """Rated up twice and taken back once it is up still, but what the second rating did holds no more."""
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "v1" in reply.effect)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "v2" in reply.effect)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "v1" in lines_of(app.screen)[-2] or "taken back" in screen_text(app))
+        assert (reply.rating, reply.effect) == ("up", "")
+        assert any(line.strip() == "▲ up" for line in lines_of(app.screen))
+
+
+async def test_undo_elsewhere_leaves_other_effects():
+    """What a rating did to one reply stands while another reply's rating is taken back."""
+    async with chatting(ScriptedRuntime(["One."], ["Two."])) as (app, pilot):
+        first = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: first.effect)
+        second = await ask(app, pilot)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: second.effect)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: second.rating is None)
+        assert "v1" in first.effect

@@ -1,0 +1,64 @@
+"""The chat app's ground: its widgets, its runtime, and how errors show."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from textual.app import App, ComposeResult
+from textual.containers import Vertical
+from textual.reactive import var
+
+from ruvmlx.errors import NotFound
+
+from . import describe
+from .contract import ChatRuntime, OpenRuntime
+from .messages import Notice, Welcome
+from .prompt import Prompt
+from .status import KeyHints, StatusLine
+from .transcript import Transcript
+from .worker import RuntimeThread
+
+T = TypeVar("T")
+
+
+class ChatBase(App[int]):
+    phase: var[str] = var("opening")  # then "idle", "replying", "closing"
+
+    def __init__(self, open_runtime: OpenRuntime) -> None:
+        super().__init__()
+        self.runtime = RuntimeThread(open_runtime)
+        self.session = ""
+
+    def compose(self) -> ComposeResult:
+        with Transcript():
+            yield Welcome()
+        with Vertical(id="dock"):
+            yield Prompt()
+            yield StatusLine()
+            yield KeyHints()
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.query_one(Prompt)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.query_one(StatusLine)
+
+    async def _attempt(self, work: Callable[[ChatRuntime], T]) -> T | None:
+        """A call, also during a reply, whose error is shown; None then."""
+        try:
+            return await self.runtime.call_between(work)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self._fail(error)
+            return None
+
+    async def _fail(self, error: Exception) -> None:
+        """Errors are one line in the conversation."""
+        if isinstance(error, NotFound):
+            self.status.flash(describe.error_line(error))
+        else:
+            await self.transcript.add(Notice(describe.error_line(error), "error"))

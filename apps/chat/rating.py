@@ -1,0 +1,91 @@
+"""Ratings in the chat app: giving them, taking them back, and seeing those of other processes."""
+
+import contextlib
+import time
+
+from textual import events, work
+
+from ruvmlx.runtime import LearnStatus
+
+from . import describe
+from .base import ChatBase
+from .contract import OpenRuntime
+from .messages import Reply
+from .opened import Standing
+from .status import KeyHints
+
+EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
+LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
+
+
+class RatingApp(ChatBase):
+    def __init__(self, open_runtime: OpenRuntime) -> None:
+        super().__init__(open_runtime)
+        self._looked_at = time.monotonic()
+
+    def action_rate(self, rating: str) -> None:
+        self._rate(rating, "")
+
+    @work
+    async def _rate(self, rating: str, note: str) -> None:
+        reply = None if self._is_too_early() else self._chosen()
+        if reply is None or reply.reply_id is None:
+            self.status.flash("There is no reply to rate yet")
+            return
+        reply_id, session, reply.progress = reply.reply_id, self.session, "rating"
+        done = await self._attempt(
+            lambda runtime: (runtime.rate(reply_id, rating, note), Standing.of(runtime, session))
+        )
+        reply.progress = ""
+        if done:
+            reply.rated(done[0])
+            self._show_standing(done[1])
+            self.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
+
+    def _is_too_early(self) -> bool:
+        """While a reply comes, a rating would hit the one before it, unless that is selected."""
+        return self.phase == "replying" and not isinstance(self.focused, Reply)
+
+    def _learned(self, learned: LearnStatus | None) -> None:
+        self.status.learned = learned
+        self.query_one(KeyHints).can_take_back = bool(learned and learned.ratings)
+        self.refresh_bindings()
+
+    def _show_standing(self, standing: Standing) -> None:
+        self.transcript.show_standing(standing)
+        self._learned(standing.learned)
+
+    @work(exclusive=True, group="look")
+    async def _look(self) -> None:
+        """Another process may have rated: show what the store has now. What cannot be seen is not missed."""
+        session = self.session
+        with contextlib.suppress(Exception):
+            self._show_standing(await self.runtime.call_between(lambda r: Standing.of(r, session)))
+
+    def _look_again(self) -> None:
+        self._looked_at = time.monotonic()
+        if self.session and self.phase != "closing":
+            self._look()
+
+    def on_app_focus(self) -> None:
+        self._look_again()
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and time.monotonic() - self._looked_at > LOOK_AGAIN:
+            self._look_again()
+        await super().on_event(event)
+
+    def _chosen(self) -> Reply | None:
+        """The selected reply, else the newest."""
+        replies = self.transcript.replies
+        if isinstance(self.focused, Reply) and self.focused in replies:
+            return self.focused
+        return replies[-1] if replies else None
+
+    @work
+    async def action_undo(self) -> None:
+        session = self.session
+        done = await self._attempt(lambda runtime: (runtime.undo(), Standing.of(runtime, session)))
+        if done:
+            self._show_standing(done[1])
+            self.status.flash(describe.undone(done[0]))

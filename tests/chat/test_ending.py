@@ -1,0 +1,67 @@
+"""The app in a terminal that ends it: a signal, or the window is closed. What was said is kept."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from .terminal import Terminal
+
+PROGRAM = """
+import sys
+from ruvmlx.apps.chat import run_chat
+from tests.chat.scripted import ScriptedRuntime
+
+runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True)
+close = runtime.close
+def tell():
+    with open({kept!r}, "w") as kept:
+        print([(t.content, t.finish_reason) for t in runtime.chats["s1"]], file=kept)
+    close()
+runtime.close = tell
+sys.exit(run_chat(lambda: runtime))
+"""
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def terminal(kept):
+    """The app in the middle of a reply."""
+    terminal = Terminal([sys.executable, "-c", PROGRAM.format(kept=str(kept))])
+    terminal.expect("learns from what you think")
+    terminal.send("Hi\r")
+    terminal.expect("two")
+    return terminal
+
+
+PARTIAL = "[('Hi', None), ('one two ', 'cancelled')]\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal(terminal, kept, signum):
+    """The partial reply is committed, the screen is left as it was, the exit code names the signal."""
+    os.kill(terminal.pid, signum)
+    assert terminal.wait() == 128 + signum
+    assert kept.read_text() == PARTIAL
+    assert b"\x1b[?1049l" in terminal.raw
+    assert "Traceback" not in terminal.seen
+
+
+def test_the_window_is_closed(terminal, kept):
+    """There is nothing left to draw on; the reply is kept, and the process is gone."""
+    os.close(terminal.fd)
+    status = os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1])
+    assert kept.read_text() == PARTIAL
+    assert status == 128 + signal.SIGHUP
+
+
+def test_its_own_quit_is_no_error(terminal, kept):
+    """Ctrl+Q in a reply: 0."""
+    terminal.send("\x11")
+    assert terminal.wait() == 0
+    assert kept.read_text() == PARTIAL

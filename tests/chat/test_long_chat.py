@@ -1,0 +1,105 @@
+"""A chat of many messages: the newest are shown, earlier ones come when the reader goes there."""
+
+import pytest
+from ruvmlx.apps.chat.messages import Reply, UserMessage
+from ruvmlx.apps.chat.transcript import PAGE
+
+from ruvmlx.runtime import Turn
+
+from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+def long_chat(exchanges):
+    runtime = ScriptedRuntime(["New."])
+    turns = runtime.chats["s0"] = [Turn("system", "Be brief.")]
+    for n in range(exchanges):
+        turns += [Turn("user", f"question {n}"), Turn("assistant", f"answer {n}\n\n- a\n- b", f"a{n}")]
+    return runtime
+
+
+def shown(app):
+    return len(app.query(UserMessage)) + len(app.query(Reply))
+
+
+def words(app):
+    """Lines without the scrollbar."""
+    return [line[:60].rstrip() for line in lines_of(app.screen)]
+
+
+async def test_the_newest_are_shown():
+    """Opening costs a page of messages however long the chat is, and ends at its end."""
+    async with chatting(long_chat(200), session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 199" in screen_text(app))
+        assert shown(app) == PAGE
+        assert (await ask(app, pilot)).text == "New."
+        assert shown(app) == PAGE + 2
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+async def test_earlier_ones_come_at_the_top(size):
+    """Page by page, with what is on the screen staying where it is, until there are no more."""
+    async with chatting(long_chat(70), size, session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 69" in screen_text(app))
+        for count, first in ((2 * PAGE, "answer 40"), (140, "answer 10")):
+            app.transcript.scroll_to(y=1, animate=False, immediate=True)
+            await until(pilot, lambda first=first: app.transcript.scroll_y == 1 and first in screen_text(app))
+            before = words(app)[1:9]
+            app.transcript.scroll_up(animate=False)
+            await until(pilot, lambda count=count: shown(app) == count and app.transcript.scroll_y > 9)
+            await until(pilot, lambda before=before: words(app)[2:10] == before)
+        await pilot.press("ctrl+home")
+        await until(pilot, lambda: "question 0" in screen_text(app))
+        assert shown(app) == 140
+
+
+async def test_nothing_moves_on_the_screen():
+    """Every frame that is drawn has the same lines: the reader sees no jump."""
+    async with chatting(long_chat(70), session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 69" in screen_text(app))
+        draw, frames = app.screen._compositor_refresh, []
+
+        def drawn():
+            draw()
+            if not app._batch_count and app.transcript.virtual_size.height > height:
+                frames.append(lines_of(app.screen)[1])
+
+        app.screen._compositor_refresh, height = drawn, app.transcript.virtual_size.height
+        app.transcript.scroll_to(y=0, animate=False, immediate=True)
+        await until(pilot, lambda: shown(app) == 2 * PAGE and len(frames) > 2)
+        assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
+
+
+async def test_page_up_where_all_fits():
+    """What does not fill the screen cannot be scrolled; Page Up brings the earlier ones all the same."""
+    async with chatting(long_chat(70), (80, 400), session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 69" in screen_text(app))
+        await pilot.press("pageup")
+        await until(pilot, lambda: shown(app) > PAGE)
+
+
+async def test_choosing_goes_on_into_the_earlier_ones():
+    """Up from the first reply on the screen chooses the one before it; a rating that it has shows."""
+    runtime = long_chat(70)
+    async with chatting(runtime, session="continue") as (app, pilot):
+        first = app.transcript.replies[0]
+        assert first.reply_id == "a40"
+        runtime.rated_elsewhere("a39", "up")
+        app._look_again()
+        await until(pilot, lambda: app.status.learned.ratings == 1)
+        first.focus()
+        await pilot.press("up")
+        await until(pilot, lambda: isinstance(app.focused, Reply) and app.focused.reply_id == "a39")
+        assert app.focused.rating == "up"
+        await until(pilot, lambda: "▲ up" in screen_text(app))
+
+
+async def test_a_new_chat_forgets_the_earlier_ones():
+    """Nothing of the old chat comes into the new one."""
+    async with chatting(long_chat(70), session="continue") as (app, pilot):
+        app.prompt.text = "/new"
+        await pilot.press("enter")
+        await until(pilot, lambda: shown(app) == 0)
+        await pilot.press("pageup")
+        await ask(app, pilot)
+        assert shown(app) == 2
