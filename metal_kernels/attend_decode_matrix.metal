@@ -31,7 +31,7 @@ if (begin + (int)simd_at < min(end, n_cold)) {
     load_cold_v<D>(data, held, lane);
 }
 
-// Queries as the lanes want them: hot and warm as two halves to a word, cold as floats.
+// Queries as the lanes want them, two halves to a word: first for hot and warm pages, then for cold ones.
 for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
     const int at = i % 32, pair = i / 32 % (M::DK / 2), part = M::PACKED ? at / 16 : i / (M::DK * 16);
     const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 2 * pair;
@@ -40,8 +40,11 @@ for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
     memory[i] = pack_halves(part_of(a, part), part_of(b, part));
 }
 for (int i = thread_at; i < M::DK * 32; i += 32 * SIMDS) {
-    const int at = i / 4 % 32, g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + i / 128 * 4 + i % 4;
-    memory[Q_COLD + i] = as_u32(g < G ? q_cold[(query + g) * D + d] * scale : 0.0f);
+    const int part = i / (M::DK * 16), e = i / 128 % (M::DK / 8), at = i / 4 % 32;
+    const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 8 * e + i % 4;
+    float a = 0, b = 0;
+    if (g < G) a = q_cold[(query + g) * D + d] * scale, b = q_cold[(query + g) * D + d + 4] * scale;
+    memory[Q_COLD + i] = pack_halves(part_of(a, part), part_of(b, part));
 }
 BARRIER();
 
@@ -64,12 +67,18 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     if (tier == COLD) {
         store_tail<D>(tail, held, lane);
         SIMD_BARRIER();
-        const float mine = matrix_scores_cold<D, G>(held, tail, memory + Q_COLD, c, lane);
+        float sums[4] = {0, 0, 0, 0};
+        matrix_scores_cold<D, G>(held, tail, memory + Q_COLD, c, sums, lane);
         if (next_cold) load_cold_k<D>(next, held, lane);
-        bias[0] = shuffle(mine, first_head * 4), bias[1] = shuffle(mine, first_head * 4 + 4);
+        UNROLL for (int h = 0; h < 2; h++) { // row 0's columns are in the first four lanes
+            bias[h] = shuffle(sums[h], M::PACKED ? column % 2 : column);
+            if (M::PACKED) bias[h] += shuffle(sums[h], column % 2 + 2);
+        }
     } else if (tier == WARM) {
+        forget<D>(held);
         matrix_scores<WARM, D, G>(data, memory, c, lane);
     } else {
+        forget<D>(held);
         matrix_scores<HOT, D, G>(data, memory, c, lane);
     }
 
@@ -91,13 +100,13 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         UNROLL for (int w = M::PACKED ? 2 : 4; w < 32; w *= 2) top[h] = fmax(top[h], shuffle_xor(top[h], w));
         const float m_new = fmax(m[h], top[h]);
         at[h] = m_new == NEG_INF ? 0.0f : m_new;
-        shrink[h] = exp2(m[h] - at[h]);
+        shrink[h] = fast_exp2(m[h] - at[h]);
         m[h] = m_new, l[h] *= shrink[h], biased[h] *= shrink[h];
     }
     UNROLL for (int i = 0; i < M::TILES; i++)
         UNROLL for (int r = 0; r < 4; r++) {
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, to = (first_head + r % 2) * M::COLUMN + t % 4 * 16 + t / 4;
-            float p = exp2(x[i][r] - at[r % 2]);
+            float p = fast_exp2(x[i][r] - at[r % 2]);
             l[r % 2] += p;
             if (tier == COLD) biased[r % 2] = fma(p, tail_half(tail, 2 * D + PAGE + t), biased[r % 2]), p *= tail_half(tail, 2 * D + t);
             if (tier == WARM) p *= half_to_f32(load_u16(data, v_scale_at(WARM, D) + 2 * t));

@@ -92,48 +92,59 @@ template <int D> FN void load_cold_v(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &
         load_words<D / 64>(page, v_at(COLD, D) + (4 * i + lane % 4) * (D / 2) + lane / 4 * (D / 16), w.v[i]);
 }
 
+// After the last cold page: a compiler that sees this need not keep the words in registers.
+template <int D> FN void forget(THREAD ColdPage<D> &w) {
+    UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < D / 32; n++) w.k[i][n] = 0;
+    UNROLL for (int i = 0; i < 16; i++) UNROLL for (int n = 0; n < D / 64; n++) w.v[i][n] = 0;
+    w.tail.x = w.tail.y = w.tail.z = w.tail.w = w.more.x = w.more.y = 0;
+}
+
 // The scales and biases, in the order they have in the page.   tail: words [D + 64]
 template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const ColdPage<D> &w, uint lane) {
     tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
     if (D == 128) tail[128 + 2 * lane] = w.more.x, tail[128 + 2 * lane + 1] = w.more.y;
 }
 FN float tail_half(LOCAL(uint) tail, int i) { return half_to_f32((uint)tail[i / 2] >> (i % 2 * 16) & 0xffffu); }
-FN void tail_halves(LOCAL(uint) tail, int i, THREAD float *x) { // eight
+// Eight halves, paired as nibbles come out of a word: (0,4) (1,5) (2,6) (3,7).
+FN void load_pairs(LOCAL(uint) tail, int i, THREAD uint *x) {
     const uint4 w = load_local_u32x4(tail, i / 2);
-    halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
+    x[0] = byte_permute(w.x, w.z, 0x5410), x[1] = byte_permute(w.x, w.z, 0x7632);
+    x[2] = byte_permute(w.y, w.w, 0x5410), x[3] = byte_permute(w.y, w.w, 0x7632);
 }
 
-// c[tile] += K of 16 tokens x q; the page's scales go into q (f32, [DK / 4][32][4]). Returns q . bias of this lane's head.
+// c[tile] += K of 16 tokens x q, and bias += q . (the page's biases), as one more row. The page's scales go into q:
+// high = f16(q s), and what that leaves of q s, which fma gives to the last bit.
+//   q: this lane's words, [part][DK / 8][32][4]
 template <int D, int G>
-FN float matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) tail, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
+FN void matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) tail, LOCAL(uint) q, THREAD float (*c)[4], THREAD float *bias, uint lane) {
     typedef Matrix<D, G> M;
     const uint row = lane / 4, column = lane % 4;
-    float bias = 0;
     UNROLL for (int e = 0; e < M::DK / 8; e++) { // 8 numbers of the key: a word of each token, two products
-        float scales[8], biases[8], x[8];
-        tail_halves(tail, column * M::DK + 8 * e, scales);
-        tail_halves(tail, D + column * M::DK + 8 * e, biases);
-        UNROLL for (int half = 0; half < 2; half++) {
-            const uint4 u = load_local_u32x4(q, ((2 * e + half) * 32 + lane) * 4);
-            x[4 * half] = as_f32(u.x), x[4 * half + 1] = as_f32(u.y), x[4 * half + 2] = as_f32(u.z), x[4 * half + 3] = as_f32(u.w);
-        }
-        UNROLL for (int i = 0; i < 8; i++) {
-            bias = fma(x[i], biases[i], bias);
-            x[i] *= scales[i];
-        }
+        uint scales[4], biases[4];
+        load_pairs(tail, column * M::DK + 8 * e, scales);
+        load_pairs(tail, D + column * M::DK + 8 * e, biases);
+        const uint4 u = load_local_u32x4(q, (e * 32 + lane) * 4), v = load_local_u32x4(q, ((M::DK / 8 + e) * 32 + lane) * 4);
+        const uint high[4] = {u.x, u.y, u.z, u.w}, low[4] = {v.x, v.y, v.z, v.w};
         UNROLL for (int part = 0; part < M::PARTS; part++) {
-            const int which = M::PACKED ? row / 4 : part;
-            uint b[4];
-            UNROLL for (int i = 0; i < 4; i++) b[i] = pack_halves(part_of(x[i], which), part_of(x[i + 4], which));
+            const bool rest = M::PACKED ? row >= 4 : part == 1;
+            uint plain[4], b[4];
             UNROLL for (int i = 0; i < 4; i++) {
-                const uint u = w.k[2 * i][e], v = w.k[2 * i + 1][e];
-                multiply(c[i], nibbles(u, 0), nibbles(v, 0), nibbles(u, 1), nibbles(v, 1), b[0], b[1]);
-                multiply(c[i], nibbles(u, 2), nibbles(v, 2), nibbles(u, 3), nibbles(v, 3), b[2], b[3]);
+                const uint product = half2_mul(high[i], scales[i]);
+                const uint left = half2_fma(low[i], scales[i], half2_fma(high[i], scales[i], product ^ 0x80008000u));
+                b[i] = rest ? left : product;
+                plain[i] = rest ? low[i] : high[i];
+                if (row) biases[i] = 0;
+            }
+            UNROLL for (int half = 0; half < 2; half++) {
+                multiply(bias, biases[2 * half], 0, biases[2 * half + 1], 0, plain[2 * half], plain[2 * half + 1]);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    const uint x = w.k[2 * i][e], y = w.k[2 * i + 1][e];
+                    multiply(c[i], nibbles(x, 2 * half), nibbles(y, 2 * half), nibbles(x, 2 * half + 1), nibbles(y, 2 * half + 1),
+                             b[2 * half], b[2 * half + 1]);
+                }
             }
         }
     }
-    bias += shuffle_xor(bias, 1);
-    return bias + shuffle_xor(bias, 2);
 }
 
 // o[tile] += V^T of 16 numbers x p.  p: halves [part][8 columns][COLUMN]; token t lies at t % 4 * 16 + t / 4

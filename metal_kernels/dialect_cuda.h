@@ -41,6 +41,15 @@ FN uint half2_sub(uint a, uint b) {
     const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint *)&h;
 }
+FN uint half2_mul(uint a, uint b) {
+    const __half2 h = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint *)&h;
+}
+FN float fast_exp2(float x) { // no denormal results
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 FN uint half2_fma(uint a, uint b, uint c) {
     const __half2 h = __hfma2(*(const __half2 *)&a, *(const __half2 *)&b, *(const __half2 *)&c);
     return *(const uint *)&h;

@@ -390,6 +390,10 @@ FN uint pack_halves(float low, float high) { return f32_to_half(low) | f32_to_ha
 FN uint half2_sub(uint a, uint b) {
     return pack_halves(sim::f16(a, 0) - sim::f16(b, 0), sim::f16(a, 1) - sim::f16(b, 1));
 }
+FN uint half2_mul(uint a, uint b) {
+    return pack_halves(sim::f16(a, 0) * sim::f16(b, 0), sim::f16(a, 1) * sim::f16(b, 1));
+}
+FN float fast_exp2(float x) { return exp2(x); }
 FN uint half2_fma(uint a, uint b, uint c) {
     return pack_halves(fma(sim::f16(a, 0), sim::f16(b, 0), sim::f16(c, 0)), fma(sim::f16(a, 1), sim::f16(b, 1), sim::f16(c, 1)));
 }
