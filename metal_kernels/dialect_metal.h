@@ -5,7 +5,7 @@
 #define GLOBAL_IN(T) const device T *
 #define GLOBAL_OUT(T) device T *
 #define LOCAL(T) threadgroup T *
-#define SHARED(T, name, n) threadgroup T name[n]
+#define SHARED(T, name, n) alignas(16) threadgroup T name[n]
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
 #define SIMD_BARRIER() simdgroup_barrier(mem_flags::mem_threadgroup)
 #define UNROLL _Pragma("clang loop unroll(full)")

@@ -1,4 +1,4 @@
-"""`run(kernel, inputs, shapes, groups, templates, seed)`: in the simulator; on the GPU too if there is one."""
+"""`run(kernel, inputs, shapes, groups, templates, seed)`: in the simulator, and on a GPU if there is one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The bodies as CUDA C++: nvcc compiles every one, without a GPU. What they compute there: cuda/harness.cu."""
+"""The bodies as CUDA C++: nvcc compiles them all, without a GPU. What they compute: cuda/harness.cu."""
 
 import shutil
 import subprocess

@@ -121,7 +121,7 @@ def test_impossible_views_are_refused(view):
 
 @pytest.mark.parametrize("first", [0, 63, 64, 64 * 7, 64 * 9 + 5])
 def test_threadgroups_get_pages_of_equal_cost(first):
-    """Every page belongs to one threadgroup of the Table's number, and none costs more than split and a page."""
+    """The table asks for as many as the visible pages cost; that each page has one, the tests above show."""
     view = pages.View(range(7), range(3), range(4), 64 * 13 + 5, first)
     for split in (1, 6, 10, 50):
         table = pages.Table([view], 8, 2, 64, split)

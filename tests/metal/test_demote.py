@@ -90,6 +90,15 @@ def test_rotation_is_orthonormal_and_its_own_inverse(d):
 
 
 @pytest.mark.parametrize("d", DIMS)
+def test_rotation_is_the_one_that_mlx_has(d):
+    """MLX's own transform, which rotate_queries uses on Metal."""
+    x = mx.array(np.random.default_rng(d).normal(size=(5, 3, d)).astype(np.float32))
+    theirs = mx.hadamard_transform(x.reshape(-1, demote.hadamard_block(d))).reshape(x.shape)
+    np.testing.assert_allclose(demote.rotate(x), theirs, atol=1e-5)
+    np.testing.assert_array_equal(demote.rotate_queries(x), demote.rotate(x))
+
+
+@pytest.mark.parametrize("d", DIMS)
 def test_rotated_queries_score_rotated_keys(d):
     """(H q) . (H k) = q . k"""
     q, k = np.random.default_rng(d).normal(size=(2, 40, d)).astype(np.float32)

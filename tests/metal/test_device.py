@@ -43,7 +43,7 @@ def test_decode_and_prefill(gpu):
     made = make.cache(rng, 128, 2, [(3, 2, 100, 0)])
     pools = [mx.array(p) for p in made.pools]
     q = mx.array(rng.normal(size=(1, 8, 128)).astype(np.float16))
-    q_cold = demote.rotate(q)
+    q_cold = demote.rotate_queries(q)
     table = decode.Table(made.views, 8, 2, 128)
     out = decode.attend(q, pools, table, q_cold)
     assert out.dtype == mx.float16

@@ -58,36 +58,56 @@ def test_signature_is_the_golden_one(generated, kernel):
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
-def test_clang_accepts_it(generated, kernel, tmp_path):
-    """Every template value: names, types, address spaces. Not Apple's compiler, but its parent, as C++14."""
+FLAGS = [
+    *("--target=aarch64-none-elf", "-std=c++14", "-fsyntax-only", "-Wall", "-Werror"),
+    *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-const-variable"),
+    *("-Wno-unused-function", "-Wno-undefined-inline", "-Wno-sign-compare"),
+]
+
+
+@pytest.fixture
+def complaints(tmp_path):
+    """complaints(text) -> what clang says of Metal source. Not Apple's compiler, but its parent, as C++14."""
     clang = shutil.which("clang++")
     if not clang:
         pytest.skip("no clang++ to check Metal source with")
-    for templates in KERNELS[kernel]:
-        text = generated(kernel, templates)
-        # C++ knows no automatic variables in an address space.
+
+    def complaints(text: str) -> str:
+        # C++ knows no automatic variables in an address space, and no [[kernel]] there.
+        assert "threadgroup T name[n]" in text
         text = text.replace("threadgroup T name[n]", "static threadgroup T name[n]")
         text = re.sub(r'template \[\[host_name\("\w+"\)\]\] \[\[kernel\]\]', "template", text)
-        source = tmp_path / f"{kernel.name}.cpp"
+        source = tmp_path / "kernel.cpp"
         source.write_text(f'#include "{HERE / "msl_stub.h"}"\n{text}')
-        flags = [
-            "--target=aarch64-none-elf",
-            "-std=c++14",
-            "-fsyntax-only",
-            "-Wall",
-            "-Werror",
-            "-Wno-unknown-attributes",
-            "-Wno-ignored-attributes",
-        ]
-        flags += [
-            "-Wno-unused-const-variable",
-            "-Wno-unused-function",
-            "-Wno-undefined-inline",
-            "-Wno-sign-compare",
-        ]
-        done = subprocess.run([clang, *flags, str(source)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:4000]
+        done = subprocess.run([clang, *FLAGS, str(source)], capture_output=True, text=True)
+        assert bool(done.stderr) == bool(done.returncode)
+        return done.stderr[:4000]
+
+    return complaints
+
+
+@pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
+def test_clang_accepts_it(generated, complaints, kernel):
+    """Names, types and address spaces, for every template value."""
+    for templates in KERNELS[kernel]:
+        assert complaints(generated(kernel, templates)) == ""
+
+
+@pytest.mark.parametrize(
+    "line,complaint",
+    [
+        ("const float *p = w;", "cannot initialize a variable"),
+        ("threadgroup float *p = velocity_new;", "cannot initialize a variable"),
+        ("float y = w.x;", "not a structure"),
+        ("uint y = simd_shuffle_down(1u, 1);", "undeclared identifier"),
+    ],
+)
+def test_clang_would_see_mistakes(generated, complaints, line, complaint):
+    kernel = next(k for k in METAL if k.name == "micro_update")
+    text = generated(kernel, ())
+    wrong = text.replace("SHARED(float, counts, 8);", f"SHARED(float, counts, 8); {line}")
+    assert wrong != text
+    assert complaint in complaints(wrong)
 
 
 @pytest.mark.parametrize("kernel", METAL, ids=lambda k: k.name)
