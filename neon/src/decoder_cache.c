@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PAGE = RVM_PAGE_TOKENS, SLACK = 256, FIRST_ROOM = 2048 };
+enum { SLACK = 256, FIRST_ROOM = 2048 };
 
 size_t cache_head_bytes(size_t head_dim) {
     const size_t width = (head_dim + 15) / 16 * 16;
@@ -15,7 +15,7 @@ size_t cache_head_bytes(size_t head_dim) {
 
 rvm_cache *rvm_cache_create(const rvm_decoder *d) {
     if (!d) return NULL;
-    const rvm_decoder_config *config = decoder_config(d);
+    const rvm_decoder_config *config = &d->config;
     rvm_cache *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->head_bytes = cache_head_bytes(config->head_dim);

@@ -1,0 +1,202 @@
+/* Making a decoder: sizes checked, memory laid out, LoRA slots filled. */
+#include "decoder.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64 };
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Memory in the arena: counted first, then handed out. */
+typedef struct {
+    uint8_t *base;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t bytes) {
+    uint8_t *p = a->base ? a->base + a->used : NULL;
+    a->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+static float *take_floats(arena *a, size_t n) { return take(a, n * sizeof(float)); }
+
+static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in) {
+    const size_t times = d->config.precise ? 2 : 1;
+    in->x = take_floats(a, tokens * d->most_in);
+    in->pairs = take_floats(a, (times - 1) * 2 * tokens * d->most_in);
+    in->acts_q = take(a, rvm_acts_bytes(RVM_Q4, times * tokens, (d->most_in + 31) / 32 * 32));
+    in->acts_f = take(a, rvm_acts_bytes(RVM_F32, tokens, d->most_in));
+    in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
+}
+
+static void lay_out(arena *a, rvm_decoder *d) {
+    const rvm_decoder_config *c = &d->config;
+    const size_t t = c->max_tokens, few = smaller(t, FEW), rows = d->query_block * d->group;
+    d->x = take_floats(a, t * c->hidden_size);
+    d->turn = take_floats(a, t * c->head_dim);
+    d->qkv = take_floats(a, t * d->qkv_width);
+    d->attended = take_floats(a, t * d->q_width);
+    d->gate = take_floats(a, t * c->intermediate_size);
+    d->up = take_floats(a, t * c->intermediate_size);
+    d->tmp = take_floats(a, t * c->hidden_size);
+    d->partial = take_floats(a, (size_t)MOST_PARTS * few * c->n_heads * RVM_PARTIAL(c->head_dim));
+    take_input(a, d, t, &d->shared);
+    d->own = take(a, c->threads * sizeof *d->own);
+    d->scratch = take(a, c->threads * sizeof *d->scratch);
+    d->product = take(a, c->threads * sizeof *d->product);
+    for (size_t i = 0; i < c->threads; i++) {
+        input own;
+        take_input(a, d, 1, &own);
+        float *scratch = take_floats(a, rvm_attention_scratch(rows, c->head_dim));
+        float *product = take_floats(a, c->precise ? PANEL * d->most_out : 0);
+        if (a->base) d->own[i] = own, d->scratch[i] = scratch, d->product[i] = product;
+    }
+}
+
+static int good_config(const rvm_decoder_config *c) {
+    const uint32_t sizes[] = {c->n_layers,          c->n_heads,    c->n_kv_heads, c->head_dim, c->hidden_size,
+                              c->intermediate_size, c->vocab_size, c->max_tokens, c->threads};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] == 0 || sizes[i] >= 1u << 24) return 0;
+    return c->head_dim % 2 == 0 && c->head_dim <= RVM_MAX_HEAD_DIM && c->n_heads % c->n_kv_heads == 0 &&
+           c->threads <= 1024 && c->rope_frequencies && c->rms_norm_eps > 0;
+}
+
+/* 0 if the matrix is not [out, in]. */
+static int set_linear(linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
+    *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
+    if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;
+    l->tiles = rvm_matrix_tiles(m);
+    return 1;
+}
+
+static int set_layer(const rvm_decoder *d, layer *to, const rvm_decoder_layer *from) {
+    const size_t dim = d->config.hidden_size, f = d->config.intermediate_size;
+    const size_t out[] = {d->q_width, d->kv_width, d->kv_width, dim, f, f, dim};
+    const size_t in[] = {dim, dim, dim, d->q_width, dim, dim, f};
+    to->input_norm = from->input_norm, to->post_norm = from->post_norm;
+    for (size_t i = 0; i < RVM_N_PROJ; i++)
+        if (!set_linear(to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
+    return to->input_norm && to->post_norm;
+}
+
+static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
+    const size_t dim = d->config.hidden_size, v = d->config.vocab_size;
+    if (!w->embedding || !w->norm || !w->layers) return 0;
+    if (rvm_matrix_rows(w->embedding) != v || rvm_matrix_cols(w->embedding) != dim) return 0;
+    d->embedding = w->embedding, d->norm = w->norm;
+    for (size_t i = 0; i < d->config.n_layers; i++)
+        if (!set_layer(d, d->layers + i, w->layers + i)) return 0;
+    return set_linear(&d->head, w->lm_head, NULL, v, dim);
+}
+
+/* The layers that go with an implementation of the matrices: "avx512vnni" -> "avx512", "avxvnni" -> "avx2". */
+static const rvm_layers *layers_for(const char *matmul) {
+    for (size_t i = 0; rvm_layers_impl_name(i); i++) {
+        const char *name = rvm_layers_impl_name(i);
+        if (strncmp(matmul, name, strlen(name)) == 0) return rvm_layers_impl(name);
+    }
+    return rvm_layers_impl(strncmp(matmul, "avx", 3) == 0 ? "avx2" : "scalar");
+}
+
+static void set_sizes(rvm_decoder *d) {
+    const rvm_decoder_config *c = &d->config;
+    const size_t ins[] = {c->hidden_size, c->intermediate_size, (size_t)c->n_heads * c->head_dim};
+    d->q_width = ins[2];
+    d->kv_width = (size_t)c->n_kv_heads * c->head_dim;
+    d->qkv_width = d->q_width + 2 * d->kv_width;
+    d->group = c->n_heads / c->n_kv_heads;
+    d->query_block = d->group < QUERY_ROWS ? QUERY_ROWS / d->group : 1;
+    for (size_t i = 0; i < 3; i++) d->most_in = ins[i] > d->most_in ? ins[i] : d->most_in;
+    d->most_out = d->most_in > c->vocab_size ? d->most_in : c->vocab_size;
+}
+
+static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
+    const rvm_decoder_config *c = &d->config;
+    d->matmul = rvm_matmul_impl(c->impl);
+    if (!d->matmul || !(d->kernels = layers_for(d->matmul->name))) return RVM_BAD_ARGUMENT;
+    set_sizes(d);
+    d->layers = calloc(c->n_layers, sizeof *d->layers);
+    d->frequencies = malloc(c->head_dim / 2 * sizeof *d->frequencies);
+    if (!d->layers || !d->frequencies || !(d->pool = pool_create(c->threads))) return RVM_NO_MEMORY;
+    memcpy(d->frequencies, c->rope_frequencies, c->head_dim / 2 * sizeof *d->frequencies);
+    d->config.rope_frequencies = d->frequencies, d->config.impl = d->matmul->name;
+    if (!set_weights(d, weights)) return RVM_BAD_ARGUMENT;
+    arena a = {NULL, 0};
+    lay_out(&a, d);
+    d->arena = aligned_alloc(ALIGN, d->arena_bytes = a.used);
+    if (!d->arena) return RVM_NO_MEMORY;
+    a = (arena){d->arena, 0};
+    lay_out(&a, d);
+    return RVM_OK;
+}
+
+int rvm_decoder_create(const rvm_decoder_config *config, const rvm_decoder_weights *weights, rvm_decoder **out) {
+    if (!out) return RVM_BAD_ARGUMENT;
+    *out = NULL;
+    if (!config || !weights || !good_config(config)) return RVM_BAD_ARGUMENT;
+    rvm_decoder *d = calloc(1, sizeof *d);
+    if (!d) return RVM_NO_MEMORY;
+    d->config = *config;
+    atomic_flag_clear(&d->busy);
+    const int rc = fill(d, weights);
+    if (rc == RVM_OK) *out = d;
+    else rvm_decoder_destroy(d);
+    return rc;
+}
+
+void rvm_decoder_destroy(rvm_decoder *d) {
+    if (!d) return;
+    pool_destroy(d->pool);
+    for (size_t i = 0; d->layers && i < d->config.n_layers; i++)
+        for (size_t m = 0; m < RVM_N_PROJ; m++) free(d->layers[i].linear[m].lora.a);
+    free(d->head.lora.a);
+    free(d->layers);
+    free(d->frequencies);
+    free(d->arena);
+    free(d);
+}
+
+const char *rvm_decoder_matmul_name(const rvm_decoder *d) { return d->matmul->name; }
+const char *rvm_decoder_layers_name(const rvm_decoder *d) { return d->kernels->name; }
+size_t rvm_decoder_bytes(const rvm_decoder *d) { return d->arena_bytes; }
+
+int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n) {
+    if (!d || n == 0) return RVM_BAD_ARGUMENT;
+    pool_limit(d->pool, n);
+    return RVM_OK;
+}
+
+void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]) {
+    memcpy(seconds, d->seconds, sizeof d->seconds);
+    memset(d->seconds, 0, sizeof d->seconds);
+}
+
+static int copy_lora(lora *to, const linear *l, const float *a, const float *b, size_t rank, float scale) {
+    const size_t na = l->in * rank, nb = rank * l->out;
+    float *memory = malloc((na + nb) * sizeof *memory);
+    if (!memory) return RVM_NO_MEMORY;
+    memcpy(memory, a, na * sizeof *a);
+    memcpy(memory + na, b, nb * sizeof *b);
+    *to = (lora){memory, memory + na, rank, scale};
+    return RVM_OK;
+}
+
+int rvm_decoder_set_lora(rvm_decoder *d, size_t i, rvm_module module, const float *lora_a, const float *lora_b,
+                         size_t rank, float scale) {
+    if (!d || rank > RVM_MAX_RANK || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
+    if (module != RVM_LM_HEAD && (i >= d->config.n_layers || module >= RVM_N_PROJ)) return RVM_BAD_ARGUMENT;
+    linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
+    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
+    lora made = {0};
+    const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, rank, scale) : RVM_OK;
+    if (rc == RVM_OK) {
+        free(l->lora.a);
+        l->lora = made;
+    }
+    atomic_flag_clear(&d->busy);
+    return rc;
+}
