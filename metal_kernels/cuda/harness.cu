@@ -580,6 +580,31 @@ static double copy_bandwidth(size_t bytes) {
     return 2.0 * bytes / s;
 }
 
+// The least that any kernel needs: the bytes are read, 64 at a time in each thread, and hardly anything else happens.
+__global__ void __launch_bounds__(256) only_read(const uint4 *p, size_t n, uint *out) {
+    uint sum = 0;
+    const size_t step = (size_t)gridDim.x * 256;
+    for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += 4 * step) {
+        uint4 w[4];
+        for (int k = 0; k < 4; k++) w[k] = i + k * step < n ? __ldg(p + i + k * step) : make_uint4(0, 0, 0, 0);
+        for (int k = 0; k < 4; k++) sum ^= w[k].x ^ w[k].y ^ w[k].z ^ w[k].w;
+    }
+    if (sum == 0x12345678) *out = sum;
+}
+
+static void time_reading(double bytes, int blocks, double copy) {
+    const int LAYERS = 8;
+    size_t n = (size_t)bytes / 16;
+    Device<uchar> data(n * 16 * LAYERS);
+    Device<uint> out(1);
+    CHECK(cudaMemset(data.p, 1, data.n));
+    double s = seconds([&](cudaStream_t stream) {
+        for (int i = 0; i < LAYERS; i++) only_read<<<blocks, 256, 0, stream>>>((const uint4 *)data.p + i * n, n, out.p);
+    }) / LAYERS;
+    printf("only reading %.2f MB, %d x 256 threads: %.2f us, %.0f GB/s = %.1f%% of copy\n", bytes / 1e6, blocks, s * 1e6, bytes / s / 1e9, 100 * bytes / s / copy);
+    cudaFree(data.p), cudaFree(out.p);
+}
+
 static void free_layer(Layer &a) {
     for (auto &p : a.d_pool) cudaFree(p.p);
     for (void *p : {(void *)a.d_params.p, (void *)a.d_pages.p, (void *)a.d_q.p, (void *)a.d_q_cold.p, (void *)a.d_o.p, (void *)a.d_ml.p, (void *)a.d_out.p}) cudaFree(p);
@@ -607,6 +632,8 @@ static void times(int tokens, int n_kv, int G) {
     printf("%d tokens, %d KV heads, D 128, G %d: %d cold pages, %d warm, %d hot tokens\n", tokens, n_kv, G, cold, warm, tiered.hot_tokens);
     double best = 1, plain = 1;
     auto name = [](const char *tiers, int matrix) { return tiers + (matrix ? ", matrix " + std::to_string(matrix) : std::string()); };
+    double bytes = n_kv * ((double)cold * page_bytes(COLD, 128) + (double)warm * page_bytes(WARM, 128) + 512.0 * tiered.hot_tokens);
+    for (int blocks : {264, 528, 1056}) time_reading(bytes, blocks, copy);
     for (int matrix : {0, 2, 3})
         for (int split : {8, 12, 16, 20, 24, 32})
             best = std::min(best, time_decode(name("tiered", matrix).c_str(), matrix, true, tiered, n_kv, G, split, copy));
