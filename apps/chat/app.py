@@ -205,7 +205,7 @@ class ChatApp(RatingApp):
 
     @work
     async def _reply(self, typed: str) -> None:
-        self.phase = "replying"
+        self.phase, self.status.message = "replying", ""
         text = commands.message_text(typed.strip())
         arriving = self.runtime.say(self.session, text, self.options)
         message, reply = UserMessage(text), Reply()

@@ -14,7 +14,8 @@ from ruvmlx.runtime import Turn
 from .messages import Reply, UserMessage, Welcome
 from .opened import Standing
 
-PAGE = 60  # messages that are shown at once: each costs about 10 ms
+NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
+EARLIER = 20  # ... and that are added on top each time
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Held:
 class Transcript(VerticalScroll, can_focus=False):
     """It follows a growing reply until the user scrolls up, and again from the end on.
 
-    Of a long chat the newest messages are there; scrolling to the top brings earlier ones, a page at a time.
+    Of a long chat the newest messages are there; scrolling to the top brings earlier ones, some at a time.
     """
 
     def __init__(self, *children: Widget) -> None:
@@ -59,10 +60,10 @@ class Transcript(VerticalScroll, can_focus=False):
     async def restart(self, turns: list[Turn], model: str) -> None:
         """Show these turns and nothing else."""
         spoken = [turn for turn in turns if turn.role != "system"]
-        self._earlier = spoken[:-PAGE]
+        self._earlier = spoken[:-NEWEST]
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all(map(_widget, spoken[-PAGE:]) if spoken else [Welcome(model)])
+            await self.mount_all(map(_widget, spoken[-NEWEST:]) if spoken else [Welcome(model)])
         self.anchor()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -75,9 +76,9 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._earlier)
 
     async def load_earlier(self) -> None:
-        """Put a page of earlier messages on top; what is on the screen stays where it is.
+        """Put some earlier messages on top; what is on the screen stays where it is.
 
-        Not from a message handler: it waits until they are laid out. Called twice at once it loads one page.
+        Not from a message handler: it waits until they are laid out. Called twice at once it does it once.
         """
         already = self._loading.locked()
         async with self._loading:
@@ -85,7 +86,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._load()
 
     async def _load(self) -> None:
-        self._earlier, turns = self._earlier[:-PAGE], self._earlier[-PAGE:]
+        self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = Held(first, first.virtual_region.y, self.scroll_y)
         try:

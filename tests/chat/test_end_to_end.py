@@ -8,7 +8,7 @@ import pytest
 
 from .terminal import Terminal
 
-CHAT = [sys.executable, "-c", "from ruvmlx.apps.cli import main; main()", "chat", "--temp", "0"]
+CHAT = [sys.executable, "-m", "ruvmlx", "chat", "--temp", "0"]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 from ruvmlx.apps.chat.messages import Reply, UserMessage
-from ruvmlx.apps.chat.transcript import PAGE
+from ruvmlx.apps.chat.transcript import EARLIER, NEWEST
 
 from ruvmlx.runtime import Turn
 
@@ -28,26 +28,30 @@ def words(app):
 
 
 async def test_the_newest_are_shown():
-    """Opening costs a page of messages however long the chat is, and ends at its end."""
+    """Opening costs the same however long the chat is, and ends at its end."""
     async with chatting(long_chat(200), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 199" in screen_text(app))
-        assert shown(app) == PAGE
+        assert shown(app) == NEWEST
         assert (await ask(app, pilot)).text == "New."
-        assert shown(app) == PAGE + 2
+        assert shown(app) == NEWEST + 2
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
 async def test_earlier_ones_come_at_the_top(size):
-    """Page by page, with what is on the screen staying where it is, until there are no more."""
+    """Some at a time, with what is on the screen staying where it is, until there are no more."""
     async with chatting(long_chat(70), size, session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
-        for count, first in ((2 * PAGE, "answer 40"), (140, "answer 10")):
+        for count, first in ((80, "answer 40"), (100, "answer 30")):
             app.transcript.scroll_to(y=1, animate=False, immediate=True)
             await until(pilot, lambda first=first: app.transcript.scroll_y == 1 and first in screen_text(app))
             before = words(app)[1:9]
             app.transcript.scroll_up(animate=False)
             await until(pilot, lambda count=count: shown(app) == count and app.transcript.scroll_y > 9)
             await until(pilot, lambda before=before: words(app)[2:10] == before)
+        while app.transcript.has_earlier:
+            before = shown(app)
+            await pilot.press("ctrl+home")
+            await until(pilot, lambda before=before: shown(app) > before and not app.transcript._held)
         await pilot.press("ctrl+home")
         await until(pilot, lambda: "question 0" in screen_text(app))
         assert shown(app) == 140
@@ -66,7 +70,7 @@ async def test_nothing_moves_on_the_screen():
 
         app.screen._compositor_refresh, height = drawn, app.transcript.virtual_size.height
         app.transcript.scroll_to(y=0, animate=False, immediate=True)
-        await until(pilot, lambda: shown(app) == 2 * PAGE and len(frames) > 2)
+        await until(pilot, lambda: shown(app) == NEWEST + EARLIER and len(frames) > 2)
         assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
 
 
@@ -75,7 +79,7 @@ async def test_page_up_where_all_fits():
     async with chatting(long_chat(70), (80, 400), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
         await pilot.press("pageup")
-        await until(pilot, lambda: shown(app) > PAGE)
+        await until(pilot, lambda: shown(app) > NEWEST)
 
 
 async def test_choosing_goes_on_into_the_earlier_ones():
