@@ -126,7 +126,7 @@ class Runtime:
             model=self.model.name,
             fingerprint=self.model.fingerprint,
             adapter=self.learner.ledger.name if self.learner else None,
-            adapter_version=self.learner.version if self.learner else 0,
+            adapter_version=trace.version,  # a rating may have come in since
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(trace.tokens),
             prompt=_question(request),
@@ -280,6 +280,7 @@ class _Tokens:
     """The recorder of a runtime that does not learn: it only remembers what was drawn."""
 
     logprob = None
+    version = 0
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

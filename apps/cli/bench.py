@@ -12,7 +12,7 @@ from .output import json_option, log, print_json, show
 
 
 @click.command()
-@click.argument("suite", type=click.Choice(["model", "learning"]), default="model")
+@click.argument("suite", type=click.Choice(["kernels", "model", "learning"]), default="model")
 @click.option("--vs", default="", help="llama.cpp: measure it too, in turns, on the same file (GGUF).")
 @click.option("--long", type=click.IntRange(min=0), default=4096, help="Context of the long decode; 0: none.")
 @click.option("--rounds", type=click.IntRange(min=2), default=9, help="Turns of each.")
@@ -26,6 +26,10 @@ def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: A
         from ..bench import learning
 
         rows = learning.run(settings["model"], settings["backend"], threads, 22 * rounds, log)
+    elif suite == "kernels":
+        from ..bench import kernels
+
+        rows = kernels.run(log)
     else:
         rows = _model_rows(settings, threads, "llama.cpp" in vs.split(","), long, rounds)
     machine = {"cpu": platform.machine(), "system": platform.system(), "threads": threads}
@@ -54,8 +58,9 @@ def _cores() -> int:
 def _line(row: Any) -> str:
     value = "-" if row.value is None else f"{row.value:g}"
     against = f"target {row.target:g}" if row.target is not None else ""
+    limit = f"limit {row.limit:g}" if row.limit is not None else ""
     verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
-    return f"{row.name:<42} {value:>9} {row.unit:<6} {against:<12} {verdict:<8} {row.note}"
+    return f"{row.name:<44} {value:>8} {row.unit:<5} {against:<11} {verdict:<8} {limit:<13} {row.note}"
 
 
 VERBS = [bench]

@@ -38,6 +38,13 @@ def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(run, t
     assert not (home / "ruvmlx.db").exists()
 
 
+def test_the_kernel_suite_has_the_designs_rows(run):  # noqa: F811
+    code, out, _ = run("bench", "kernels", "--json")
+    rows = rows_of(out)
+    assert code == 0 and len(rows) == 6
+    assert all(row["value"] > 0 and row["limit"] > 0 for row in rows.values())
+
+
 def test_llama_cpp_takes_part(run, starter_file):  # noqa: F811
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama-cpp-python is not installed (uv sync --group oracle)")
