@@ -159,9 +159,12 @@ static int k_lora_project(const float *x, const float *lora_a, float s, size_t t
 static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
+    float c[RVM_MAX_RANK]; /* of its own: clang then sees that y does not overlap it */
     for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in L1 for all tokens */
-        for (size_t t = 0; t < tokens; t++)
-            add_rows(y + t * stride + i, lora_b + first + i, out, u + t * rank, rank, min_size(BLOCK, n - i));
+        for (size_t t = 0; t < tokens; t++) {
+            memcpy(c, u + t * rank, rank * sizeof *c);
+            add_rows(y + t * stride + i, lora_b + first + i, out, c, rank, min_size(BLOCK, n - i));
+        }
     return RVM_OK;
 }
 
