@@ -242,8 +242,8 @@ def test_ctrl_c_is_one_line_from_the_first_moment():
         _, err = child.communicate(timeout=60)
         if child.returncode == 130:
             assert one_line(err)
-        elif delay > 1:
-            assert child.returncode == 0, err
+        elif delay > 1:  # it was done already, or on its way out
+            assert child.returncode in (0, -signal.SIGINT), err
 
 
 def test_control_characters_are_escaped_in_json(run, tiny_folder):
