@@ -73,7 +73,8 @@ def test_it_opens_quickly(starter):
 QUESTIONS = (
     "What is the capital of France?", "Why is the sky blue?", "Name three fruits.", "How do I boil an egg?",
     "Write a short poem about rain.", "What is a prime number?", "Who wrote Hamlet?", "What does a bee eat?",
-    "Explain gravity to a child.", "Give me a tip for sleeping well.", "What is 7 times 8?", "Say hello in Spanish.",
+    "Explain gravity to a child.", "Give me a tip for sleeping well.", "What is 7 times 8?",
+    "Say hello in Spanish.",
 )  # fmt: skip
 
 
