@@ -3,9 +3,9 @@
 
 #include <immintrin.h>
 
-INLINE void prefetch_line(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+INLINE void prefetch_line(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_NTA); }
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += 64)
-        _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + i, _MM_HINT_NTA);
 }
