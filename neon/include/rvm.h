@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 1 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 2 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -190,21 +190,46 @@ typedef struct {
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
 
-/* ---- Layers: what lies between a decoder's matrix products ----
+/* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *
- * Keys and values are kept as IEEE half floats in pages of RVM_PAGE_TOKENS tokens. Of one layer and
- * key-value head a page holds, at two offsets that are the same in every page,
+ * Tokens come into a HOT page; older pages are copied into WARM ones (8 bits), still older ones into COLD
+ * ones (4 bits). A page holds all layers and key-value heads, [layer][kv head], each as one head-page of
+ * rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
- *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16 */
+ *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
+ * A warm or cold head-page is in the order that the kernels like; rvm_page_canonical has the one that other
+ * implementations share (metal_kernels/README.md). */
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
+
+typedef enum { RVM_COLD, RVM_WARM, RVM_HOT } rvm_tier;
+
+typedef struct {
+    uint8_t *data; /* starts at a multiple of 64 bytes */
+    uint32_t tier; /* rvm_tier */
+    uint32_t unused;
+} rvm_page;
+
+/* A multiple of 64; 0 for a tier or head_dim that is refused. */
+RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
+
+/* n head-pages in a row: hot -> warm, warm -> cold, and hot -> cold, which is the same as both. */
+RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
+                             size_t head_dim);
+
+/* A head-page in the byte order of metal_kernels/README.md, and back. Hot: K f16 [64][head_dim], V the same. */
+RVM_API int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out);
+RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t head_dim, uint8_t *page);
+
+/* ---- Layers: what lies between a decoder's matrix products ---- */
 
 #define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m, l */
 
 /* Attention of consecutive queries of one key-value head, with all `group` query heads that share it. */
 typedef struct {
-    const uint8_t *const *pages; /* [.. end_page] */
-    size_t k_at, v_at;           /* bytes from the start of a page */
+    const rvm_page *pages;    /* [.. end_page]; those before first_page are not looked at */
+    size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */
+    const rvm_matmul *matmul; /* whose kernels score warm and cold pages; NULL when all are hot */
     size_t head_dim, group;
     const float *q; /* query t, head g: q + t * q_stride + g * head_dim; not yet turned */
     size_t q_stride;

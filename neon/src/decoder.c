@@ -309,11 +309,11 @@ static void append(const stage *s, size_t head, size_t begin, size_t end) {
     const size_t hd = d->config.head_dim, at = cache_keys_at(cache, s->layer, head);
     for (size_t t = begin, n; t < end; t += n) {
         const size_t position = s->c->position + t;
-        uint8_t *page = cache->pages[position / PAGE] + at;
+        uint8_t *page = cache->pages[position / PAGE].data + at;
         n = smaller(end - t, PAGE - position % PAGE);
         const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
         checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, d->turn + t * hd, n, hd, position % PAGE,
-                                         (uint16_t *)(void *)page, (uint16_t *)(void *)(page + cache->values_at)));
+                                         (uint16_t *)(void *)page, (uint16_t *)(void *)page + PAGE * hd));
     }
 }
 
@@ -334,9 +334,9 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t
     float *out = d->attended + t * d->q_width + head * d->group * hd;
     float *partial = d->partial + ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group * RVM_PARTIAL(hd);
     rvm_attention a = {
-        .pages = (const uint8_t *const *)cache->pages,
-        .k_at = cache_keys_at(cache, s->layer, head),
-        .v_at = cache_keys_at(cache, s->layer, head) + cache->values_at,
+        .pages = cache->pages,
+        .head = s->layer * d->config.n_kv_heads + head,
+        .matmul = d->matmul,
         .head_dim = hd,
         .group = d->group,
         .q = d->qkv + t * d->qkv_width + head * d->group * hd,

@@ -23,15 +23,13 @@ enum {
  * [first, end): a page before `first` has been dropped by the sliding window. Another kind of page (8 bits,
  * 4 bits) would be told apart here and in rvm_attention. */
 struct rvm_cache {
-    uint8_t **pages;
+    rvm_page *pages;
     size_t first, end, room; /* page numbers; room: entries of `pages` */
     uint8_t *spare;
-    size_t page_bytes, head_bytes, values_at;
+    size_t page_bytes, head_bytes;
     size_t offset, window;
     uint32_t n_kv_heads;
 };
-
-size_t cache_head_bytes(size_t head_dim);
 
 /* Have pages for n more tokens, and let go those that the window has left. RVM_OK or RVM_NO_MEMORY. */
 int cache_reserve(rvm_cache *c, size_t n);

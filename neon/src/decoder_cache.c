@@ -8,18 +8,12 @@
 
 enum { SLACK = 256, FIRST_ROOM = 2048 };
 
-size_t cache_head_bytes(size_t head_dim) {
-    const size_t width = (head_dim + 15) / 16 * 16;
-    return 2 * PAGE * (head_dim + width);
-}
-
 rvm_cache *rvm_cache_create(const rvm_decoder *d) {
     if (!d) return NULL;
     const rvm_decoder_config *config = &d->config;
     rvm_cache *c = calloc(1, sizeof *c);
     if (!c) return NULL;
-    c->head_bytes = cache_head_bytes(config->head_dim);
-    c->values_at = 2 * PAGE * (size_t)config->head_dim;
+    c->head_bytes = rvm_head_page_bytes(RVM_HOT, config->head_dim);
     c->n_kv_heads = config->n_kv_heads;
     c->page_bytes = c->head_bytes * config->n_kv_heads * config->n_layers;
     c->window = config->sliding_window;
@@ -40,9 +34,9 @@ static uint8_t *map_page(rvm_cache *c) {
 }
 
 static void drop_page(rvm_cache *c, size_t i, int keep_spare) {
-    if (keep_spare && !c->spare) c->spare = c->pages[i];
-    else munmap(c->pages[i], c->page_bytes);
-    c->pages[i] = NULL;
+    if (keep_spare && !c->spare) c->spare = c->pages[i].data;
+    else munmap(c->pages[i].data, c->page_bytes);
+    c->pages[i].data = NULL;
 }
 
 void rvm_cache_destroy(rvm_cache *c) {
@@ -57,7 +51,7 @@ static int grow_table(rvm_cache *c, size_t end) {
     size_t room = c->room;
     while (room < end) room *= 2;
     if (room == c->room) return RVM_OK;
-    uint8_t **pages = realloc(c->pages, room * sizeof *pages);
+    rvm_page *pages = realloc(c->pages, room * sizeof *pages);
     if (!pages) return RVM_NO_MEMORY;
     memset(pages + c->room, 0, (room - c->room) * sizeof *pages);
     c->pages = pages, c->room = room;
@@ -75,7 +69,7 @@ int cache_reserve(rvm_cache *c, size_t n) {
     if (grow_table(c, end) != RVM_OK) return RVM_NO_MEMORY;
     for (; (c->first + 1) * PAGE <= oldest(c); c->first++) drop_page(c, c->first, 1);
     for (; c->end < end; c->end++)
-        if (!(c->pages[c->end] = map_page(c))) return RVM_NO_MEMORY;
+        if (!(c->pages[c->end] = (rvm_page){map_page(c), RVM_HOT, 0}).data) return RVM_NO_MEMORY;
     return RVM_OK;
 }
 

@@ -304,16 +304,20 @@ static void fetch(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
+/* The head's part of page i. */
+static const uint8_t *head_page(const rvm_attention *a, size_t i) {
+    return a->pages[i].data + a->head * rvm_head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
+}
+
 static void flash_page(const flash *f, const rvm_attention *a, size_t page) {
     const size_t rows = a->queries * a->group, hd = a->head_dim, width = padded(hd), start = page * PAGE;
-    const uint16_t *keys = (const uint16_t *)(a->pages[page] + a->k_at);
-    const uint16_t *values = (const uint16_t *)(a->pages[page] + a->v_at);
+    const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = a->position + a->queries - 1;
     if (last < start) return;
     const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
-    const void *k = keys, *v = values, *next = page + 1 < a->end_page ? a->pages[page + 1] + a->k_at : a->pages[page];
+    const void *k = keys, *v = values, *next = head_page(a, page + (page + 1 < a->end_page));
     if (!half) {
         k_from_half(keys, hd * PAGE, f->keys);
         k_from_half(values, tokens * width, f->values);
@@ -351,7 +355,7 @@ static int k_attend(const rvm_attention *a) {
     REQUIRE(a && a->pages && a->q && a->turn && a->scratch && (a->out || a->partial));
     REQUIRE(a->group && a->queries && a->head_dim && a->head_dim % 2 == 0 && a->first_page < a->end_page);
     const flash f = flash_at(a->scratch, a->queries * a->group, a->head_dim);
-    fetch(a->pages[a->first_page] + a->k_at, 2 * PAGE * a->head_dim);
+    fetch(head_page(a, a->first_page), 2 * PAGE * a->head_dim);
     flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
     for (size_t page = a->first_page; page < a->end_page; page++) flash_page(&f, a, page);
     flash_out(&f, a);

@@ -20,6 +20,7 @@ Array = NDArray[np.float32]
 Half = NDArray[np.uint16]  # the bits of float16
 
 PAGE_TOKENS = 64
+COLD, WARM, HOT = 0, 1, 2  # rvm_tier
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 _U16 = np.dtype(np.uint16)
 
@@ -47,11 +48,15 @@ class _Table(C.Structure):
     _fields_ = [("name", C.c_char_p), *((name, _P) for name in KERNELS)]
 
 
+class _Page(C.Structure):
+    _fields_ = [("data", _P), ("tier", C.c_uint32), ("unused", C.c_uint32)]
+
+
 class _Attention(C.Structure):
     _fields_ = [
         ("pages", _P),
-        ("k_at", _N),
-        ("v_at", _N),
+        ("head", _N),
+        ("matmul", _P),
         ("head_dim", _N),
         ("group", _N),
         ("q", _P),
@@ -244,14 +249,12 @@ class PagedKV:
         """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ..."""
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
-        pages = (C.c_void_p * len(self.pages))(*(p.ctypes.data for p in self.pages))
+        pages = (_Page * len(self.pages))(*((p.ctypes.data, HOT) for p in self.pages))
         stop = -(-(position + queries) // PAGE_TOKENS)
         row = queries * group * (head_dim + 2)
         partial = np.empty((parts, row), np.float32)
         scratch = np.empty(f.scratch(queries * group, head_dim), np.float32)
-        call = _Attention(
-            C.addressof(pages), 0, 2 * PAGE_TOKENS * head_dim, head_dim, group, _in(q), group * head_dim
-        )
+        call = _Attention(C.addressof(pages), 0, None, head_dim, group, _in(q), group * head_dim)
         call.turn, call.queries, call.position, call.window = _in(turn), queries, position, window
         call.out, call.out_stride, call.scratch = _inout(out), group * head_dim, _inout(scratch)
         for i in range(parts):
