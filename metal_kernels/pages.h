@@ -1,7 +1,7 @@
 // Pages of the KV cache: 64 tokens of one layer and one KV head, D numbers each.   Layouts: README.md
 //   hot:  K f16 [64][D], V f16 [64][D]
 //   warm: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
-//   cold: K u4 [64][D/2], V u4 [64][D/2], K scale f16 [D], K bias f16 [D], V scale f16 [64], V bias f16 [64]
+//   cold: K u4 [64][D/2] rotated (hadamard in quantise.h), V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
 // A pool is [pages][n_kv_heads][bytes of a page].
 
 constexpr int PAGE = 64; // tokens
@@ -22,13 +22,13 @@ constexpr int PARAMS = 16;
 #define NEG_INF as_f32(0xff800000u)
 
 CONST_FN int page_bytes(int tier, int D) {
-    return tier == HOT ? 256 * D : tier == WARM ? 128 * D + 256 : 68 * D + 256;
+    return tier == HOT ? 256 * D : tier == WARM ? 128 * D + 256 : 64 * D + 512;
 }
 CONST_FN int v_at(int tier, int D) { return tier == HOT ? 128 * D : tier == WARM ? 64 * D : 32 * D; }
 CONST_FN int k_scale_at(int tier, int D) { return tier == WARM ? 128 * D : 64 * D; }
-CONST_FN int k_bias_at(int D) { return 66 * D; }
-CONST_FN int v_scale_at(int tier, int D) { return tier == WARM ? 128 * D + 128 : 68 * D; }
-CONST_FN int v_bias_at(int D) { return 68 * D + 128; }
+CONST_FN int k_bias_at(int D) { return 64 * D + 128; }
+CONST_FN int v_scale_at(int tier, int D) { return tier == WARM ? 128 * D + 128 : 64 * D + 256; }
+CONST_FN int v_bias_at(int D) { return 64 * D + 384; }
 
 // Threadgroups of the decode kernels get pages of equal cost, not equal numbers: warm and hot pages are larger and
 // keep less in flight. A threadgroup takes the pages that begin in its stretch of SPLIT.

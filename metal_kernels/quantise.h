@@ -1,7 +1,8 @@
 // How pages are quantised, to the byte: float32 throughout, divisions not reciprocals, ties to even.   Needs pages.h
 //   8 bits:  s = f16(absmax / 127)        q = clamp(rint(x / s), -127, 127)        x ~ s q
 //   4 bits:  s = f16((max - min) / 15)    b = f16(min)    q = clamp(rint((x - b) / s), 0, 15)        x ~ s q + b
-//   s = 0: q = 0. A scale or bias of -0 is stored as +0: which zero is the least would depend on the order.   Products s * q are exact in float32, so it does not matter whether a compiler fuses s * q - b.
+//   s = 0: q = 0. A scale or bias of -0 is stored as +0: which zero is the least would depend on the order.
+//   Products s * q are exact in float32, so it does not matter whether a compiler fuses s * q - b.
 
 FN float max_over_lanes(float x) {
     UNROLL for (int w = 1; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));

@@ -13,7 +13,7 @@ KERNELS = {
     prefill.PREFILL: [(d,) for d in DIMS],
     append.APPEND: [(d, traditional) for d in DIMS for traditional in (0, 1)],
     demote.DEMOTE_WARM: [(d,) for d in DIMS],
-    demote.DEMOTE_COLD: [(d, source, rotate) for d in DIMS for source in (WARM, HOT) for rotate in (0, 1)],
+    demote.DEMOTE_COLD: [(d, source) for d in DIMS for source in (WARM, HOT)],
     lora.PROJECT: RANKS,
     lora.ADD: RANKS,
     micro.UPDATE: [()],

@@ -13,14 +13,14 @@ F16, F32 = np.float16, np.float32
 
 
 def pack(tier: int, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """k, v: float32 [64, D] -> the page's bytes."""
+    """k, v: float32 [64, D] -> the page's bytes. k of a cold page: as it was rotated."""
     if tier == HOT:
         parts = [k.astype(F16), v.astype(F16)]
     elif tier == WARM:
         (kq, ks), (vq, vs) = eight_bit(k), eight_bit(v)
         parts = [kq, vq, ks, vs]
     else:
-        (kq, ks, kb), (vq, vs, vb) = four_bit(k, 0), four_bit(v, 1)
+        (kq, ks, kb), (vq, vs, vb) = four_bit(k), four_bit(v)
         parts = [packed(kq), packed(vq), ks, kb, vs, vb]
     out = np.concatenate([np.ascontiguousarray(p).view(np.uint8).reshape(-1) for p in parts])
     assert out.size == page_bytes(tier, k.shape[1])
@@ -35,9 +35,9 @@ def eight_bit(x: np.ndarray):
     return q.astype(np.int8), s
 
 
-def four_bit(x: np.ndarray, axis: int):
-    """[64, D] -> q of 0..15 [64, D], scale and bias f16 over `axis`"""
-    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+def four_bit(x: np.ndarray):
+    """[64, D] -> q of 0..15 [64, D], scale and bias f16 [64]"""
+    low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
     s, b = ((high - low) / F32(15)).astype(F16), low.astype(F16)
     s[s == 0], b[b == 0] = 0, 0  # never -0
     wide = np.where(s == 0, 1, s).astype(F32)
@@ -62,8 +62,8 @@ def unpack(tier: int, page: np.ndarray, d: int):
     kq, vq = (page[i * n // 2 : (i + 1) * n // 2].reshape(PAGE, d // 2) for i in (0, 1))
     k, v = (np.stack([q & 15, q >> 4], axis=-1).reshape(PAGE, d).astype(np.float64) for q in (kq, vq))
     tail = page[n:].view(F16).astype(np.float64)
-    ks, kb, vs, vb = np.split(tail, [d, 2 * d, 2 * d + PAGE])
-    return k * ks + kb, v * vs[:, None] + vb[:, None]
+    ks, kb, vs, vb = tail.reshape(4, PAGE, 1)
+    return k * ks + kb, v * vs + vb
 
 
 @dataclass

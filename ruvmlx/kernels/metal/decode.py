@@ -1,6 +1,6 @@
 """Attention of one new token per sequence over the three tiers: attend_decode, then attend_merge.
 
-q, out: [B, n_heads, D]. Keys of cold pages may be rotated; then q_cold = rotate(q) scores them.
+q, out: [B, n_heads, D]. Keys of cold pages are rotated: q_cold = rotate(q) scores them.
 """
 
 from dataclasses import replace
@@ -8,6 +8,7 @@ from dataclasses import replace
 from ruvmlx.backends.mx import mx
 
 from . import pages
+from .demote import rotate_queries
 from .pages import Pools, Table
 from .source import Kernel, on_gpu
 
@@ -38,11 +39,16 @@ MERGE = Kernel(
 )
 
 
-def attend(q: mx.array, pools: Pools, table: Table, q_cold: mx.array | None = None) -> mx.array:
+def attend(q: mx.array, pools: Pools, table: Table) -> mx.array:
     """softmax(q . k / sqrt(D)) v over the tiers, in q's own type; zeros where nothing is visible."""
-    q_cold = q if q_cold is None else q_cold
+    wide = q.astype(mx.float32)
     run = attend_gpu if on_gpu() else attend_ops
-    return run(q.astype(mx.float32), q_cold.astype(mx.float32), pools, table).astype(q.dtype)
+    return run(wide, for_cold(wide, table), pools, table).astype(q.dtype)
+
+
+def for_cold(q: mx.array, table: Table) -> mx.array:
+    """q as cold keys are rotated; q itself if there are none."""
+    return rotate_queries(q) if any(view.cold for view in table.views) else q
 
 
 def attend_gpu(

@@ -1,4 +1,4 @@
-"""Demotion of whole pages: hot -> warm (8 bits), warm or hot -> cold (4 bits, K optionally rotated).
+"""Demotion of whole pages: hot -> warm (8 bits), warm or hot -> cold (4 bits, K rotated).
 
 Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h).
 Outputs are fresh pages uint8 [n, n_kv_heads, page_bytes]; the cache places them in its pool.
@@ -22,7 +22,7 @@ DEMOTE_COLD = Kernel(
     "demote_cold",
     (("pool", "uchar"), *_ARGUMENTS),
     (("out", "uchar"),),
-    ("D", "SOURCE", "ROTATE"),
+    ("D", "SOURCE"),
     threads=128,
     headers=("pages.h", "quantise.h"),
 )
@@ -35,13 +35,11 @@ def demote_warm(hot: mx.array, ids: list[int], head_dim: int) -> mx.array:
     return demote_warm_ops(hot[mx.array(ids)], head_dim)
 
 
-def demote_cold(
-    pool: mx.array, ids: list[int], head_dim: int, source: int = WARM, rotated: bool = False
-) -> mx.array:
+def demote_cold(pool: mx.array, ids: list[int], head_dim: int, source: int = WARM) -> mx.array:
     """Pages `ids` of the warm (or hot) pool as cold pages."""
     if on_gpu():
-        return demote_cold_gpu(pool, ids, head_dim, source, rotated)
-    return demote_cold_ops(pool[mx.array(ids)], head_dim, source, rotated)
+        return demote_cold_gpu(pool, ids, head_dim, source)
+    return demote_cold_ops(pool[mx.array(ids)], head_dim, source)
 
 
 def demote_warm_gpu(hot: mx.array, ids: list[int], head_dim: int, run=Kernel.__call__) -> mx.array:
@@ -51,12 +49,12 @@ def demote_warm_gpu(hot: mx.array, ids: list[int], head_dim: int, run=Kernel.__c
 
 
 def demote_cold_gpu(
-    pool: mx.array, ids: list[int], head_dim: int, source: int, rotated: bool, run=Kernel.__call__
+    pool: mx.array, ids: list[int], head_dim: int, source: int, run=Kernel.__call__
 ) -> mx.array:
     n_kv = pool.shape[1]
     shape = (len(ids), n_kv, page_bytes(COLD, head_dim))
-    templates = (head_dim, source, int(rotated))
-    return run(DEMOTE_COLD, [pool, *_arguments(ids, n_kv)], [shape], (len(ids), n_kv, 1), templates)[0]
+    inputs = [pool, *_arguments(ids, n_kv)]
+    return run(DEMOTE_COLD, inputs, [shape], (len(ids), n_kv, 1), (head_dim, source))[0]
 
 
 def _arguments(ids: list[int], n_kv: int) -> list[mx.array]:
@@ -71,14 +69,12 @@ def demote_warm_ops(pages: mx.array, head_dim: int) -> mx.array:
     return _join(pages, [*q, *scales])
 
 
-def demote_cold_ops(pages: mx.array, head_dim: int, source: int = WARM, rotated: bool = False) -> mx.array:
+def demote_cold_ops(pages: mx.array, head_dim: int, source: int = WARM) -> mx.array:
     """The twin. pages: uint8 [..., source bytes] -> uint8 [..., cold bytes]"""
     k, v = unpack(pages, source, head_dim)
-    kq, *k_affine = _four_bits(rotate(k) if rotated else k, axis=-2)
-    vq, *v_affine = _four_bits(v, axis=-1)
-    return _join(
-        pages, [kq[..., 0::2] | kq[..., 1::2] << 4, vq[..., 0::2] | vq[..., 1::2] << 4, *k_affine, *v_affine]
-    )
+    (kq, *k_affine), (vq, *v_affine) = _four_bits(rotate(k)), _four_bits(v)
+    packed = (q[..., 0::2] | q[..., 1::2] << 4 for q in (kq, vq))
+    return _join(pages, [*packed, *k_affine, *v_affine])
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
@@ -89,9 +85,9 @@ def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
     return mx.where(s == 0, 0, q).astype(mx.int8), scale
 
 
-def _four_bits(x: mx.array, axis: int) -> tuple[mx.array, mx.array, mx.array]:
+def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """s = f16((max - min) / 15), b = f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where s is 0."""
-    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+    low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scale, bias = _stored((high - low) / 15), _stored(low)
     s, b = scale.astype(mx.float32), bias.astype(mx.float32)
     q = mx.clip(mx.round((x - b) / mx.where(s == 0, 1, s)), 0, 15)

@@ -23,7 +23,7 @@ Pools = Sequence[mx.array]  # [COLD], [WARM], [HOT]; an empty tier may be any ar
 
 
 def page_bytes(tier: int, head_dim: int) -> int:
-    return (68 * head_dim + 256, 128 * head_dim + 256, 256 * head_dim)[tier]
+    return (64 * head_dim + 512, 128 * head_dim + 256, 256 * head_dim)[tier]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def shared_heads(group: int) -> int:
 
 
 def unpack(pages: mx.array, tier: int, head_dim: int) -> tuple[mx.array, mx.array]:
-    """pages: uint8 [..., bytes] -> K, V: float32 [..., 64, head_dim]. Cold K stays as it was rotated."""
+    """pages: uint8 [..., bytes] -> K, V: float32 [..., 64, head_dim]; cold K rotated, as it is stored."""
     d, flat = head_dim, pages.shape[:-1]
     if tier == HOT:
         both = pages.view(mx.float16).astype(mx.float32).reshape(*flat, 2, PAGE, d)
@@ -127,12 +127,8 @@ def unpack(pages: mx.array, tier: int, head_dim: int) -> tuple[mx.array, mx.arra
         return k * scales[..., 0, :, :], v * scales[..., 1, :, :]
     n = PAGE * d // 2
     k, v = (_nibbles(pages[..., i * n : i * n + n]).reshape(*flat, PAGE, d) for i in (0, 1))
-    k_affine = _halves(pages, 2 * n, 2 * d).reshape(*flat, 2, 1, d)
-    v_affine = _halves(pages, 2 * n + 4 * d, 2 * PAGE).reshape(*flat, 2, PAGE, 1)
-    return (
-        k * k_affine[..., 0, :, :] + k_affine[..., 1, :, :],
-        v * v_affine[..., 0, :, :] + v_affine[..., 1, :, :],
-    )
+    ks, kb, vs, vb = mx.split(_halves(pages, 2 * n, 4 * PAGE)[..., None], 4, axis=-2)
+    return k * ks + kb, v * vs + vb
 
 
 def _halves(pages: mx.array, start: int, n: int) -> mx.array:

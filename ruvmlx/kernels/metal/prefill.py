@@ -10,7 +10,7 @@ import numpy as np
 from ruvmlx.backends.mx import mx
 
 from . import pages
-from .decode import gathered
+from .decode import for_cold, gathered
 from .pages import Pools, Table, View
 from .source import Kernel, on_gpu
 
@@ -53,13 +53,11 @@ def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int,
     return Chunk(Table([view], n_heads, n_kv_heads, head_dim), tokens, window)
 
 
-def attend(
-    q: mx.array, pools: Pools, fresh: mx.array, new: Chunk, q_cold: mx.array | None = None
-) -> mx.array:
+def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
     """q: [T, n_heads, D]; fresh: append's rows, uint8 [n_kv_heads, 2, T, 2 * D] -> [T, n_heads, D]"""
-    q_cold = q if q_cold is None else q_cold
+    wide = q.astype(mx.float32)
     run = attend_prefill_gpu if on_gpu() else attend_prefill_ops
-    return run(q.astype(mx.float32), q_cold.astype(mx.float32), pools, fresh, new).astype(q.dtype)
+    return run(wide, for_cold(wide, new.table), pools, fresh, new).astype(q.dtype)
 
 
 def attend_prefill_gpu(
