@@ -1,0 +1,1 @@
+"""The key-value cache: pages in three precisions, whoever holds their bytes.  See README.md."""

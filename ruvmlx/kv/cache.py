@@ -1,0 +1,235 @@
+"""The pages of one sequence: appended, demoted by age, trimmed, forked.
+
+Oldest first the pages are cold, then warm, then hot; only the last may be partly filled. Which tier a page is
+in follows from the offset before a call alone, so the same calls always give the same bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .policy import EVERYTHING, HOT, PAGE, TIERED, WARM, TierPolicy
+from .pool import Page, PagePool
+
+SLACK = 256  # tokens kept behind a sliding window, so that a trim of so many still finds it whole
+AHEAD = 32  # tokens before a page is due that its lower tier is begun
+
+
+@dataclass(frozen=True)
+class KVStats:
+    """What a cache holds now. bytes: pages with scales, and page table; f16_bytes: were they all f16."""
+
+    policy: str
+    hot_tokens: int
+    warm_tokens: int
+    cold_tokens: int
+    bytes: int
+    f16_bytes: int
+
+
+Lower = Callable[[], list[Page]]  # pages of the next lower tier, when they are ready
+
+
+class PagedCache:
+    """Keys and values of one sequence, over all layers.
+
+    A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`, or `abandon()` when
+    the run failed. window: tokens that a query sees at most, 0 for all.
+    """
+
+    def __init__(self, pool: PagePool, policy: TierPolicy = TIERED, window: int = 0):
+        self.pool, self.policy, self.window = pool, policy, window
+        self.table: Any = pool.storage.new_table()
+        self.pages: list[Page | None] = []  # None: left behind by the window
+        self.offset = self.first = 0  # tokens; pages gone
+        self.cold = self.low = 0  # pages [first, cold) are cold, [cold, low) warm, the others hot
+        self._until = 0  # tokens that there is room for and no page is due: reserve has nothing to do
+        self._look = 0  # offset from which the next demotion is begun
+        self._begun: dict[int, tuple[range, Lower]] = {}  # by the tier that the pages leave
+        pool.caches.add(self)
+
+    # What a backend does ------------------------------------------------------------------------
+
+    def reserve(self, n: int) -> None:
+        """Have hot pages for n more tokens, the last one our own; demote what is due, drop what the window
+        has left."""
+        if self.offset + n <= self._until:
+            return
+        missing = -(-(self.offset + n) // PAGE) - len(self.pages)
+        if missing > 0:
+            self.pool.adapt(missing)
+        self._drop_left_behind()
+        self._demote_due()
+        self._own_the_last()
+        for _ in range(missing):
+            self._put(len(self.pages), self.pool.make())
+        self._schedule()
+
+    def advance(self, n: int) -> None:
+        """n tokens were appended. What a prompt demotes is little beside reading it: only single tokens have
+        it begun ahead."""
+        self.offset += n
+        if n == 1 and self.offset >= self._look:
+            self._begin_next()
+
+    def abandon(self) -> None:
+        """The run failed: give the pages for its tokens back."""
+        self._cut(-(-self.offset // PAGE))
+
+    # What a session does ------------------------------------------------------------------------
+
+    def trim(self, n: int) -> bool:
+        """Forget the newest n tokens, and more where the cut meets pages of low precision: `offset` says what
+        is left. False, and nothing changes, when the sliding window would not be whole."""
+        left = self.offset - n
+        if n < 0 or left < 0:
+            return False
+        left = self._sound(left)
+        if self.first and left < self.first * PAGE + self.window - 1:
+            return False
+        self._stop()
+        self.offset = left
+        self._cut(-(-left // PAGE))
+        return True
+
+    def fork(self) -> "PagedCache":
+        """A second sequence with the same tokens. Pages are shared; the first that writes copies."""
+        other = PagedCache(self.pool, self.policy, self.window)
+        for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
+            if page is not None:
+                page.users += 1
+                other.table.set(i, page.number, page.tier)
+            other.pages.append(page)
+        other.offset, other.first, other.cold, other.low = self.offset, self.first, self.cold, self.low
+        self._until = other._until = self.offset
+        other._look = self._look
+        return other
+
+    def clear(self) -> None:
+        """Give all pages back; the cache is empty."""
+        self._stop()
+        self._cut(0)
+        self.offset = self.first = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_begun"):
+            self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        held = (self.pool.sizes[page.tier] for page in self.pages if page is not None)
+        return sum(held) + self.table.nbytes
+
+    def stats(self) -> KVStats:
+        cold, low = PAGE * self.cold, PAGE * self.low
+        gone = PAGE * self.first
+        held = lambda start, stop: max(0, stop - max(start, gone))  # noqa: E731
+        pages = sum(page is not None for page in self.pages)
+        return KVStats(
+            self.policy.name,
+            held(low, self.offset),
+            held(cold, low),
+            held(0, cold),
+            self.nbytes,
+            pages * self.pool.sizes[HOT],
+        )
+
+    # How ----------------------------------------------------------------------------------------
+
+    def _put(self, i: int, page: Page) -> None:
+        if i == len(self.pages):
+            self.pages.append(page)
+        else:
+            old, self.pages[i] = self.pages[i], page
+            if old is not None:
+                self.pool.release(old)
+        self.table.set(i, page.number, page.tier)
+
+    def _drop_left_behind(self) -> None:
+        keep = self.window - 1 + SLACK
+        while self.window and (self.first + 1) * PAGE <= self.offset - keep:
+            page, self.pages[self.first] = self.pages[self.first], None
+            if page is not None:
+                self.pool.release(page)
+            self.table.clear(self.first)
+            self.first += 1
+
+    def _due(self, offset: int) -> tuple[int, int]:
+        """(cold, low) that the pool's policy wants; what is low already stays so."""
+        cold, low = self.pool.policy(self.policy).counts(offset)
+        full = self.offset // PAGE
+        return max(self.cold, min(cold, full)), max(self.low, min(low, full))
+
+    def _demote_due(self) -> None:
+        cold, low = self._due(self.offset)
+        self._lower(HOT, range(max(self.low, self.first), low))
+        self.low = low
+        self._lower(WARM, range(max(self.cold, self.first), cold))
+        self.cold = cold
+
+    def _lower(self, tier: int, which: range) -> None:
+        """Pages of one tier, one tier down; begun already if these were foreseen."""
+        begun, result = self._begun.pop(tier, (None, None))
+        if begun != which:
+            self._discard(result)
+            result = self.pool.demote(self._held(which)) if which else None
+        for i, page in zip(which, result() if result else (), strict=True):
+            self._put(i, page)
+
+    def _held(self, which: range) -> list[Page]:
+        found = [self.pages[i] for i in which]
+        return [page for page in found if page is not None]
+
+    def _own_the_last(self) -> None:
+        """Tokens are about to be written behind `offset`: into a page that nobody else reads."""
+        i = self.offset // PAGE
+        page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
+        if page is not None and page.users > 1:
+            self._put(i, self.pool.copy(page))
+
+    def _schedule(self) -> None:
+        """When `reserve` and `advance` have something to do again."""
+        due = self.pool.policy(self.policy).next_change(self.offset)
+        self._until = min(PAGE * len(self.pages), due)
+        self._look = due - AHEAD
+
+    def _sound(self, left: int) -> int:
+        """The most tokens, `left` at most, that may stay: then the last page is hot or full, and no cold page
+        lies in the hot range."""
+        if left == self.offset:
+            return left
+        if left // PAGE < self.low:
+            left -= left % PAGE
+        newest = max(0, left - self.policy.hot) // PAGE  # first page of the hot range
+        return newest * PAGE if newest < self.cold else left
+
+    def _cut(self, end: int) -> None:
+        """Pages from `end` on go back."""
+        for i in range(len(self.pages) - 1, end - 1, -1):
+            page = self.pages.pop()
+            if page is not None:
+                self.pool.release(page)
+                self.table.clear(i)
+        self.cold, self.low = min(self.cold, end), min(self.low, end)
+        self.first = min(self.first, end)
+        self._until = self._look = 0
+
+    # Ahead of time ------------------------------------------------------------------------------
+
+    def _begin_next(self) -> None:
+        """Begin the demotions that the next boundary will ask for."""
+        self._look = EVERYTHING  # until `reserve` sets it again
+        cold, low = self._due(self.offset + AHEAD)
+        for tier, start, stop in ((HOT, self.low, low), (WARM, self.cold, min(cold, self.low))):
+            which = range(max(start, self.first), stop)
+            if which:
+                self._begun[tier] = which, self.pool.demote(self._held(which))
+
+    def _stop(self) -> None:
+        """What was begun is not wanted any more."""
+        while self._begun:
+            self._discard(self._begun.popitem()[1][1])
+
+    def _discard(self, result: Lower | None) -> None:
+        for page in result() if result else ():
+            self.pool.release(page)

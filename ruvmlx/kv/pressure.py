@@ -1,0 +1,28 @@
+"""How near this machine is to running out of memory."""
+
+import ctypes
+import sys
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+# kern.memorystatus_vm_pressure_level: 1 normal, 2 warning, 4 critical
+_DARWIN_LEVELS = {1: 0.0, 2: 0.85, 4: 0.95}
+
+
+def memory_pressure() -> float:
+    """0 (plenty) to 1 (nothing left); 0 where the system does not tell."""
+    if sys.platform == "darwin":
+        return _darwin()
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        available, total = (int(fields[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0.0
+    return 1 - available / total if total else 0.0
+
+
+def _darwin() -> float:
+    level, size = ctypes.c_int(0), ctypes.c_size_t(4)
+    name = b"kern.memorystatus_vm_pressure_level"
+    failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, 0)
+    return 0.0 if failed else _DARWIN_LEVELS.get(level.value, 0.0)

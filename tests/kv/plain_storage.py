@@ -1,0 +1,66 @@
+"""A storage in plain Python: a page is a list of 64 things, whatever its tier."""
+
+from ruvmlx.kv.policy import COLD, HOT, PAGE, WARM
+
+
+class PlainTable:
+    def __init__(self):
+        self.rows: dict[int, tuple[int, int]] = {}
+
+    def set(self, index: int, page: int, tier: int) -> None:
+        self.rows[index] = page, tier
+
+    def clear(self, index: int) -> None:
+        del self.rows[index]
+
+    @property
+    def nbytes(self) -> int:
+        return 16 * len(self.rows)
+
+
+class PlainStorage:
+    """Counts what is alive, and refuses what a real storage would crash on."""
+
+    def __init__(self):
+        self.pages: dict[int, tuple[int, list]] = {}
+        self.made = 0
+
+    def page_bytes(self, tier: int) -> int:
+        return {COLD: 100, WARM: 200, HOT: 400}[tier]
+
+    def _add(self, tier: int, content: list) -> int:
+        self.made += 1
+        self.pages[self.made] = tier, content
+        return self.made
+
+    def make(self, tier: int) -> int:
+        return self._add(tier, [None] * PAGE)
+
+    def free(self, page: int, tier: int) -> None:
+        assert self.pages.pop(page)[0] == tier
+
+    def copy(self, page: int) -> int:
+        tier, content = self.pages[page]
+        assert tier == HOT
+        return self._add(HOT, list(content))
+
+    def demote(self, pages, tier):
+        content = [list(self.pages[page][1]) for page in pages]
+        assert tier > COLD and all(self.pages[page][0] == tier for page in pages)
+        assert all(token is not None for page in content for token in page), "a page that is not full"
+        return lambda: [self._add(tier - 1, page) for page in content]
+
+    def new_table(self) -> PlainTable:
+        return PlainTable()
+
+    def write(self, cache, position: int, token) -> None:
+        number, tier = cache.table.rows[position // PAGE]
+        assert tier == HOT
+        self.pages[number][1][position % PAGE] = token
+
+    def read(self, cache) -> list:
+        """Tokens of all pages that are still there, None for those that the window has left."""
+        out: list = []
+        for i in range(-(-cache.offset // PAGE)):
+            out += self.pages[cache.table.rows[i][0]][1] if i in cache.table.rows else [None] * PAGE
+        return out[: cache.offset]

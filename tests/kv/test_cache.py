@@ -1,0 +1,187 @@
+"""Page tables, tiers, trims and forks, against a plain list of tokens."""
+
+import random
+
+import pytest
+
+from ruvmlx.kv.cache import SLACK, PagedCache
+from ruvmlx.kv.policy import COLD, F16, HOT, PAGE, TIERED, WARM, TierPolicy, tightened
+from ruvmlx.kv.pool import PagePool
+
+from .plain_storage import PlainStorage
+
+SMALL = TierPolicy("tiered", 128, 256)
+
+
+class Walker:
+    """A cache beside the list of tokens that it should hold."""
+
+    def __init__(self, cache: PagedCache, tokens=()):
+        self.cache, self.tokens, self.storage = cache, list(tokens), cache.pool.storage
+
+    def append(self, tokens) -> None:
+        self.cache.reserve(len(tokens))
+        for i, token in enumerate(tokens):
+            self.storage.write(self.cache, self.cache.offset + i, token)
+        self.cache.advance(len(tokens))
+        self.tokens += tokens
+
+    def fail(self, n: int) -> None:
+        """A call that breaks half way."""
+        self.cache.reserve(n)
+        for i in range(n // 2):
+            self.storage.write(self.cache, self.cache.offset + i, -1)
+        self.cache.abandon()
+
+    def trim(self, n: int) -> bool:
+        done = self.cache.trim(n)
+        if done:
+            del self.tokens[self.cache.offset :]
+        return done
+
+    def check(self) -> None:
+        cache, held = self.cache, self.storage.read(self.cache)
+        assert cache.offset == len(self.tokens)
+        visible = max(0, cache.offset - cache.window + 1) if cache.window else 0
+        assert held[visible:] == self.tokens[visible:]
+        tiers = [page.tier for page in cache.pages if page is not None]
+        assert tiers == sorted(tiers)
+        rows = [(page.number, page.tier) for page in cache.pages if page is not None]
+        assert list(cache.table.rows.values()) == rows
+        stats = cache.stats()
+        assert stats.hot_tokens + stats.warm_tokens + stats.cold_tokens == cache.offset - PAGE * cache.first
+
+
+def new_pool(budget: int = 0, pressure=lambda: 0.0) -> PagePool:
+    return PagePool(PlainStorage(), budget, pressure)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_walk(seed, window):
+    """Appends, failures, trims, forks and closings at random points: the tokens are always the right ones,
+    and no page is lost or freed twice."""
+    pool, rng, next_token = new_pool(), random.Random(seed), iter(range(10**9))
+    walkers = [Walker(PagedCache(pool, SMALL, window))]
+    for _ in range(400):
+        walker = rng.choice(walkers)
+        match rng.choice(("chunk", "tokens", "tokens", "trim", "fork", "fail", "close")):
+            case "chunk":
+                walker.append([next(next_token) for _ in range(rng.randrange(1, 200))])
+            case "tokens":
+                for _ in range(rng.randrange(90)):
+                    walker.append([next(next_token)])
+            case "trim":
+                walker.trim(rng.randrange(rng.choice((3, 80, 2000))))
+            case "fork" if len(walkers) < 5:
+                walkers.append(Walker(walker.cache.fork(), walker.tokens))
+            case "fail":
+                walker.fail(rng.randrange(1, 150))
+            case "close" if len(walkers) > 1:
+                walkers.remove(walker)
+                walker.cache.clear()
+        for each in walkers:
+            each.check()
+        assert len(pool.storage.pages) == sum(pool.pages)
+    for walker in walkers:
+        walker.cache.clear()
+    assert pool.storage.pages == {} and pool.pages == [0, 0, 0] and pool.nbytes == 0
+
+
+@pytest.mark.parametrize("policy", [TIERED, SMALL, TierPolicy("tiered", 64, 64), F16])
+@pytest.mark.parametrize("chunk", [1, 64, 100, 256])
+def test_tiers_follow_from_the_age(policy, chunk):
+    """Before a token is appended at offset o, a page whose newest token is `hot` or more behind is warm."""
+    walker = Walker(PagedCache(new_pool(), policy))
+    while walker.cache.offset < 2600:
+        start = walker.cache.offset
+        walker.append(list(range(start, start + chunk)))
+        for j, page in enumerate(walker.cache.pages):
+            age = start + 1 - PAGE * (j + 1)
+            assert page.tier == (COLD if age >= policy.warm else WARM if age >= policy.hot else HOT)
+
+
+def test_bytes_of_a_policy_are_those_of_a_cache():
+    pool = new_pool()
+    walker = Walker(PagedCache(pool, SMALL))
+    for token in range(1000):
+        assert SMALL.bytes(walker.cache.offset, pool.sizes) >= pool.nbytes - pool.sizes[HOT]
+        walker.append([token])
+    walker.cache.reserve(1)
+    assert abs(SMALL.bytes(1000, pool.sizes) - pool.nbytes) <= pool.sizes[HOT]
+
+
+def test_begun_demotions_are_used():
+    """Decoding token by token finds the next lower pages made; none is made twice."""
+    pool = new_pool()
+    walker = Walker(PagedCache(pool, SMALL))
+    calls = []
+    demote = pool.storage.demote
+    pool.storage.demote = lambda pages, tier: calls.append((walker.cache.offset, tier)) or demote(pages, tier)
+    walker.append(list(range(400)))
+    calls.clear()
+    for token in range(400, 1000):
+        walker.append([token])
+    calls = [call for call in calls if call[0] != 400]  # the chunk's own
+    assert all(offset % PAGE == PAGE - 1 - 32 for offset, _ in calls)
+    assert len(calls) == 2 * len({offset for offset, _ in calls})  # one to warm, one to cold
+
+
+def test_a_trim_leaves_pages_of_full_precision_behind_it():
+    """A cut inside a page of 8 or 4 bits goes back to its start, one near cold pages to where `hot` tokens
+    more will be read again."""
+    walker = Walker(PagedCache(new_pool(), TierPolicy("tiered", 128, 512)))
+    walker.append(list(range(1000)))
+    walker.append([1000])
+    low, cold = PAGE * walker.cache.low, PAGE * walker.cache.cold
+    assert walker.trim(walker.cache.offset - (low + 5)) and walker.cache.offset == low + 5
+    assert walker.trim(10) and walker.cache.offset == low - PAGE
+    assert walker.trim(walker.cache.offset - (cold + 1)) and walker.cache.offset <= cold - 128 + PAGE
+    walker.check()
+
+
+def test_a_window_that_would_not_be_whole_is_not_trimmed():
+    walker = Walker(PagedCache(new_pool(), SMALL, window=100))
+    for token in range(2000):
+        walker.append([token])
+    before = walker.cache.stats()
+    assert not walker.trim(SLACK + 200) and walker.cache.stats() == before
+    assert walker.trim(50)
+
+
+def test_a_fork_copies_only_what_it_writes():
+    pool = new_pool()
+    one = Walker(PagedCache(pool, F16))
+    one.append(list(range(100)))
+    two = Walker(one.cache.fork(), one.tokens)
+    assert sum(pool.pages) == 2
+    two.append([-1])
+    assert sum(pool.pages) == 3
+    one.append([-2])
+    assert sum(pool.pages) == 3
+    one.check(), two.check()
+
+
+def test_pressure_tightens_and_lets_go():
+    """Warm shrinks before hot; when memory returns, new pages live longer again. f16 is left alone."""
+    level = [0.95]
+    pool = new_pool(pressure=lambda: level[0])
+    cache = Walker(PagedCache(pool, TIERED))
+    cache.append(list(range(1500)))
+    cache.append(list(range(1500, 1600)))
+    assert cache.cache.stats().cold_tokens > 0 and cache.cache.stats().hot_tokens >= 256
+    level[0] = 0.1
+    for token in range(1000):
+        cache.append([token])
+    assert pool.level == 0
+    assert tightened(F16, 5) is F16
+
+
+def test_a_budget_bounds_the_bytes():
+    pool = new_pool(budget=6000)
+    walker = Walker(PagedCache(pool, TIERED))
+    for start in range(0, 2000, 50):
+        walker.append(list(range(start, start + 50)))
+    unbounded = TIERED.bytes(2000, pool.sizes)
+    assert pool.nbytes <= 6000 + 400 < unbounded
+    walker.check()
