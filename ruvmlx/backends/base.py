@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..kv.cache import KVStats
+from ..kv.policy import TierPolicy
+
 
 class Step(NamedTuple):
     """What the model says after the last token."""
@@ -36,14 +39,21 @@ class KVCache(Protocol):
         """Bytes that the cache occupies now."""
 
     def trim(self, n: int) -> bool:
-        """Forget the newest n tokens. False when it cannot (a wrapped sliding window): start a new cache."""
+        """Forget the newest n tokens, and more where they were kept in 8 or 4 bits: `offset` says what is
+        left. False when it cannot (a wrapped sliding window), and nothing changes: start a new cache."""
+
+    def stats(self) -> KVStats: ...
+
+    def fork(self) -> "KVCache":
+        """A second sequence that begins with the same tokens; either may then go on without the other."""
 
 
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "hybrid" | "reference"
     kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
 
-    def new_cache(self) -> KVCache: ...
+    def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
+        """Without a policy: the backend's plain cache, nothing in fewer than 16 bits."""
 
     def prefill(
         self,

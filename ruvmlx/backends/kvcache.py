@@ -1,7 +1,10 @@
-"""KV caches of the MLX backend. keys, values: [1, n_kv_heads, T, head_dim]."""
+"""The MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
 
+import copy
 from collections.abc import Sequence
 
+from ..kv.cache import KVStats
+from ..kv.policy import F16
 from . import mlxlm
 from .mx import mx
 
@@ -87,6 +90,17 @@ class MLXCache:
     def offset(self) -> int:
         return self.layers[-1].offset
 
+    def fork(self) -> "MLXCache":
+        """MLX copies an array when it is first written to while another shares its memory."""
+        other = copy.copy(self)
+        other.layers = [_forked(layer) for layer in self.layers]
+        return other
+
+    def stats(self) -> KVStats:
+        last, arrays = self.layers[-1], self.arrays()
+        held = last.end if isinstance(last, SlidingKVCache) else last.offset
+        return KVStats(F16.name, held, 0, 0, self.nbytes, 2 * sum(a.size for a in arrays))
+
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
@@ -109,3 +123,10 @@ class MLXCache:
     @staticmethod
     def _can_trim(layer, n: int) -> bool:
         return layer.can_trim(n) if isinstance(layer, SlidingKVCache) else 0 <= n <= layer.offset
+
+
+def _forked(layer):
+    other = copy.copy(layer)
+    if layer.keys is not None:
+        other.keys, other.values = mx.array(layer.keys), mx.array(layer.values)
+    return other

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ..errors import RuvmlxError, UsageError
+from ..kv.policy import F16, TierPolicy
 from ..models.base import Model, Weights
 from . import cpu, cpu_layers, graph
 from .base import HeadAdapter, KVCache, Step
@@ -42,7 +43,9 @@ class MLXBackend:
         self._forward = cpu_layers.forward if how.own_layers else _forward
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
-    def new_cache(self) -> MLXCache:
+    def new_cache(self, policy: TierPolicy | None = None) -> MLXCache:
+        if policy not in (None, F16):
+            raise UsageError("the MLX backend has no tiered cache yet; use --kv f16")
         return MLXCache(self.config.n_layers, self.config.sliding_window)
 
     def prefill(

@@ -4,12 +4,15 @@ Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), 
 Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 
 from ..errors import CorruptFile, RuvmlxError, UsageError
+from ..kv.cache import KVStats
+from ..kv.policy import F16, TierPolicy
 from ..models.base import Model, ModelConfig, Weights
 from .base import HeadAdapter, KVCache, Step
 
@@ -43,6 +46,15 @@ class ReferenceCache:
         self.values = [v[:, : self.offset] for v in self.values]
         return True
 
+    def stats(self) -> KVStats:
+        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes // 2)
+
+    def fork(self) -> "ReferenceCache":
+        """`append` makes new arrays, so the old ones may be shared."""
+        other = copy.copy(self)
+        other.keys, other.values = list(self.keys), list(self.values)
+        return other
+
 
 class ReferenceBackend:
     name = "reference"
@@ -54,7 +66,9 @@ class ReferenceBackend:
         self._weights = unpacked(model.load_weights(), model.config)
         self._frequencies = rope_frequencies(model.config)
 
-    def new_cache(self) -> ReferenceCache:
+    def new_cache(self, policy: TierPolicy | None = None) -> ReferenceCache:
+        if policy not in (None, F16):
+            raise UsageError("the reference backend has no tiered cache; use --kv f16, or another backend")
         return ReferenceCache(self.config)
 
     def prefill(

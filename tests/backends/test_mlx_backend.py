@@ -11,6 +11,7 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.errors import CorruptFile, RuvmlxError, UsageError
+from ruvmlx.kv.policy import F16
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
 
@@ -202,3 +203,30 @@ def test_one_thread_after_another(model):
     user.start()
     user.join()
     np.testing.assert_array_equal(here, there[0])
+
+
+@pytest.mark.parametrize("kind", [MLXBackend, ReferenceBackend])
+@pytest.mark.parametrize("name", ["model", "sliding"])
+def test_fork(request, name, kind):
+    """Two sequences go on from the same tokens, and neither sees the other's."""
+    backend = kind(request.getfixturevalue(name), chunk=32)
+    one = backend.new_cache(F16)
+    backend.prefill(TOKENS[:70], one)
+    two = one.fork()
+    assert one.stats() == two.stats() and two.offset == 70
+    left, right = backend.prefill(TOKENS[70:80], one), backend.prefill(TOKENS[80:], two)
+    again = backend.decode(5, one)
+    for prompt, step in ((TOKENS[:80], left), (TOKENS[:70] + TOKENS[80:], right), ([*TOKENS[:80], 5], again)):
+        want = backend.prefill(prompt, backend.new_cache())
+        np.testing.assert_allclose(step.logits, want.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [MLXBackend, ReferenceBackend])
+def test_stats_of_a_plain_cache(model, kind):
+    backend = kind(model, chunk=32)
+    cache = backend.new_cache()
+    backend.prefill(TOKENS, cache)
+    stats = cache.stats()
+    assert (stats.policy, stats.hot_tokens, stats.warm_tokens, stats.cold_tokens) == ("f16", 90, 0, 0)
+    assert stats.bytes == cache.nbytes == 2 * stats.f16_bytes  # float32 here
+    assert stats.f16_bytes >= 2 * 2 * 90 * 2 * 32 * 2  # k and v, 2 layers, 90 tokens, 2 heads of 32
