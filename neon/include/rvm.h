@@ -291,6 +291,9 @@ typedef struct {
 
     /* out[rows][head_dim] from `parts` key ranges: part i begins at partial + i * stride. */
     int (*merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out);
+
+    /* rvm_pages_demote by this implementation; all give the same bytes. */
+    int (*demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
 } rvm_layers;
 
 /* As rvm_impl and rvm_impl_name. */

@@ -2,6 +2,7 @@
  * instruction set, with -DRVM_IMPL=<name>; exports the one table rvm_layers_<name>. */
 #include "rvm.h"
 
+#include "demote.h"
 #include "lanes.h"
 
 #define JOIN_(a, b) a##b
@@ -412,4 +413,5 @@ const rvm_layers JOIN(rvm_layers_, RVM_IMPL) = {
     .append = k_append,
     .attend = k_attend,
     .merge = k_merge,
+    .demote = DEMOTE,
 };

@@ -1,17 +1,85 @@
-/* Pages of keys and values: their sizes, and how one becomes another of fewer bits.  See rvm.h, "pages". */
-#include "rvm.h"
+/* Pages of keys and values: their sizes, the byte order that all implementations share, and demotion by the
+ * fastest implementation.  See rvm.h, "pages", and pages.h. */
+#include "pages.h"
 
-static size_t rounded(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-/* Quantised keys are rows of 32 numbers times something, as in rvm_matrix; values are in tiles of 16
- * dimensions. Scales follow: f16 per token for K and for V; cold pages have biases too. */
 size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim) {
-    const size_t hot = head_dim + rounded(head_dim, 16), small = rounded(head_dim, 32) + rounded(head_dim, 16);
-    if (head_dim == 0 || head_dim % 2 || head_dim > RVM_MAX_HEAD_DIM) return 0;
-    switch (tier) {
-    case RVM_HOT: return 2 * RVM_PAGE_TOKENS * hot;
-    case RVM_WARM: return RVM_PAGE_TOKENS * (small + 2 * 2);
-    case RVM_COLD: return RVM_PAGE_TOKENS * (small / 2 + 2 * 4);
-    default: return 0;
+    if (!good_head_dim(head_dim) || (uint32_t)tier > RVM_HOT) return 0;
+    return head_page_bytes(tier, head_dim);
+}
+
+int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim) {
+    static const rvm_layers *fastest;
+    const rvm_layers *k = __atomic_load_n(&fastest, __ATOMIC_RELAXED);
+    if (!k) __atomic_store_n(&fastest, k = rvm_layers_impl(NULL), __ATOMIC_RELAXED);
+    return k->demote(from, src, to, dst, n, head_dim);
+}
+
+/* ---- the shared order ---- */
+
+/* Where the code of row r, column c lies in tiles of `columns`; *high: in the upper half of the byte. */
+static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
+    const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
+    const size_t k = c % PAGE_BLOCK, quad = tier == RVM_COLD ? k % 16 / 4 : k / 4;
+    *high = tier == RVM_COLD && k >= 16;
+    return block * page_block(tier) + 64 * quad + 4 * (r % PAGE_TILE) + k % 4;
+}
+
+static size_t code_at(rvm_tier tier, size_t head_dim, int value, size_t token, size_t d, int *high) {
+    if (value) return values_at(tier, head_dim) + place(tier, d, token, PAGE_TOKENS, high);
+    return keys_at(tier) + place(tier, token, d, key_columns(head_dim), high);
+}
+
+/* Both orders of one head-page's codes, visited number by number.  to_page: which of the two is written. */
+static void copy_codes(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
+    for (size_t i = 0; i < 2 * PAGE_TOKENS * head_dim; i++) {
+        int high;
+        const int value = i >= PAGE_TOKENS * head_dim;
+        const size_t token = i / head_dim % PAGE_TOKENS, d = i % head_dim;
+        uint8_t *mine = page + code_at(tier, head_dim, value, token, d, &high);
+        if (tier == RVM_WARM) {
+            if (to_page) *mine = shared[i] ^ 128;
+            else shared[i] = *mine ^ 128;
+            continue;
+        }
+        const int there = i % 2 ? 4 : 0, here = high ? 4 : 0;
+        if (to_page) *mine |= (uint8_t)((shared[i / 2] >> there & 15) << here);
+        else shared[i / 2] = (uint8_t)((there ? shared[i / 2] : 0) | (*mine >> here & 15) << there);
     }
+}
+
+static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
+    const size_t width = value_rows(head_dim);
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        for (size_t d = 0; d < head_dim; d++) {
+            uint8_t *mine[2] = {page + 2 * (d * PAGE_TOKENS + t),
+                                page + PAGE_ROW * head_dim + 2 * (t * width + d)};
+            for (size_t v = 0; v < 2; v++) {
+                uint8_t *there = shared + 2 * ((v * PAGE_TOKENS + t) * head_dim + d);
+                memcpy(to_page ? mine[v] : there, to_page ? there : mine[v], 2);
+            }
+        }
+}
+
+/* Scales and biases are in the same order in both, at the other end. */
+static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
+    if (tier == RVM_HOT) {
+        copy_hot(page, head_dim, shared, to_page);
+        return;
+    }
+    uint8_t *scales = shared + 2 * PAGE_TOKENS * head_dim / (tier == RVM_COLD ? 2 : 1);
+    memcpy(to_page ? page : scales, to_page ? scales : page, keys_at(tier));
+    copy_codes(tier, page, head_dim, shared, to_page);
+}
+
+int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out) {
+    if (!page || !out || !rvm_head_page_bytes(tier, head_dim)) return RVM_BAD_ARGUMENT;
+    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* page is only read */
+    return RVM_OK;
+}
+
+int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t head_dim, uint8_t *page) {
+    if (!in || !page || !rvm_head_page_bytes(tier, head_dim)) return RVM_BAD_ARGUMENT;
+    memset(page, tier == RVM_HOT ? 0 : page_zero(tier), head_page_bytes(tier, head_dim));
+    copy_page(tier, page, head_dim, (uint8_t *)in, 1);
+    return RVM_OK;
 }

@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "append": [_P, _P, _N, _P, _N, _N, _N, _P, _P],
     "attend": [_P],
     "merge": [_P, _N, _N, _N, _N, _P],
+    "demote": [_I, _P, _I, _P, _N, _N],
 }
 KERNELS = tuple(_SIGNATURES)
 

@@ -1,0 +1,260 @@
+/* Pages on their way down: hot (f16) -> warm (8 bits) -> cold (4 bits).  Compiled once per instruction set, as
+ * layers.c, but without contraction: all implementations give the bytes of metal_kernels/README.md.
+ *
+ * Keys go 16 tokens at a time, values 32: a panel x [columns][lanes], where lanes are what a tile calls rows.
+ *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
+ * So four columns of 16 lanes, interleaved, are one line of a block, and a token's scale belongs to a lane of
+ * keys, to a column of values. */
+#include "demote.h"
+
+#include "lanes.h"
+#include "pages.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { SPAN = PAGE_BLOCK, LINE = 4 * PAGE_TILE };
+
+/* One panel and its tokens' scales and biases. */
+typedef struct {
+    float x[SPAN * RVM_MAX_HEAD_DIM];
+    uint8_t code[SPAN * RVM_MAX_HEAD_DIM];
+    float scale[SPAN], bias[SPAN];
+    size_t columns, lanes, used; /* used: columns of keys, lanes of values that are not padding */
+} panel;
+
+static void from_halves(const uint16_t *h, size_t n, float *x) {
+    for (size_t i = 0; i < n; i += LANES) l_store(x + i, l_load_half(h + i));
+}
+
+/* x rounded to f16; -0 becomes +0. */
+static void round_to_half(float *x, size_t n, uint8_t *to) {
+    uint16_t h[SPAN];
+    for (size_t i = 0; i < n; i += LANES) l_store_half(h + i, l_load(x + i));
+    for (size_t i = 0; i < n; i++) h[i] = h[i] & 0x7fff ? h[i] : 0;
+    from_halves(h, n, x);
+    if (to) memcpy(to, h, n * sizeof *h);
+}
+
+/* ---- the least and the largest number of each token ---- */
+
+static inline float less(float a, float b) { return a < b ? a : b; }
+static inline float more(float a, float b) { return a > b ? a : b; }
+
+static void extremes_of_lanes(const panel *p, float *low, float *high) {
+    for (size_t r = 0; r < PAGE_TILE; r++) low[r] = INFINITY, high[r] = -INFINITY;
+    for (size_t c = 0; c < p->used; c++) {
+        const float *x = p->x + c * PAGE_TILE;
+        SIMD()
+        for (size_t r = 0; r < PAGE_TILE; r++) low[r] = less(x[r], low[r]), high[r] = more(x[r], high[r]);
+    }
+}
+
+/* 16 lanes of a column's numbers at a time; which comes first does not change a minimum. */
+static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
+    float least[PAGE_TILE], most[PAGE_TILE];
+    for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
+    for (; n >= PAGE_TILE; n -= PAGE_TILE, x += PAGE_TILE) {
+        SIMD()
+        for (size_t r = 0; r < PAGE_TILE; r++) least[r] = less(x[r], least[r]), most[r] = more(x[r], most[r]);
+    }
+    for (size_t r = 0; r < n; r++) least[r] = less(x[r], least[r]), most[r] = more(x[r], most[r]);
+    for (size_t h = PAGE_TILE / 2; h; h /= 2)
+        for (size_t r = 0; r < h; r++) least[r] = less(least[r + h], least[r]), most[r] = more(most[r + h], most[r]);
+    *low = *least, *high = *most;
+}
+
+static void extremes(const panel *p, int keys, float *low, float *high) {
+    if (keys) extremes_of_lanes(p, low, high);
+    else
+        for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
+}
+
+/* Scales and biases of a tier, as they are stored: scales of the panel's n tokens at `scales`, if wanted. */
+static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
+    const size_t n = keys ? PAGE_TILE : SPAN;
+    float low[SPAN], high[SPAN];
+    extremes(p, keys, low, high);
+    for (size_t i = 0; i < n; i++) {
+        const float most = more(-low[i], high[i]);
+        p->scale[i] = tier == RVM_WARM ? most / 127.0f : (high[i] - low[i]) / 15.0f;
+        p->bias[i] = tier == RVM_WARM ? 0 : low[i];
+    }
+    round_to_half(p->scale, n, scales);
+    if (tier == RVM_COLD) round_to_half(p->bias, n, biases);
+}
+
+/* ---- numbers <-> codes ---- */
+
+/* clamp(rint((x - bias) / scale), low, high); a NaN becomes `low`.  divisor: scale, or infinity for 0 */
+static inline float code_of(float x, float divisor, float bias, float low, float high) {
+    return less(more(rintf((x - bias) / divisor), low), high);
+}
+
+static void divisors(const panel *p, float *to) {
+    for (size_t i = 0; i < SPAN; i++) to[i] = p->scale[i] == 0 ? INFINITY : p->scale[i];
+}
+
+/* The numbers of one column. own: 1 when each lane has a scale of its own, 0 when all share one. */
+INLINE void soften_column(float *x, size_t n, const float *scale, const float *divisor, const size_t own) {
+    SIMD()
+    for (size_t r = 0; r < n; r++) x[r] = scale[own * r] * code_of(x[r], divisor[own * r], 0, -127, 127);
+}
+
+INLINE void code_column(const float *x, size_t n, const float *divisor, const float *bias, const size_t own,
+                        rvm_tier tier, uint8_t *code) {
+    const float low = tier == RVM_COLD ? 0 : -127, high = tier == RVM_COLD ? 15 : 127;
+    const int zero = page_zero(tier);
+    SIMD()
+    for (size_t r = 0; r < n; r++)
+        code[r] = (uint8_t)((int)code_of(x[r], divisor[own * r], bias[own * r], low, high) + zero);
+}
+
+INLINE void number_column(const uint8_t *code, size_t n, const float *scale, const size_t own, float *x) {
+    SIMD()
+    for (size_t r = 0; r < n; r++) x[r] = scale[own * r] * (float)((int)code[r] - 128);
+}
+
+/* x becomes what a warm page keeps of it. */
+static void soften(panel *p, int keys) {
+    float divisor[SPAN];
+    find_scales(p, keys, RVM_WARM, NULL, NULL);
+    divisors(p, divisor);
+    for (size_t c = 0; c < p->columns; c++) {
+        if (keys) soften_column(p->x + c * PAGE_TILE, PAGE_TILE, p->scale, divisor, 1);
+        else soften_column(p->x + c * p->lanes, p->lanes, p->scale + c, divisor + c, 0);
+    }
+}
+
+static void to_codes(panel *p, int keys, rvm_tier tier) {
+    const size_t n = p->lanes, zero = (size_t)page_zero(tier);
+    float divisor[SPAN];
+    divisors(p, divisor);
+    for (size_t c = 0; c < p->columns; c++) {
+        if (keys) code_column(p->x + c * PAGE_TILE, PAGE_TILE, divisor, p->bias, 1, tier, p->code + c * PAGE_TILE);
+        else code_column(p->x + c * n, n, divisor + c, p->bias + c, 0, tier, p->code + c * n);
+        if (!keys) memset(p->code + c * n + p->used, (int)zero, n - p->used);
+    }
+    if (keys) memset(p->code + p->columns * n, (int)zero, (key_columns(p->columns) - p->columns) * n);
+}
+
+static void from_warm_codes(panel *p, int keys) {
+    for (size_t c = 0; c < p->columns; c++) {
+        if (keys) number_column(p->code + c * PAGE_TILE, PAGE_TILE, p->scale, 1, p->x + c * PAGE_TILE);
+        else number_column(p->code + c * p->lanes, p->lanes, p->scale + c, 0, p->x + c * p->lanes);
+    }
+}
+
+/* ---- codes <-> blocks ---- */
+
+/* Four columns of 16 lanes -> byte[lane][4], and back. */
+static void interleave(const uint8_t *const column[4], uint8_t *line) {
+    for (size_t r = 0; r < PAGE_TILE; r++)
+        for (size_t i = 0; i < 4; i++) line[4 * r + i] = column[i][r];
+}
+
+static void separate(const uint8_t *line, uint8_t *const column[4]) {
+    for (size_t r = 0; r < PAGE_TILE; r++)
+        for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
+}
+
+/* code: the first of 32 columns, `lanes` apart */
+static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
+    for (size_t j = 0; j < (tier == RVM_COLD ? 4 : 8); j++, block += LINE) {
+        uint8_t both[4][PAGE_TILE];
+        const uint8_t *column[4];
+        for (size_t i = 0; i < 4; i++) {
+            const uint8_t *low = code + (4 * j + i) * lanes, *high = low + 16 * lanes;
+            column[i] = low;
+            if (tier == RVM_WARM) continue;
+            for (size_t r = 0; r < PAGE_TILE; r++) both[i][r] = (uint8_t)(low[r] | high[r] << 4);
+            column[i] = both[i];
+        }
+        interleave(column, block);
+    }
+}
+
+static void from_warm_block(const uint8_t *block, uint8_t *code, size_t lanes) {
+    for (size_t j = 0; j < 8; j++, block += LINE, code += 4 * lanes)
+        separate(block, (uint8_t *const[4]){code, code + lanes, code + 2 * lanes, code + 3 * lanes});
+}
+
+/* Where the panel whose first token is `token` lies: block b of it, and its codes' first lane and column. */
+typedef struct {
+    size_t count, at, apart; /* blocks; bytes from the start of the page to the first; bytes between them */
+    size_t step;             /* of codes, between blocks */
+} blocks;
+
+static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
+    if (keys)
+        return (blocks){key_columns(head_dim) / PAGE_BLOCK, keys_at(tier) + token / PAGE_TILE * key_tile(tier, head_dim),
+                        page_block(tier), PAGE_BLOCK * p->lanes};
+    return (blocks){p->lanes / PAGE_TILE, values_at(tier, head_dim) + token / SPAN * page_block(tier),
+                    value_tile(tier), PAGE_TILE};
+}
+
+/* ---- pages ---- */
+
+static void load_hot(panel *p, int keys, const uint8_t *page, size_t token, size_t head_dim) {
+    const uint16_t *h = (const uint16_t *)page + (keys ? token : PAGE_TOKENS * head_dim + token * p->lanes);
+    for (size_t c = 0; c < p->columns; c++)
+        from_halves(h + c * (keys ? (size_t)PAGE_TOKENS : p->lanes), p->lanes, p->x + c * p->lanes);
+}
+
+static void load_warm(panel *p, int keys, const uint8_t *page, size_t token, size_t head_dim) {
+    const size_t scales = keys ? k_scales_at() : v_scales_at(RVM_WARM);
+    const blocks b = blocks_of(p, keys, RVM_WARM, token, head_dim);
+    from_halves((const uint16_t *)(page + scales) + token, keys ? PAGE_TILE : SPAN, p->scale);
+    for (size_t i = 0; i < b.count; i++) from_warm_block(page + b.at + i * b.apart, p->code + i * b.step, p->lanes);
+    from_warm_codes(p, keys);
+}
+
+static void rotate_panel(panel *p) {
+    const size_t block = hadamard_block(p->columns), n = PAGE_TILE;
+    const float norm = (float)(1 / sqrt((double)block));
+    for (size_t h = 1; h < block; h *= 2)
+        for (size_t c = 0; c < p->columns; c++) {
+            float *a = p->x + c * n, *b = a + h * n;
+            if (c & h) continue;
+            SIMD()
+            for (size_t r = 0; r < n; r++) {
+                const float sum = a[r] + b[r], difference = a[r] - b[r];
+                a[r] = sum, b[r] = difference;
+            }
+        }
+    SIMD()
+    for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
+}
+
+static void store(panel *p, int keys, rvm_tier tier, uint8_t *page, size_t token, size_t head_dim) {
+    uint8_t *scales = page + (keys ? k_scales_at() : v_scales_at(tier)) + 2 * token;
+    uint8_t *biases = page + (keys ? k_biases_at() : v_biases_at()) + 2 * token;
+    const blocks b = blocks_of(p, keys, tier, token, head_dim);
+    find_scales(p, keys, tier, scales, tier == RVM_COLD ? biases : NULL);
+    to_codes(p, keys, tier);
+    for (size_t i = 0; i < b.count; i++) to_block(p->code + i * b.step, p->lanes, tier, page + b.at + i * b.apart);
+}
+
+static void demote_panel(panel *p, int keys, rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst,
+                         size_t token, size_t head_dim) {
+    p->columns = keys ? head_dim : SPAN;
+    p->lanes = keys ? PAGE_TILE : value_rows(head_dim);
+    p->used = head_dim;
+    if (from == RVM_HOT) load_hot(p, keys, src, token, head_dim);
+    else load_warm(p, keys, src, token, head_dim);
+    if (from == RVM_HOT && to == RVM_COLD) soften(p, keys);
+    if (keys && to == RVM_COLD) rotate_panel(p);
+    store(p, keys, to, dst, token, head_dim);
+}
+
+int DEMOTE(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim) {
+    const size_t there = rvm_head_page_bytes(from, head_dim), here = rvm_head_page_bytes(to, head_dim);
+    if (!src || !dst || !there || !here || from <= to) return RVM_BAD_ARGUMENT;
+    panel p;
+    memset(p.bias, 0, sizeof p.bias);
+    for (; n--; src += there, dst += here)
+        for (size_t token = 0; token < PAGE_TOKENS; token += PAGE_TILE) {
+            demote_panel(&p, 1, from, src, to, dst, token, head_dim);
+            if (token % SPAN == 0) demote_panel(&p, 0, from, src, to, dst, token, head_dim);
+        }
+    return RVM_OK;
+}
