@@ -31,34 +31,22 @@ FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
     return c;
 }
 
-// s[t][head] = q . k_t, with the per-channel scale and bias of a cold page folded into q:
-//   q . (scale * n + bias) = (q * scale) . n + q . bias
+// s[t][head] = q . k_t, without the scale and bias of token t
 template <int TIER, int D, int G>
 FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
     typedef Tile<D, G> T;
     const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS, head = j % T::HEADS;
     const bool live = 8 * j < D;
-    float folded[G][8], bias[G];
-    UNROLL for (int g = 0; g < G; g++) {
-        bias[g] = 0;
-        UNROLL for (int i = 0; i < 8; i++) folded[g][i] = live ? (float)q[g * D + 8 * j + i] : 0.0f;
-    }
-    if (TIER == COLD && live) {
-        float scales[8], biases[8];
-        load_halves(page, k_scale_at(COLD, D) + 16 * j, scales);
-        load_halves(page, k_bias_at(D) + 16 * j, biases);
-        UNROLL for (int g = 0; g < G; g++) {
-            bias[g] = dot8(0, folded[g], biases);
-            UNROLL for (int i = 0; i < 8; i++) folded[g][i] *= scales[i];
-        }
-    }
+    float own[G][8];
+    UNROLL for (int g = 0; g < G; g++)
+        UNROLL for (int i = 0; i < 8; i++) own[g][i] = live ? (float)q[g * D + 8 * j + i] : 0.0f;
     for (int b = 0; b < T::BLOCKS; b++) {
         float sum[T::LANES];
         UNROLL for (int u = 0; u < T::STEPS; u++) {
             float k[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             if (live) load_numbers<TIER, D>(page, (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
             UNROLL for (int g = 0; g < T::HEADS; g++)
-                sum[u * T::HEADS + g] = g < G ? dot8(bias[g < G ? g : 0], folded[g < G ? g : 0], k) : 0.0f;
+                sum[u * T::HEADS + g] = g < G ? dot8(0, own[g < G ? g : 0], k) : 0.0f;
         }
         transposing_sum<T::LANES / 2>(sum, j);
         s[((b * T::STEPS + step) * T::ROWS + row) * T::HEADS + head] = sum[0];

@@ -5,8 +5,9 @@
 //     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth page
 //   G query heads of one KV head share each read.   Templates: D (64, 80, 128), G (1 to 8)
-//   Scales stay out of the inner loops: per channel into q, per token into p.
-//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 128 bytes, 16.5 KB at most.
+//   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
+//   those of a value to its probability.
+//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 36 HEADS bytes, 16.3 KB at most.
 //   Twin: kernels/metal/decode.py::attend_decode_ops
 KERNEL_START
 typedef Tile<D, G> T;
@@ -14,6 +15,7 @@ constexpr int SIMDS = 4;
 constexpr int WORK = 2 * G * D + SIMDS * PAGE * T::HEADS, JOIN = SIMDS * G * D;
 SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(float, ends, SIMDS * T::HEADS * 2);
+SHARED(float, sums, T::HEADS); // of each head's q_cold
 
 const auto P = params + (int)group_at.z * PARAMS;
 const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
@@ -28,10 +30,15 @@ for (uint i = thread_at; i < G * D; i += 32 * SIMDS) {
     memory[i] = q[query * D + i] * scale;
     memory[G * D + i] = q_cold[query * D + i] * scale;
 }
+for (int g = simd_at; g < T::HEADS; g += SIMDS) {
+    const float sum = g < G ? sum_of_query<D>(q_cold, (query + g) * D, lane) * scale : 0.0f;
+    if (lane == 0) sums[g] = sum;
+}
 BARRIER();
 
 const auto s = memory + (2 * G * D + (int)simd_at * PAGE * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
+const float q_sum = sums[j % T::HEADS];
 float m = NEG_INF, l = 0, biased = 0; // of this lane's head; l and biased: this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
@@ -46,7 +53,8 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     UNROLL for (int b = 0; b < T::BLOCKS; b++) {
         const int t = (b * T::STEPS + step) * T::ROWS + row, token = page * PAGE + t;
         x[b] = s[t * T::HEADS + j % T::HEADS];
-        if (tier == WARM) x[b] *= half_to_f32(load_u16(data, k_scale_at(WARM, D) + 2 * t));
+        if (tier != HOT) x[b] *= half_to_f32(load_u16(data, k_scale_at(tier, D) + 2 * t));
+        if (tier == COLD) x[b] = fma(half_to_f32(load_u16(data, k_bias_at(D) + 2 * t)), q_sum, x[b]);
         if (token < first || token >= n_tokens) x[b] = NEG_INF;
         top = fmax(top, x[b]);
     }

@@ -1,15 +1,16 @@
 // attend_decode_matrix: attend_decode on matrix units, for GPUs whose ordinary lanes cannot unpack and multiply as fast
 //   as memory delivers (an H200 would need all of its f32 rate for 4-bit pages and four heads).
 //   Arguments, outputs and grid are attend_decode's.   Templates: D (64, 128), G (1 to 8)
-//   Threadgroup memory: 29 KB at most.   Twin: kernels/metal/decode.py::attend_decode_ops
+//   Threadgroup memory: 28 KB at most.   Twin: kernels/metal/decode.py::attend_decode_ops
 KERNEL_START
 typedef Matrix<D, G> M;
 constexpr int SIMDS = 4, Q_COLD = M::PARTS * M::DK / 2 * 32; // where the cold queries begin
-constexpr int WORK = Q_COLD + M::DK * 32, JOIN = SIMDS * G * D;
+constexpr int WORK = 2 * Q_COLD, JOIN = SIMDS * G * D;
 SHARED(uint, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(ushort, probabilities, SIMDS * M::PARTS * 8 * M::COLUMN);
 SHARED(float, ends, SIMDS * 8 * 2);
-SHARED(uint, tails, SIMDS * (D + 64));
+SHARED(uint, tails, SIMDS * TAIL);
+SHARED(float, sums, 8); // of each head's q_cold
 
 const auto P = params + (int)group_at.z * PARAMS;
 const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
@@ -39,19 +40,24 @@ for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
     if (g < G) a = q[(query + g) * D + d] * scale, b = q[(query + g) * D + d + 1] * scale;
     memory[i] = pack_halves(part_of(a, part), part_of(b, part));
 }
-for (int i = thread_at; i < M::DK * 32; i += 32 * SIMDS) {
-    const int part = i / (M::DK * 16), e = i / 128 % (M::DK / 8), at = i / 4 % 32;
+for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
+    const int at = i / 4 % 32, e = i / 128 % (M::DK / 8), part = M::PACKED ? at / 16 : i / (M::DK * 16);
     const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 8 * e + i % 4;
     float a = 0, b = 0;
     if (g < G) a = q_cold[(query + g) * D + d] * scale, b = q_cold[(query + g) * D + d + 4] * scale;
     memory[Q_COLD + i] = pack_halves(part_of(a, part), part_of(b, part));
 }
+for (int g = simd_at; g < 8; g += SIMDS) {
+    const float sum = g < G ? sum_of_query<D>(q_cold, (query + g) * D, lane) * scale : 0.0f;
+    if (lane == 0) sums[g] = sum;
+}
 BARRIER();
 
-const auto tail = tails + (int)simd_at * (D + 64);
+const auto tail = tails + (int)simd_at * TAIL;
 const auto p_half = probabilities + (int)simd_at * M::PARTS * 8 * M::COLUMN;
 const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // this lane's two: of scores and of o
 const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // this lane's tiles of 16 tokens: of scores
+const float q_sum[2] = {sums[first_head], sums[first_head + 1]};
 float m[2] = {NEG_INF, NEG_INF}, l[2] = {0, 0}, biased[2] = {0, 0}, o_tile[D / 16][4];
 UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_tile[i][r] = 0;
 
@@ -62,18 +68,13 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     const bool next_cold = page + SIMDS < min(end, n_cold);
     const auto next = cold + (ulong)(next_cold ? next_id * n_kv + kv : 0) * (ulong)page_bytes(COLD, D);
     id = next_id, next_id = pages[P[TABLE] + min(page + 2 * SIMDS, last)];
-    float c[4][4], bias[2] = {0, 0};
+    float c[4][4];
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int r = 0; r < 4; r++) c[i][r] = 0;
     if (tier == COLD) {
         store_tail<D>(tail, held, lane);
         SIMD_BARRIER();
-        float sums[4] = {0, 0, 0, 0};
-        matrix_scores_cold<D, G>(held, tail, memory + Q_COLD, c, sums, lane);
+        matrix_scores_cold<D, G>(held, memory + Q_COLD, c, lane);
         if (next_cold) load_cold_k<D>(next, held, lane);
-        UNROLL for (int h = 0; h < 2; h++) { // row 0's columns are in the first four lanes
-            bias[h] = shuffle(sums[h], M::PACKED ? column % 2 : column);
-            if (M::PACKED) bias[h] += shuffle(sums[h], column % 2 + 2);
-        }
     } else if (tier == WARM) {
         forget<D>(held);
         matrix_scores<WARM, D, G>(data, memory, c, lane);
@@ -90,7 +91,7 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
             x[i][r] = c[i][r];
             if (M::PACKED) x[i][r] = (column < 2 ? c[i][r] : other) + shuffle_xor(column < 2 ? other : c[i][r], 2);
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, token = page * PAGE + t;
-            x[i][r] += bias[r % 2];
+            if (tier == COLD) x[i][r] = fma(tail_half(tail, K_SCALE + t), x[i][r], tail_half(tail, K_BIAS + t) * q_sum[r % 2]);
             if (tier == WARM) x[i][r] *= half_to_f32(load_u16(data, k_scale_at(WARM, D) + 2 * t));
             if (token < first || token >= n_tokens) x[i][r] = NEG_INF;
             top[r % 2] = fmax(top[r % 2], x[i][r]);
@@ -108,7 +109,7 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, to = (first_head + r % 2) * M::COLUMN + t % 4 * 16 + t / 4;
             float p = fast_exp2(x[i][r] - at[r % 2]);
             l[r % 2] += p;
-            if (tier == COLD) biased[r % 2] = fma(p, tail_half(tail, 2 * D + PAGE + t), biased[r % 2]), p *= tail_half(tail, 2 * D + t);
+            if (tier == COLD) biased[r % 2] = fma(p, tail_half(tail, V_BIAS + t), biased[r % 2]), p *= tail_half(tail, V_SCALE + t);
             if (tier == WARM) p *= half_to_f32(load_u16(data, v_scale_at(WARM, D) + 2 * t));
             const uint high = f32_to_half(p);
             p_half[to] = high;

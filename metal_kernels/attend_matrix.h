@@ -78,14 +78,12 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
 // the next page is on its way during the whole of this one's arithmetic.
 template <int D> struct ColdPage {
     uint k[8][D / 32], v[16][D / 64];
-    uint4 tail; // 16 bytes of scales and biases, and 8 more if D is 128: they go through threadgroup memory
-    uint2 more;
+    uint4 tail; // 16 bytes of scales and biases: they go through threadgroup memory
 };
 template <int D> FN void load_cold_k(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 8; i++)
         load_words<D / 32>(page, (8 * i + lane / 4) * (D / 2) + lane % 4 * (D / 8), w.k[i]);
     w.tail = load_u32x4(page, k_scale_at(COLD, D) + 16 * lane);
-    if (D == 128) w.more = load_u32x2(page, k_scale_at(COLD, D) + 512 + 8 * lane);
 }
 template <int D> FN void load_cold_v(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 16; i++)
@@ -96,55 +94,29 @@ template <int D> FN void load_cold_v(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &
 template <int D> FN void forget(THREAD ColdPage<D> &w) {
     UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < D / 32; n++) w.k[i][n] = 0;
     UNROLL for (int i = 0; i < 16; i++) UNROLL for (int n = 0; n < D / 64; n++) w.v[i][n] = 0;
-    w.tail.x = w.tail.y = w.tail.z = w.tail.w = w.more.x = w.more.y = 0;
+    w.tail.x = w.tail.y = w.tail.z = w.tail.w = 0;
 }
 
-// The scales and biases, in the order they have in the page.   tail: words [D + 64]
+// The scales and biases, in the order they have in the page: halves K_SCALE + t ..
+constexpr int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words
 template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const ColdPage<D> &w, uint lane) {
     tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
-    if (D == 128) tail[128 + 2 * lane] = w.more.x, tail[128 + 2 * lane + 1] = w.more.y;
 }
 FN float tail_half(LOCAL(uint) tail, int i) { return half_to_f32((uint)tail[i / 2] >> (i % 2 * 16) & 0xffffu); }
-// Eight halves, paired as nibbles come out of a word: (0,4) (1,5) (2,6) (3,7).
-FN void load_pairs(LOCAL(uint) tail, int i, THREAD uint *x) {
-    const uint4 w = load_local_u32x4(tail, i / 2);
-    x[0] = byte_permute(w.x, w.z, 0x5410), x[1] = byte_permute(w.x, w.z, 0x7632);
-    x[2] = byte_permute(w.y, w.w, 0x5410), x[3] = byte_permute(w.y, w.w, 0x7632);
-}
 
-// c[tile] += K of 16 tokens x q, and bias += q . (the page's biases), as one more row. The page's scales go into q:
-// high = f16(q s), and what that leaves of q s, which fma gives to the last bit.
-//   q: this lane's words, [part][DK / 8][32][4]
+// c[tile] += K of 16 tokens x q, cold.  q: this lane's words, [part][DK / 8][32][4]
 template <int D, int G>
-FN void matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) tail, LOCAL(uint) q, THREAD float (*c)[4], THREAD float *bias, uint lane) {
+FN void matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
-    const uint row = lane / 4, column = lane % 4;
-    UNROLL for (int e = 0; e < M::DK / 8; e++) { // 8 numbers of the key: a word of each token, two products
-        uint scales[4], biases[4];
-        load_pairs(tail, column * M::DK + 8 * e, scales);
-        load_pairs(tail, D + column * M::DK + 8 * e, biases);
-        const uint4 u = load_local_u32x4(q, (e * 32 + lane) * 4), v = load_local_u32x4(q, ((M::DK / 8 + e) * 32 + lane) * 4);
-        const uint high[4] = {u.x, u.y, u.z, u.w}, low[4] = {v.x, v.y, v.z, v.w};
+    UNROLL for (int e = 0; e < M::DK / 8; e++) // 8 numbers of the key: a word of each token, two products
         UNROLL for (int part = 0; part < M::PARTS; part++) {
-            const bool rest = M::PACKED ? row >= 4 : part == 1;
-            uint plain[4], b[4];
+            const uint4 b = load_local_u32x4(q, ((part * M::DK / 8 + e) * 32 + lane) * 4);
             UNROLL for (int i = 0; i < 4; i++) {
-                const uint product = half2_mul(high[i], scales[i]);
-                const uint left = half2_fma(low[i], scales[i], half2_fma(high[i], scales[i], product ^ 0x80008000u));
-                b[i] = rest ? left : product;
-                plain[i] = rest ? low[i] : high[i];
-                if (row) biases[i] = 0;
-            }
-            UNROLL for (int half = 0; half < 2; half++) {
-                multiply(bias, biases[2 * half], 0, biases[2 * half + 1], 0, plain[2 * half], plain[2 * half + 1]);
-                UNROLL for (int i = 0; i < 4; i++) {
-                    const uint x = w.k[2 * i][e], y = w.k[2 * i + 1][e];
-                    multiply(c[i], nibbles(x, 2 * half), nibbles(y, 2 * half), nibbles(x, 2 * half + 1), nibbles(y, 2 * half + 1),
-                             b[2 * half], b[2 * half + 1]);
-                }
+                const uint x = w.k[2 * i][e], y = w.k[2 * i + 1][e];
+                multiply(c[i], nibbles(x, 0), nibbles(y, 0), nibbles(x, 1), nibbles(y, 1), b.x, b.y);
+                multiply(c[i], nibbles(x, 2), nibbles(y, 2), nibbles(x, 3), nibbles(y, 3), b.z, b.w);
             }
         }
-    }
 }
 
 // o[tile] += V^T of 16 numbers x p.  p: halves [part][8 columns][COLUMN]; token t lies at t % 4 * 16 + t / 4

@@ -27,6 +27,7 @@ typedef unsigned long ulong;
 FN float shuffle_xor(float x, uint mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 FN float shuffle(float x, uint from) { return __shfl_sync(0xffffffffu, x, from); }
 
+FN float product(float x, float y) { return __fmul_rn(x, y); }
 FN float as_f32(uint bits) { return __uint_as_float(bits); }
 FN uint as_u32(float x) { return __float_as_uint(x); }
 FN float half_to_f32(uint bits) { return __half2float(__ushort_as_half((ushort)bits)); }
@@ -39,10 +40,6 @@ FN uint pack_halves(float low, float high) {
 }
 FN uint half2_sub(uint a, uint b) {
     const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
-    return *(const uint *)&h;
-}
-FN uint half2_mul(uint a, uint b) {
-    const __half2 h = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint *)&h;
 }
 FN float fast_exp2(float x) { // no denormal results

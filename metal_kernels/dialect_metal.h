@@ -16,6 +16,10 @@
 FN float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 FN float shuffle(float x, ushort from) { return simd_shuffle(x, from); }
 
+FN float product(float x, float y) {
+#pragma METAL fp contract(off)
+    return x * y;
+}
 FN float as_f32(uint bits) { return as_type<float>(bits); }
 FN uint as_u32(float x) { return as_type<uint>(x); }
 FN float half_to_f32(uint bits) { return float(as_type<half>(ushort(bits))); }

@@ -365,6 +365,7 @@ using std::sqrt;
 FN int min(int a, int b) { return a < b ? a : b; }
 FN int max(int a, int b) { return a > b ? a : b; }
 
+FN float product(float x, float y) { return x * y; } // compiled with -ffp-contract=off
 FN float as_f32(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
 FN uint as_u32(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
 
@@ -389,9 +390,6 @@ inline float sim::f16(uint word, int i) { return half_to_f32(word >> 16 * i & 0x
 FN uint pack_halves(float low, float high) { return f32_to_half(low) | f32_to_half(high) << 16; }
 FN uint half2_sub(uint a, uint b) {
     return pack_halves(sim::f16(a, 0) - sim::f16(b, 0), sim::f16(a, 1) - sim::f16(b, 1));
-}
-FN uint half2_mul(uint a, uint b) {
-    return pack_halves(sim::f16(a, 0) * sim::f16(b, 0), sim::f16(a, 1) * sim::f16(b, 1));
 }
 FN float fast_exp2(float x) { return exp2(x); }
 FN uint half2_fma(uint a, uint b, uint c) {

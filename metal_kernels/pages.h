@@ -57,6 +57,18 @@ FN void load_halves(GLOBAL_IN(uchar) p, uint at, THREAD float *x) {
     halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
 }
 
+FN float sum_over_lanes(float x) {
+    UNROLL for (int w = 1; w < 32; w *= 2) x += shuffle_xor(x, w);
+    return x;
+}
+
+// The sum of D numbers from q[at] on, for the simdgroup: what a cold key's bias is multiplied by.
+template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
+    float sum = 0;
+    for (uint d = lane; d < D; d += 32) sum += q[at + d];
+    return sum_over_lanes(sum);
+}
+
 // x[0..7] = numbers d .. d+7 of token t of a block K or V, without scale and bias
 template <int TIER, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
     if (TIER == HOT) {

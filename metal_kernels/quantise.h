@@ -2,7 +2,7 @@
 //   8 bits:  s = f16(absmax / 127)        q = clamp(rint(x / s), -127, 127)        x ~ s q
 //   4 bits:  s = f16((max - min) / 15)    b = f16(min)    q = clamp(rint((x - b) / s), 0, 15)        x ~ s q + b
 //   s = 0: q = 0. A scale or bias of -0 is stored as +0: which zero is the least would depend on the order.
-//   Products s * q are exact in float32, so it does not matter whether a compiler fuses s * q - b.
+//   Products s * q are exact in float32, so it does not matter whether a compiler fuses s * q - b. Others are `product`s.
 
 FN float max_over_lanes(float x) {
     UNROLL for (int w = 1; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
@@ -54,5 +54,5 @@ template <int D> FN void hadamard(THREAD float *x, uint lane) {
             x[i] = lane & w ? other - x[i] : x[i] + other;
         }
     const float norm = B == 128 ? 0.08838834764831845f : B == 64 ? 0.125f : B == 32 ? 0.17677669529663687f : 0.25f;
-    UNROLL for (int i = 0; i < 4; i++) x[i] *= norm;
+    UNROLL for (int i = 0; i < 4; i++) x[i] = product(x[i], norm);
 }

@@ -16,16 +16,9 @@ FN void fill_tile(GLOBAL_IN(uchar) page, GLOBAL_IN(uchar) block, int value, int 
         float x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (t < valid) load_numbers<TIER, D>(block, at, d, x);
         if (TIER != HOT && t < valid) {
-            float scales[8], biases[8];
-            if (TIER == COLD && !value) {
-                load_halves(page, k_scale_at(COLD, D) + 2 * d, scales);
-                load_halves(page, k_bias_at(D) + 2 * d, biases);
-            } else {
-                const float s = half_to_f32(load_u16(page, (value ? v_scale_at(TIER, D) : k_scale_at(TIER, D)) + 2 * at));
-                const float b = TIER == COLD ? half_to_f32(load_u16(page, v_bias_at(D) + 2 * at)) : 0.0f;
-                UNROLL for (int k = 0; k < 8; k++) scales[k] = s, biases[k] = b;
-            }
-            UNROLL for (int k = 0; k < 8; k++) x[k] = fma(scales[k], x[k], biases[k]);
+            const float s = half_to_f32(load_u16(page, (value ? v_scale_at(TIER, D) : k_scale_at(TIER, D)) + 2 * at));
+            const float b = TIER == COLD ? half_to_f32(load_u16(page, (value ? v_bias_at(D) : k_bias_at(D)) + 2 * at)) : 0.0f;
+            UNROLL for (int k = 0; k < 8; k++) x[k] = fma(s, x[k], b);
         }
         store_local_f32x4(tile, tile_at(D, t, d / 4), x);
         store_local_f32x4(tile, tile_at(D, t, d / 4 + 1), x + 4);

@@ -68,7 +68,7 @@ template <int D> __global__ void demote_warm(const uchar *hot, const int *ids, c
 #include "../demote_warm.metal"
 }
 
-template <int D, int SOURCE, int ROTATE>
+template <int D, int SOURCE>
 __global__ void demote_cold(const uchar *pool, const int *ids, const int *params, uchar *out) {
 #include "../demote_cold.metal"
 }
@@ -130,8 +130,9 @@ static void fill_page(uchar *page, int tier, int D) {
     if (tier == WARM) {
         for (int t = 0; t < 128; t++) half[64 * D + t] = f16(uniform(0.005f, 0.03f));
     } else {
-        for (int d = 0; d < D; d++) half[32 * D + d] = f16(uniform(0.05f, 0.3f)), half[33 * D + d] = f16(uniform(-3, 1));
-        for (int t = 0; t < 64; t++) half[34 * D + t] = f16(uniform(0.05f, 0.3f)), half[34 * D + 64 + t] = f16(uniform(-2, 0));
+        ushort *k = (ushort *)(page + k_scale_at(COLD, D)), *v = (ushort *)(page + v_scale_at(COLD, D));
+        for (int t = 0; t < 64; t++) k[t] = f16(uniform(0.05f, 0.3f)), k[64 + t] = f16(uniform(-3, 1));
+        for (int t = 0; t < 64; t++) v[t] = f16(uniform(0.05f, 0.3f)), v[64 + t] = f16(uniform(-2, 0));
     }
 }
 
@@ -141,8 +142,7 @@ static double number(const uchar *page, int tier, int D, bool value, int t, int 
     if (tier == HOT) return f32(((const ushort *)block)[t * D + d]);
     if (tier == WARM) return half((value ? v_scale_at(WARM, D) : k_scale_at(WARM, D)) + 2 * t) * (signed char)block[t * D + d];
     int n = block[(t * D + d) / 2] >> (d % 2 * 4) & 15;
-    if (value) return half(v_scale_at(COLD, D) + 2 * t) * n + half(v_bias_at(D) + 2 * t);
-    return half(k_scale_at(COLD, D) + 2 * d) * n + half(k_bias_at(D) + 2 * d);
+    return half((value ? v_scale_at(COLD, D) : k_scale_at(COLD, D)) + 2 * t) * n + half((value ? v_bias_at(D) : k_bias_at(D)) + 2 * t);
 }
 
 struct Sequence {
@@ -326,7 +326,7 @@ static int bits_of(float x) {
 }
 
 // Bytes that differ from what the formulas of README.md give.
-static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, bool rotated, const uchar *got) {
+static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, const uchar *got) {
     std::vector<uchar> want(page_bytes(cold ? COLD : WARM, D));
     ushort *half = (ushort *)want.data();
     std::vector<float> x(2 * 64 * D);
@@ -334,10 +334,6 @@ static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, bool 
         for (int t = 0; t < 64; t++)
             for (int d = 0; d < D; d++) x[(value * 64 + t) * D + d] = (float)number(page, source, D, value, t, d);
     auto stored = [](float v) { ushort h = f16(v); return (ushort)(h == 0x8000 ? 0 : h); };
-    auto nibble = [&](int value, int t, int d, float s, float b) {
-        float q = s == 0 ? 0 : fminf(fmaxf(rintf((x[(value * 64 + t) * D + d] - b) / s), 0), 15);
-        want[value * 32 * D + (t * D + d) / 2] |= (int)q << (d % 2 * 4);
-    };
     if (!cold) {
         for (int row = 0; row < 128; row++) {
             float top = 0;
@@ -351,25 +347,24 @@ static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, bool 
         }
     } else {
         int block = D == 80 ? 16 : D;
-        for (int h = 1; rotated && h < block; h *= 2)
+        for (int h = 1; h < block; h *= 2)
             for (int t = 0; t < 64; t++)
                 for (int d = 0; d < D; d++)
                     if (!(d & h)) {
                         float a = x[t * D + d], b = x[t * D + d + h];
                         x[t * D + d] = a + b, x[t * D + d + h] = a - b;
                     }
-        for (int i = 0; rotated && i < 64 * D; i++) x[i] *= (float)(1 / sqrt((double)block));
-        for (int d = 0; d < D; d++) {
+        for (int i = 0; i < 64 * D; i++) x[i] *= (float)(1 / sqrt((double)block));
+        for (int row = 0; row < 128; row++) { // 64 of K, 64 of V
+            ushort *affine = half + 32 * D + row / 64 * 128 + row % 64;
             float low = INFINITY, high = -INFINITY;
-            for (int t = 0; t < 64; t++) low = fminf(low, x[t * D + d]), high = fmaxf(high, x[t * D + d]);
-            half[32 * D + d] = stored((high - low) / 15.0f), half[33 * D + d] = stored(low);
-            for (int t = 0; t < 64; t++) nibble(0, t, d, f32(half[32 * D + d]), f32(half[33 * D + d]));
-        }
-        for (int t = 0; t < 64; t++) {
-            float low = INFINITY, high = -INFINITY;
-            for (int d = 0; d < D; d++) low = fminf(low, x[(64 + t) * D + d]), high = fmaxf(high, x[(64 + t) * D + d]);
-            half[34 * D + t] = stored((high - low) / 15.0f), half[34 * D + 64 + t] = stored(low);
-            for (int d = 0; d < D; d++) nibble(1, t, d, f32(half[34 * D + t]), f32(half[34 * D + 64 + t]));
+            for (int d = 0; d < D; d++) low = fminf(low, x[row * D + d]), high = fmaxf(high, x[row * D + d]);
+            affine[0] = stored((high - low) / 15.0f), affine[64] = stored(low);
+            float s = f32(affine[0]), b = f32(affine[64]);
+            for (int d = 0; d < D; d++) {
+                float q = s == 0 ? 0 : fminf(fmaxf(rintf((x[row * D + d] - b) / s), 0), 15);
+                want[(row * D + d) / 2] |= (int)q << (d % 2 * 4);
+            }
         }
     }
     size_t wrong = 0;
@@ -383,22 +378,20 @@ template <int D> static void check_demotion() {
     std::vector<int> ids = {4, 0, 5, 2, 1}, params(PARAMS);
     params[KV_HEADS] = KV;
     Device<int> d_ids(ids), d_params(params);
-    for (int kind = 0; kind < 5; kind++) { // hot -> warm; warm, hot -> cold, plain and rotated
-        int source = kind == 0 ? HOT : kind % 2 ? WARM : HOT;
+    for (int kind = 0; kind < 3; kind++) {
+        int source = kind == 1 ? WARM : HOT;
         size_t from = page_bytes(source, D), to = page_bytes(kind ? COLD : WARM, D), wrong = 0;
         Device<uchar> out(N * KV * to);
         dim3 grid(N, KV);
         if (kind == 0) demote_warm<D><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
-        if (kind == 1) demote_cold<D, WARM, 0><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
-        if (kind == 2) demote_cold<D, HOT, 0><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
-        if (kind == 3) demote_cold<D, WARM, 1><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
-        if (kind == 4) demote_cold<D, HOT, 1><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        if (kind == 1) demote_cold<D, WARM><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
+        if (kind == 2) demote_cold<D, HOT><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
         CHECK(cudaDeviceSynchronize());
         std::vector<uchar> got = out.get();
         for (int i = 0; i < N; i++)
             for (int kv = 0; kv < KV; kv++)
-                wrong += wrong_bytes(&a.pool[source][(ids[i] * KV + kv) * from], source, D, kind > 0, kind > 2, &got[(i * KV + kv) * to]);
-        const char *names[] = {"hot -> warm", "warm -> cold", "hot -> cold", "warm -> cold, rotated", "hot -> cold, rotated"};
+                wrong += wrong_bytes(&a.pool[source][(ids[i] * KV + kv) * from], source, D, kind > 0, &got[(i * KV + kv) * to]);
+        const char *names[] = {"hot -> warm", "warm -> cold", "hot -> cold"};
         report(std::string("demotion ") + names[kind] + ", D " + std::to_string(D) + ": wrong bytes", wrong, 0);
     }
 }
@@ -657,8 +650,8 @@ static void times_of_others() {
     Device<int> d_ids(ids), d_params(params);
     Device<uchar> out(N * KV * page_bytes(WARM, D));
     double warm = seconds([&](cudaStream_t s) { demote_warm<D><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p); });
-    double cold = seconds([&](cudaStream_t s) { demote_cold<D, WARM, 1><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
-    printf("demotion of %d pages x %d heads, D 128: hot -> warm %.2f us, warm -> cold rotated %.2f us\n", N, KV, warm * 1e6, cold * 1e6);
+    double cold = seconds([&](cudaStream_t s) { demote_cold<D, WARM><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
+    printf("demotion of %d pages x %d heads, D 128: hot -> warm %.2f us, warm -> cold %.2f us\n", N, KV, warm * 1e6, cold * 1e6);
 
     const int T = 512;
     for (int tokens : {0, 4096, 32768}) {

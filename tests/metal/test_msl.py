@@ -60,7 +60,12 @@ def test_signature_is_the_golden_one(generated, kernel):
 
 FLAGS = [
     *("--target=aarch64-none-elf", "-std=c++14", "-fsyntax-only", "-Wall", "-Werror"),
-    *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-const-variable"),
+    *(
+        "-Wno-unknown-attributes",
+        "-Wno-unknown-pragmas",
+        "-Wno-ignored-attributes",
+        "-Wno-unused-const-variable",
+    ),
     *("-Wno-unused-function", "-Wno-undefined-inline", "-Wno-sign-compare"),
 ]
 
