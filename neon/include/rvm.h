@@ -217,6 +217,10 @@ RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 
+/* Memory for a page, zero at first, from the system itself and back to it. NULL: there is none. */
+RVM_API uint8_t *rvm_page_make(size_t bytes);
+RVM_API void rvm_page_free(uint8_t *page, size_t bytes);
+
 /* A head-page in the byte order of metal_kernels/README.md, and back. Hot: K f16 [64][head_dim], V the same. */
 RVM_API int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out);
 RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t head_dim, uint8_t *page);
@@ -304,12 +308,11 @@ RVM_API const char *rvm_layers_impl_name(size_t index);
  *
  *   rvm_decoder *d;
  *   int rc = rvm_decoder_create(&config, &weights, &d);     // the weights stay the caller's
- *   rvm_cache *c = rvm_cache_create(d);
- *   rc = rvm_decoder_forward(d, c, tokens, n, 1, hidden, logits, NULL);
+ *   rvm_page pages[2] = {{memory, RVM_HOT, 0}, {more, RVM_HOT, 0}};     // rvm_decoder_page_bytes(d, RVM_HOT) each
+ *   rc = rvm_decoder_forward(d, pages, 0, tokens, n, 1, hidden, logits, NULL);
  *
- * One call at a time for a decoder and all its caches (RVM_BUSY otherwise), from any thread. A call that
- * fails leaves the cache as it was. Nothing is allocated after create but pages of the cache. Results do
- * not depend on the number of threads. */
+ * One call at a time for a decoder (RVM_BUSY otherwise), from any thread. Nothing is allocated after create.
+ * Results do not depend on the number of threads. */
 
 enum { RVM_CANCELLED = 3, RVM_NO_MEMORY = 4, RVM_BUSY = 5 };
 
@@ -350,11 +353,10 @@ typedef struct {
 } rvm_decoder_weights;
 
 typedef struct rvm_decoder rvm_decoder;
-typedef struct rvm_cache rvm_cache;
 
 RVM_API int rvm_decoder_create(const rvm_decoder_config *config, const rvm_decoder_weights *weights,
                                rvm_decoder **out);
-RVM_API void rvm_decoder_destroy(rvm_decoder *d); /* its caches first */
+RVM_API void rvm_decoder_destroy(rvm_decoder *d);
 
 /* Names of the implementations in use. */
 RVM_API const char *rvm_decoder_matmul_name(const rvm_decoder *d);
@@ -364,12 +366,21 @@ RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* activations and scrat
 /* Use n of the threads from the next call on; the others sleep. */
 RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
 
-/* Append n tokens, 1 to max_tokens. The last `outputs` of them are read: hidden [outputs, hidden_size] is the
- * input of the output head, logits [outputs, vocab_size]; either may be NULL.
+/* Append n tokens, 1 to max_tokens, behind `offset` others. pages[i] holds the positions 64 i to 64 i + 63 of
+ * this sequence: those that receive one of the n tokens must be hot; a page that the sliding window has left
+ * behind may have data NULL. A call that fails leaves what is before `offset` as it was.
+ * The last `outputs` tokens are read: hidden [outputs, hidden_size] is the input of the output head, logits
+ * [outputs, vocab_size]; either may be NULL.
  * cancel: looked at all the time; once it is not 0 the call soon ends with RVM_CANCELLED.
  * RVM_NOT_FINITE: a logit is NaN or infinite. */
-RVM_API int rvm_decoder_forward(rvm_decoder *d, rvm_cache *cache, const int32_t *tokens, size_t n,
-                                size_t outputs, float *hidden, float *logits, const int *cancel);
+RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
+                                size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
+
+/* Bytes of a page, all layers and heads; a multiple of 64. */
+RVM_API size_t rvm_decoder_page_bytes(const rvm_decoder *d, rvm_tier tier);
+
+/* Copy a full page into one of a lower tier. May run beside a call that reads `from`. */
+RVM_API int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const rvm_page *to);
 
 /* The output head by itself: hidden [n, hidden_size] -> logits [n, vocab_size], for any n; with the LoRA of
  * RVM_LM_HEAD only if asked for. */
@@ -383,17 +394,6 @@ RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module
 /* Seconds that the parts of all calls since the last reading took, as the calling thread saw them. */
 enum { RVM_PART_EMBED, RVM_PART_QKV, RVM_PART_ATTEND, RVM_PART_O, RVM_PART_GATE_UP, RVM_PART_DOWN, RVM_PART_HEAD, RVM_N_PARTS };
 RVM_API void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]);
-
-/* Keys and values of one sequence: pages that come and go with its tokens. A sliding window drops pages
- * that it has left behind by more than a slack of 256 tokens. */
-RVM_API rvm_cache *rvm_cache_create(const rvm_decoder *d);
-RVM_API void rvm_cache_destroy(rvm_cache *c);
-RVM_API size_t rvm_cache_offset(const rvm_cache *c);
-RVM_API size_t rvm_cache_bytes(const rvm_cache *c);
-
-/* Forget the newest n tokens. RVM_BAD_ARGUMENT, and nothing changes, if there are not so many or if the
- * window would reach into dropped pages. */
-RVM_API int rvm_cache_trim(rvm_cache *c, size_t n);
 
 #ifdef __cplusplus
 }

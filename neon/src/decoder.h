@@ -1,4 +1,5 @@
-/* What decoder.c (running one), decoder_create.c (making one) and decoder_cache.c share. */
+/* What the decoder's files share: decoder_create.c (making one), decoder.c (a call), and the phases of a call in
+ * decoder_linear.c and decoder_attend.c. */
 #ifndef RVM_DECODER_H
 #define RVM_DECODER_H
 
@@ -18,26 +19,6 @@ enum {
     CHUNKS = 3,       /* chunks of a matrix phase per thread */
     L2_BYTES = 1 << 19 /* counting a byte per weight */
 };
-
-/* A page holds 64 tokens of all layers:  [layer][kv head]{ keys, values }.  The pages in use are
- * [first, end): a page before `first` has been dropped by the sliding window. Another kind of page (8 bits,
- * 4 bits) would be told apart here and in rvm_attention. */
-struct rvm_cache {
-    rvm_page *pages;
-    size_t first, end, room; /* page numbers; room: entries of `pages` */
-    uint8_t *spare;
-    size_t page_bytes, head_bytes;
-    size_t offset, window;
-    uint32_t n_kv_heads;
-};
-
-/* Have pages for n more tokens, and let go those that the window has left. RVM_OK or RVM_NO_MEMORY. */
-int cache_reserve(rvm_cache *c, size_t n);
-
-/* Bytes from the start of a page to the keys of one layer and head. */
-static inline size_t cache_keys_at(const rvm_cache *c, size_t layer, size_t head) {
-    return (layer * c->n_kv_heads + head) * c->head_bytes;
-}
 
 typedef struct {
     float *a, *b; /* [in, rank], [rank, out]; one block of memory, at a */
@@ -97,5 +78,66 @@ static inline int is_quantised(const rvm_matrix *m) {
     const rvm_kind kind = rvm_matrix_kind(m);
     return kind == RVM_Q4 || kind == RVM_Q8;
 }
+
+/* One call. Every thread has a copy, which says all that the order of the phases depends on. */
+typedef struct {
+    rvm_decoder *d;
+    const rvm_page *pages;
+    size_t position, window; /* position: of the chunk's first token */
+    const int32_t *tokens;
+    size_t n, outputs; /* tokens of the chunk; of them, read at the end */
+    float *hidden, *logits;
+    const int *cancel;
+    int with_head_lora;
+} call;
+
+_Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
+
+/* Where a phase stands: tokens [first, first + n) of the chunk. */
+typedef struct {
+    call *c;
+    pool_worker *w;
+    size_t layer, first, n;
+} stage;
+
+static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+static inline void fail(call *c, int status) {
+    int ok = RVM_OK;
+    atomic_compare_exchange_strong(&c->d->status, &ok, status);
+}
+
+/* Is there no more work to do?  Chunks are then claimed and dropped, so that all threads leave soon. */
+static inline int stopped(call *c) {
+    if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
+    return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;
+}
+
+static inline void checked(call *c, int rc) {
+    if (rc != RVM_OK) fail(c, rc);
+}
+
+/* The first page that a query at `position` sees some token of. */
+static inline size_t first_page_seen(size_t position, size_t window) {
+    return window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
+}
+
+/* A matrix phase: y of all layers of a role, and what follows at once (residual, swiglu). */
+void linear_phase(const stage *s, role r);
+
+/* The input of a role for all tokens of the stage, into d->shared. */
+void prepare_phase(const stage *s, role r);
+
+/* The head alone, over the call's `hidden`, already normed. */
+void head_phases(const stage *s);
+
+void append_phase(const stage *s);
+void attend_phase(const stage *s);
+
+/* Into how many key ranges the stage's attention is cut. */
+size_t parts_of(const stage *s);
+
+/* Attention of the stage's tokens [begin, end) from its key ranges into `out`, [tokens, q_width]. */
+void merge_parts(const stage *s, size_t begin, size_t end, float *out);
 
 #endif

@@ -7,8 +7,6 @@
 
 enum { ALIGN = 64 };
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
 /* Memory in the arena: counted first, then handed out. */
 typedef struct {
     uint8_t *base;

@@ -1,7 +1,8 @@
-/* The decoder, its cache and its threads, without Python: so also under sanitizers and under qemu.
+/* The decoder, pages and threads, without Python: so also under sanitizers and under qemu.
  * The library's sources are linked in, with malloc and its like counted by the linker's --wrap. */
 #define _GNU_SOURCE
-#include "rvm.h"
+#define SEQUENCE_MALLOC
+#include "sequence.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -145,25 +146,32 @@ enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
 
 static int32_t token(size_t i) { return (int32_t)(i * 37 % V); }
 
+/* Enough for a walk; a windowed model's sequence drops pages, but for a slack that a trim may need. */
+static sequence start(const model *m, rvm_decoder *d) {
+    sequence c = sequence_of(d, STEPS);
+    c.keep = m->config.sliding_window ? m->config.sliding_window + 20 : 0;
+    return c;
+}
+
 /* Logits of ROWS positions: a chunk, single tokens across pages, a trim, a chunk read whole. */
-static void walk(rvm_decoder *d, rvm_cache *c, float *logits) {
+static void walk(sequence *c, float *logits) {
     int32_t tokens[STEPS + 20];
     float hidden[D];
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) tokens[i] = token(i);
-    int rc = rvm_decoder_forward(d, c, tokens, 33, 33, NULL, logits, NULL);
+    int rc = sequence_forward(c, tokens, 33, 33, NULL, logits, NULL);
     for (size_t i = 33; i < STEPS && rc == RVM_OK; i++)
-        rc = rvm_decoder_forward(d, c, tokens + i, 1, 1, hidden, logits + i * V, NULL);
-    if (rc == RVM_OK) rc = rvm_cache_trim(c, 20);
-    if (rc == RVM_OK) rc = rvm_decoder_forward(d, c, tokens + STEPS - 20, 20, 20, NULL, logits + STEPS * V, NULL);
-    CHECK(rc == RVM_OK && rvm_cache_offset(c) == STEPS, "%d at %zu", rc, rvm_cache_offset(c));
+        rc = sequence_forward(c, tokens + i, 1, 1, hidden, logits + i * V, NULL);
+    sequence_trim(c, rc == RVM_OK ? 20 : 0);
+    if (rc == RVM_OK) rc = sequence_forward(c, tokens + STEPS - 20, 20, 20, NULL, logits + STEPS * V, NULL);
+    CHECK(rc == RVM_OK && c->offset == STEPS, "%d at %zu", rc, c->offset);
 }
 
 static float *walked(const model *m, const char *impl, uint32_t threads) {
     rvm_decoder *d = decoder(m, impl, threads);
-    rvm_cache *c = rvm_cache_create(d);
+    sequence c = start(m, d);
     float *logits = calloc(ROWS * V, sizeof *logits);
-    walk(d, c, logits);
-    rvm_cache_destroy(c);
+    walk(&c, logits);
+    sequence_end(&c);
     rvm_decoder_destroy(d);
     return logits;
 }
@@ -200,28 +208,29 @@ static void test_implementations(void) {
     }
 }
 
-/* 64 tokens: no allocation but the pages of the cache. */
+/* 64 tokens: no allocation. */
 static void test_no_allocation(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
-    rvm_cache *c = rvm_cache_create(d);
+    sequence c = start(m, d);
     float *logits = malloc(V * sizeof *logits), hidden[D];
     int32_t first[30] = {0};
-    CHECK(rvm_decoder_forward(d, c, first, 30, 1, hidden, logits, NULL) == RVM_OK, "prefill");
+    CHECK(sequence_reserve(&c, 30 + 64) == RVM_OK, "pages");
+    CHECK(sequence_forward(&c, first, 30, 1, hidden, logits, NULL) == RVM_OK, "prefill");
     const size_t before = allocations, mapped = mappings;
     for (size_t i = 0; i < 64; i++) {
         const int32_t t = token(i);
-        CHECK(rvm_decoder_forward(d, c, &t, 1, 1, hidden, logits, NULL) == RVM_OK, "step %zu", i);
+        CHECK(sequence_forward(&c, &t, 1, 1, hidden, logits, NULL) == RVM_OK, "step %zu", i);
     }
     CHECK(allocations == before, "%zu allocations", allocations - before);
 #ifdef RVM_WRAPPED
-    CHECK(before > 0 && mappings == mapped + 1, "%zu mappings", mappings - mapped);
-    printf("64 tokens: %zu allocations, %zu page of the cache\n", allocations - before, mappings - mapped);
+    CHECK(before > 0 && mappings == mapped, "%zu mappings", mappings - mapped);
+    printf("64 tokens: %zu allocations, %zu mappings\n", allocations - before, mappings - mapped);
 #else
     (void)mapped;
 #endif
     free(logits);
-    rvm_cache_destroy(c);
+    sequence_end(&c);
     rvm_decoder_destroy(d);
     destroy(m);
 }
@@ -229,18 +238,21 @@ static void test_no_allocation(void) {
 static void test_bad_arguments(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
     rvm_decoder *d = decoder(m, NULL, 1), *none = NULL;
-    rvm_cache *c = rvm_cache_create(d);
+    sequence c = start(m, d);
     float *logits = malloc(97 * V * sizeof *logits);
     int32_t tokens[97] = {0};
-    CHECK(rvm_decoder_forward(d, c, tokens, 0, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no token");
-    CHECK(rvm_decoder_forward(d, c, tokens, 97, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many");
-    CHECK(rvm_decoder_forward(d, c, tokens, 2, 3, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many outputs");
+    CHECK(sequence_forward(&c, tokens, 0, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no token");
+    CHECK(sequence_forward(&c, tokens, 97, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many");
+    CHECK(sequence_forward(&c, tokens, 2, 3, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many outputs");
     tokens[1] = V;
-    CHECK(rvm_decoder_forward(d, c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "unknown token");
+    CHECK(sequence_forward(&c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "unknown token");
     tokens[1] = -1;
-    CHECK(rvm_decoder_forward(d, c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "negative token");
-    CHECK(rvm_cache_offset(c) == 0 && rvm_cache_trim(c, 1) == RVM_BAD_ARGUMENT, "empty cache");
-    CHECK(rvm_decoder_forward(d, c, tokens, 1, 0, NULL, NULL, NULL) == RVM_OK, "one token unread");
+    CHECK(sequence_forward(&c, tokens, 2, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "negative token");
+    CHECK(sequence_forward(&c, tokens, 1, 0, NULL, NULL, NULL) == RVM_OK, "one token unread");
+    rvm_page pages[2] = {{c.pages[0].data, RVM_WARM, 0}};
+    CHECK(rvm_decoder_forward(d, pages, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "into a warm page");
+    CHECK(rvm_decoder_forward(d, pages + 1, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no page");
+    CHECK(rvm_decoder_forward(d, NULL, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no table");
     CHECK(rvm_decoder_set_lora(d, 3, RVM_Q_PROJ, logits, logits, 1, 1) == RVM_BAD_ARGUMENT, "layer 3 of 3");
     rvm_decoder_config config = m->config;
     config.head_dim = 33;
@@ -249,14 +261,14 @@ static void test_bad_arguments(void) {
     CHECK(rvm_decoder_create(&config, &m->weights, &none) == RVM_BAD_ARGUMENT && !none, "other matrices");
     config = m->config, config.impl = "avx1024";
     CHECK(rvm_decoder_create(&config, &m->weights, &none) == RVM_BAD_ARGUMENT && !none, "unknown impl");
-    rvm_cache_destroy(c);
+    sequence_end(&c);
     rvm_decoder_destroy(d);
     rvm_decoder_destroy(NULL);
     free(logits);
     destroy(m);
 }
 
-/* A raised flag, before and during a call; the cache keeps its offset. */
+/* A raised flag, before and during a call: what was there before stays as it was. */
 static void *raise_flag(void *flag) {
     const struct timespec moment = {0, 300000};
     nanosleep(&moment, NULL);
@@ -267,8 +279,8 @@ static void *raise_flag(void *flag) {
 static void test_cancel(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
     rvm_decoder *d = decoder(m, NULL, 3);
-    rvm_cache *c = rvm_cache_create(d);
-    float *logits = malloc(V * sizeof *logits);
+    sequence c = sequence_of(d, 2200), other = sequence_of(d, 2200);
+    float *logits = malloc(V * sizeof *logits), *want = malloc(V * sizeof *want);
     int32_t tokens[96] = {0};
     size_t done = 0;
     for (int i = 0; i < 20; i++) {
@@ -277,16 +289,19 @@ static void test_cancel(void) {
         if (i) pthread_create(&thread, NULL, raise_flag, &flag);
         int rc = RVM_OK;
         for (int j = 0; j < 1000 && rc == RVM_OK; j++) {
-            rc = rvm_decoder_forward(d, c, tokens, 96, 1, NULL, logits, &flag);
+            rc = sequence_forward(&c, tokens, 96, 1, NULL, logits, &flag);
             if (rc == RVM_OK) done += 96;
-            if (done > 2000) rvm_cache_trim(c, done), done = 0;
+            if (done > 2000) sequence_trim(&c, done), done = 0;
         }
-        CHECK(rc == RVM_CANCELLED && rvm_cache_offset(c) == done, "%d at %zu", rc, rvm_cache_offset(c));
+        CHECK(rc == RVM_CANCELLED && c.offset == done, "%d at %zu", rc, c.offset);
         if (i) pthread_join(thread, NULL);
     }
-    CHECK(rvm_decoder_forward(d, c, tokens, 5, 1, NULL, logits, NULL) == RVM_OK, "after a cancel");
-    free(logits);
-    rvm_cache_destroy(c);
+    CHECK(sequence_forward(&c, tokens, 5, 1, NULL, logits, NULL) == RVM_OK, "after a cancel");
+    while (other.offset < done) sequence_forward(&other, tokens, 96, 0, NULL, NULL, NULL);
+    CHECK(sequence_forward(&other, tokens, 5, 1, NULL, want, NULL) == RVM_OK, "the same, undisturbed");
+    CHECK(memcmp(logits, want, V * sizeof *want) == 0, "other bits after a cancel");
+    free(logits), free(want);
+    sequence_end(&c), sequence_end(&other);
     rvm_decoder_destroy(d);
     destroy(m);
 }
@@ -294,27 +309,27 @@ static void test_cancel(void) {
 static void test_fork(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
     rvm_decoder *d = decoder(m, NULL, 3);
-    rvm_cache *c = rvm_cache_create(d);
+    sequence c = start(m, d);
     float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
-    walk(d, c, got);
+    walk(&c, got);
     const pid_t child = fork();
     if (child == 0) {
         alarm(60);
-        rvm_cache *other = rvm_cache_create(d);
+        sequence other = start(m, d);
         memset(got, 0, ROWS * V * sizeof *got);
-        walk(d, other, got);
+        walk(&other, got);
         const int same = memcmp(got, want, ROWS * V * sizeof *got) == 0;
-        rvm_cache_destroy(other);
+        sequence_end(&other);
         rvm_decoder_destroy(d);
         _exit(!same);
     }
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && status == 0, "the child ended with %d", status);
-    rvm_cache_trim(c, rvm_cache_offset(c));
-    walk(d, c, got);
+    sequence_trim(&c, c.offset);
+    walk(&c, got);
     CHECK(memcmp(got, want, ROWS * V * sizeof *got) == 0, "the parent after the fork");
     free(got), free(want);
-    rvm_cache_destroy(c);
+    sequence_end(&c);
     rvm_decoder_destroy(d);
     destroy(m);
 }
@@ -326,15 +341,15 @@ static void test_threads(void) {
     float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
     for (uint32_t threads = 1; threads <= 16; threads += 5) {
         rvm_decoder *d = decoder(m, NULL, threads);
-        rvm_cache *c = rvm_cache_create(d);
+        sequence c = start(m, d);
         for (uint32_t i = 0; i < 4; i++) {
             rvm_decoder_use_threads(d, i % 2 ? threads : 1 + i);
-            rvm_cache_trim(c, rvm_cache_offset(c));
-            walk(d, c, got);
+            sequence_trim(&c, c.offset);
+            walk(&c, got);
             CHECK(memcmp(got, want, ROWS * V * sizeof *got) == 0, "%u threads", threads);
             nanosleep(&pause, NULL);
         }
-        rvm_cache_destroy(c);
+        sequence_end(&c);
         rvm_decoder_destroy(d);
         rvm_decoder_destroy(decoder(m, NULL, threads)); /* that never ran */
     }
@@ -350,13 +365,13 @@ static void test_head_and_lora(void) {
     float *a = floats(160 * 3, 0.3f, 0), *b = floats(3 * V, 0.3f, 0), *hidden = floats(200 * D, 1, 0);
     const size_t steps[] = {0, 0, 1};
     for (size_t i = 0; i < 3; i++) {
-        rvm_cache *c = rvm_cache_create(d);
+        sequence c = start(m, d);
         for (int module = 0; module <= RVM_LM_HEAD; module++)
             CHECK(rvm_decoder_set_lora(d, 1, (rvm_module)module, a, b, i == 1 ? 3 : 0, 0.5f) == RVM_OK, "%d", module);
-        walk(d, c, i ? changed : plain);
+        walk(&c, i ? changed : plain);
         const double off = distance(changed, plain, ROWS * V);
         if (i) CHECK(steps[i] ? off == 0 : off > 0.01, "step %zu: %g", i, off);
-        rvm_cache_destroy(c);
+        sequence_end(&c);
     }
     float *many = calloc(200 * V, sizeof *many), *one = calloc(V, sizeof *one);
     CHECK(rvm_decoder_head(d, hidden, 200, 0, many) == RVM_OK, "200 tokens");

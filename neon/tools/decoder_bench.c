@@ -1,11 +1,14 @@
 /* What a token costs, and which part of it: a random model of a given shape, no file needed.
  *
- *   decoder_bench [shape] [threads] [context] [impl]     shape: starter (135M) or 7b, 4 bits in groups of 32
+ *   decoder_bench [shape] [threads] [context] [impl] [tiered]
+ *
+ * shape: starter (135M), 1b or 7b, 4 bits in groups of 32. tiered: all but the newest 256 tokens in 8 bits, all
+ * but the newest 2,048 in 4 bits.
  *
  * Prints tokens per second of a 256-token prefill and of decoding behind `context` tokens (medians), the
  * milliseconds of each part of a decoded token, and how that compares with reading the weights once. */
 #define _GNU_SOURCE
-#include "rvm.h"
+#include "../tests/sequence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -104,7 +107,15 @@ static double read_rate(void) {
     return (double)n / median(times, 5);
 }
 
+static size_t bytes_held(const sequence *s) {
+    size_t bytes = 0;
+    for (size_t i = s->first; i < s->end; i++) bytes += rvm_decoder_page_bytes(s->d, (rvm_tier)s->pages[i].tier);
+    return bytes;
+}
+
 int main(int argc, char **argv) {
+    const int tiered = strcmp(argv[argc - 1], "tiered") == 0;
+    argc -= tiered;
     const char *name = argc > 1 ? argv[1] : "starter", *impl = argc > 4 ? argv[4] : NULL;
     const uint32_t threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 1;
     const size_t context = argc > 3 ? (size_t)atoi(argv[3]) : 256;
@@ -112,23 +123,24 @@ int main(int argc, char **argv) {
     while (strcmp(s->name, name) != 0)
         if (++s == SHAPES + sizeof SHAPES / sizeof *SHAPES) return 1;
     rvm_decoder *d = make(s, threads, impl);
-    rvm_cache *c = rvm_cache_create(d);
+    sequence c = sequence_of(d, context + 512);
+    if (tiered) c.hot = 256, c.warm = 2048;
     float *logits = malloc(s->vocab * sizeof *logits);
     int32_t tokens[256];
     double prefill[5], decode[64], parts[RVM_N_PARTS];
     for (int32_t i = 0; i < 256; i++) tokens[i] = i * 31 % (int32_t)s->vocab;
     for (size_t i = 0; i < 5; i++) {
         const double start = now();
-        if (rvm_decoder_forward(d, c, tokens, 256, 1, NULL, logits, NULL) != RVM_OK) return 3;
+        if (sequence_forward(&c, tokens, 256, 1, NULL, logits, NULL) != RVM_OK) return 3;
         prefill[i] = now() - start;
-        rvm_cache_trim(c, 256);
+        sequence_trim(&c, 256);
     }
-    while (rvm_cache_offset(c) < context)
-        if (rvm_decoder_forward(d, c, tokens, 256, 0, NULL, NULL, NULL) != RVM_OK) return 3;
+    while (c.offset < context)
+        if (sequence_forward(&c, tokens, 256, 0, NULL, NULL, NULL) != RVM_OK) return 3;
     rvm_decoder_profile(d, parts);
     for (size_t i = 0; i < 64; i++) {
         const double start = now();
-        if (rvm_decoder_forward(d, c, tokens, 1, 1, NULL, logits, NULL) != RVM_OK) return 3;
+        if (sequence_forward(&c, tokens, 1, 1, NULL, logits, NULL) != RVM_OK) return 3;
         decode[i] = now() - start;
     }
     rvm_decoder_profile(d, parts);
@@ -139,8 +151,8 @@ int main(int argc, char **argv) {
            1e-9 * (double)weight_bytes / token, 1e-9 * rate);
     const char *names[] = {"embed", "qkv", "attend", "o", "gate_up", "down", "head"};
     for (size_t i = 0; i < RVM_N_PARTS; i++) printf("  %s %.3f ms", names[i], 1e3 * parts[i] / 64);
-    printf("\n");
-    rvm_cache_destroy(c);
+    printf("\n  pages %.1f MB\n", 1e-6 * (double)bytes_held(&c));
+    sequence_end(&c);
     rvm_decoder_destroy(d);
     return 0;
 }

@@ -1,20 +1,25 @@
 """The native backend: the C decoder of neon/ on the CPU's vector units.
 
 Weights are packed once. In front of 4-bit and 8-bit weights activations are quantised to 8 bits, elsewhere
-they stay float32; keys and values are float16.
+they stay float32. Keys and values are float16, the older ones of a tiered cache 8 and 4 bits.
 """
 
 import ctypes as C
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 
 from ..errors import RuvmlxError, UsageError
-from ..kernels.decoder import Decoder, DecoderCache, DecoderShape, matmul_implementations
+from ..kernels.decoder import Decoder, DecoderShape, matmul_implementations
 from ..kernels.micro import NotFinite
+from ..kv.cache import PagedCache
+from ..kv.native import NativeStorage
+from ..kv.policy import F16, TierPolicy
+from ..kv.pool import PagePool
 from ..models.base import Model, ModelConfig
 from . import cpu
 from .base import HeadAdapter, KVCache, Step
@@ -38,12 +43,13 @@ class NativeBackend:
         n = threads or cpu.physical_cores()
         weights = packed_weights(model.load_weights(), model.config, n)
         self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
+        self.pool = PagePool(NativeStorage(self.decoder))
         self._work = float(model.parameters)  # multiply-adds per token
         self._load = None if threads else cpu.OtherLoad()
         self.kernels = describe_kernels(n, self.decoder.matmul_name)
 
-    def new_cache(self) -> DecoderCache:
-        return self.decoder.new_cache()
+    def new_cache(self, policy: TierPolicy | None = None) -> PagedCache:
+        return PagedCache(self.pool, policy or F16, self.config.sliding_window or 0)
 
     def prefill(
         self,
@@ -119,12 +125,13 @@ class NativeBackend:
         if self._load:
             free = len(cpu.usable_cpus()) - self._load.cores()
             self.decoder.use_threads(max(1, min(self.decoder.threads, round(free))))
+        held, short = cast(PagedCache, cache), self._work * len(tokens) < SHORT_CALL
         call = lambda cancel: self.decoder.forward(  # noqa: E731 - two ways to call the same
-            tokens, cast(DecoderCache, cache), outputs=outputs, head=head, cancel=cancel
+            tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
         )
         try:
-            short = self._work * len(tokens) < SHORT_CALL
-            return call(None) if short else _interruptible(call, waiting)
+            with _room(held, len(tokens)):
+                return call(None) if short else _interruptible(call, waiting)
         except NotFinite:
             raise RuvmlxError(NAN) from None
 
@@ -162,6 +169,18 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
         rms_norm_eps=config.rms_norm_eps,
         rope_frequencies=rope_frequencies(config),
     )
+
+
+@contextmanager
+def _room(cache: PagedCache, n: int) -> Iterator[None]:
+    """Room for n more tokens, which count when the block has ended well."""
+    try:
+        cache.reserve(n)
+        yield
+    except BaseException:
+        cache.abandon()
+        raise
+    cache.advance(n)
 
 
 def _interruptible(call: Callable[[C.c_int], Any], waiting: Callable[[], None] | None) -> Any:

@@ -1,7 +1,8 @@
 """The C decoder (neon/include/rvm.h): a whole Llama or Mistral step in one call, without the GIL.
 
 Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
-alive as long as the Decoder that reads them. One call at a time for a decoder and its caches.
+alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
+in a kernels.pages.PageTable. One call at a time for a decoder.
 """
 
 import ctypes as C
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
 from ruvmlx.kernels.micro import NotFinite, _in, _inout
+from ruvmlx.kernels.pages import PageTable, row
 
 Array = NDArray[np.float32]
 
 CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
-PAGE_TOKENS = 64
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LM_HEAD = len(MODULES)
 PARTS = ("embed", "qkv", "attend", "o", "gate_up", "down", "head")
@@ -29,7 +30,7 @@ _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
 
 
 class Cancelled(Exception):
-    """The cancel flag was raised; the cache holds what it held before the call."""
+    """The cancel flag was raised; what was held before the call is as it was."""
 
 
 class _Config(C.Structure):
@@ -76,15 +77,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_layers_name": (C.c_char_p, [_P]),
     "rvm_decoder_bytes": (_N, [_P]),
     "rvm_decoder_use_threads": (_I, [_P, _U]),
-    "rvm_decoder_forward": (_I, [_P, _P, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_page_bytes": (_N, [_P, _I]),
+    "rvm_decoder_demote": (_I, [_P, _P, _P]),
     "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
     "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _N, _F]),
     "rvm_decoder_profile": (None, [_P, _P]),
-    "rvm_cache_create": (_P, [_P]),
-    "rvm_cache_destroy": (None, [_P]),
-    "rvm_cache_offset": (_N, [_P]),
-    "rvm_cache_bytes": (_N, [_P]),
-    "rvm_cache_trim": (_I, [_P, _N]),
     "rvm_matmul_impl_name": (C.c_char_p, [_N]),
 }
 
@@ -147,35 +145,6 @@ class DecoderWeights:
     layers: Sequence[LayerWeights]
 
 
-class DecoderCache:
-    """Keys and values of one sequence, float16, in pages of 64 tokens."""
-
-    def __init__(self, decoder: "Decoder"):
-        self._decoder = decoder  # outlives its caches
-        self._handle = _lib().rvm_cache_create(decoder.handle)
-        if not self._handle:
-            raise RuvmlxError("no memory for a key-value cache; close other programs and try again.")
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            _lib().rvm_cache_destroy(self._handle)
-
-    @property
-    def handle(self) -> int:
-        return self._handle
-
-    @property
-    def offset(self) -> int:
-        return _lib().rvm_cache_offset(self._handle)
-
-    @property
-    def nbytes(self) -> int:
-        return _lib().rvm_cache_bytes(self._handle)
-
-    def trim(self, n: int) -> bool:
-        return n >= 0 and _lib().rvm_cache_trim(self._handle, n) == OK
-
-
 class Decoder:
     """One model, ready to run."""
 
@@ -236,28 +205,39 @@ class Decoder:
         """Activations and scratch memory."""
         return _lib().rvm_decoder_bytes(self.handle)
 
-    def new_cache(self) -> DecoderCache:
-        return DecoderCache(self)
+    def page_bytes(self, tier: int) -> int:
+        """Bytes of a page of 64 tokens, all layers and heads."""
+        return _lib().rvm_decoder_page_bytes(self.handle, tier)
+
+    def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
+        """Copy the full page at one address to another address, in a lower tier. Any thread, at any time."""
+        source, target = row(page, tier), row(to, to_tier)
+        rc = _lib().rvm_decoder_demote(self.handle, source.ctypes.data, target.ctypes.data)
+        if rc != OK:
+            raise ValueError(f"cannot demote a page of tier {tier} to tier {to_tier}")
 
     def forward(
         self,
         tokens: Sequence[int],
-        cache: DecoderCache,
+        table: PageTable,
+        offset: int,
         *,
         outputs: int = 1,
         head: bool = True,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
-        """Append tokens; -> hidden [outputs, D] of the last ones and, with `head`, logits [outputs, V].
+        """Append tokens behind `offset` others; -> hidden [outputs, D] of the last ones and, with `head`,
+        logits [outputs, V]. Their pages must be there, and hot.
 
-        Raises Cancelled, or NotFinite when a logit is NaN or infinite; the cache is then as it was.
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite; older tokens are then as they were.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
         logits: Array | None = np.empty((outputs, shape.vocab_size), np.float32) if head and outputs else None
         rc = _lib().rvm_decoder_forward(
             self.handle,
-            cache.handle,
+            table.pointer(offset + n),
+            offset,
             (C.c_int32 * n)(*tokens),
             n,
             outputs,
@@ -322,9 +302,9 @@ def _done(what: str, rc: int) -> None:
         raise NotFinite(f"{what}: NaN or infinity instead of logits")
     if rc == CANCELLED:
         raise Cancelled
-    if rc == NO_MEMORY:
-        raise RuvmlxError("no memory left for the key-value cache; end this chat or close other programs.")
     if rc == BUSY:
         raise RuvmlxError("the native backend is already at work in another thread; one call at a time.")
     assert rc == BAD_ARGUMENT
-    raise ValueError(f"{what}: bad argument (no tokens, too many of them, or one outside the vocabulary)")
+    raise ValueError(
+        f"{what}: bad argument (no tokens, too many, one outside the vocabulary, or no hot page for one)"
+    )

@@ -250,7 +250,7 @@ class PagedKV:
         """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ..."""
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
-        pages = (_Page * len(self.pages))(*((p.ctypes.data, HOT) for p in self.pages))
+        pages = (_Page * len(self.pages))(*(_Page(p.ctypes.data, HOT) for p in self.pages))
         stop = -(-(position + queries) // PAGE_TOKENS)
         row = queries * group * (head_dim + 2)
         partial = np.empty((parts, row), np.float32)

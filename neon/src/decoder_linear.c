@@ -1,0 +1,229 @@
+/* The decoder's matrix phases: their input, the products, and what follows at once.
+ *
+ * The input of a matrix phase (norm, merge, quantised activations) is cheap for one token: each thread
+ * makes its own when it takes its first chunk, which saves a barrier. For more tokens it is a phase. */
+#include "decoder.h"
+
+#include <string.h>
+
+/* The layers of a role; returns how many. */
+static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
+    layer *l = d->layers + i;
+    switch (r) {
+    case ROLE_QKV: *first = l->linear + RVM_Q_PROJ; return 3;
+    case ROLE_O: *first = l->linear + RVM_O_PROJ; return 1;
+    case ROLE_GATE_UP: *first = l->linear + RVM_GATE_PROJ; return 2;
+    case ROLE_DOWN: *first = l->linear + RVM_DOWN_PROJ; return 1;
+    default: *first = &d->head; return 1;
+    }
+}
+
+/* The float rows that a role reads, tokens [begin, end) of the stage: where they are, or made in to->x. */
+static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
+    const layer *l = d->layers + s->layer;
+    const float *weight = r == ROLE_QKV ? l->input_norm : r == ROLE_HEAD ? d->norm : l->post_norm;
+    switch (r) {
+    case ROLE_O: return d->attended + at * d->q_width;
+    case ROLE_DOWN: return d->gate + at * d->config.intermediate_size;
+    default:
+        checked(s->c, d->kernels->rms_norm(d->x + at * dim, weight, d->config.rms_norm_eps, n, dim,
+                                           to->x + begin * dim));
+        return to->x + begin * dim;
+    }
+}
+
+/* 8 bits are too few: on the starter model they cost 0.003 nats of KL, and greedy replies differ. With
+ * config.precise a token goes through the matrices as two, x rounded to 8 bits and what that leaves over,
+ * and the two products are added: as good as 15 bits (1e-6 nats), while weights are read and unpacked once.
+ * x: row t is token t of the stage */
+static void quantise(const stage *s, const float *x, size_t in, const input *to, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    if (!d->config.precise) {
+        checked(s->c, d->matmul->acts(RVM_Q4, x, in, s->n, in, begin, end, to->acts_q));
+        return;
+    }
+    for (size_t t = begin; t < end; t++) {
+        float *pair = to->pairs + 2 * t * in;
+        memcpy(pair, x + t * in, in * sizeof *x);
+        checked(s->c, d->kernels->residual(x + t * in, in, pair + in));
+    }
+    checked(s->c, d->matmul->acts(RVM_Q4, to->pairs, in, 2 * s->n, in, 2 * begin, 2 * end, to->acts_q));
+}
+
+/* Everything that the role's matrices read of tokens [begin, end), into `to`. */
+static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const linear *l;
+    const size_t count = members(d, s->layer, r, &l), in = l->in;
+    const float *x = rows_of(s, r, to, begin, end);
+    int quantised = 0, plain = 0;
+    if (r == ROLE_O && parts_of(s) > 1) {
+        merge_parts(s, begin, end, to->x + begin * in);
+        x = to->x + begin * in;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (is_quantised(l[i].matrix)) quantised = 1;
+        else plain = 1;
+        if (l[i].lora.rank)
+            checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
+                                                   to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
+    }
+    x -= begin * in; /* acts counts tokens from the stage's first */
+    if (quantised) quantise(s, x, in, to, begin, end);
+    if (plain) checked(s->c, d->matmul->acts(RVM_F32, x, in, s->n, in, begin, end, to->acts_f));
+    if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
+        memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
+}
+
+void prepare_phase(const stage *s, role r) {
+    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
+    for (uint32_t i; pool_next(s->w, blocks, &i);)
+        if (!stopped(s->c))
+            prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+}
+
+/* y[t] = product of pair t's first + of its second, a panel of tokens at a time. */
+static void multiply_tiles(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
+                           size_t stride) {
+    rvm_decoder *d = s->c->d;
+    const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
+    const size_t panel_bytes = rvm_acts_bytes(RVM_Q4, PANEL, l->in);
+    float *product = d->product[s->w->thread];
+    for (size_t t = 0; t < s->n; t += PANEL / 2) {
+        const size_t n = smaller(PANEL / 2, s->n - t);
+        const uint8_t *acts = (const uint8_t *)from->acts_q + 2 * t / PANEL * panel_bytes;
+        checked(s->c, d->matmul->matmul(l->matrix, acts, 2 * n, begin, end, product, l->out));
+        for (size_t i = 0; i < n; i++) {
+            const float *a = product + 2 * i * l->out + row, *b = a + l->out;
+            float *to = y + (t + i) * stride + row;
+            for (size_t k = 0; k < rows; k++) to[k] = a[k] + b[k];
+        }
+    }
+}
+
+/* So few tiles at a time that they stay in the L2 cache while all tokens pass. */
+static void multiply_pairs(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
+                           size_t stride) {
+    const size_t fit = L2_BYTES / (l->in * RVM_TILE_ROWS), step = s->n > PANEL / 2 ? (fit ? fit : 1) : end - begin;
+    for (size_t tile = begin; tile < end; tile += step)
+        multiply_tiles(s, l, from, tile, smaller(tile + step, end), y, stride);
+}
+
+/* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
+static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
+                     float *y, size_t stride) {
+    rvm_decoder *d = s->c->d;
+    const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
+    const int quantised = is_quantised(l->matrix);
+    if (quantised && d->config.precise)
+        multiply_pairs(s, l, from, begin, end, y, stride);
+    else
+        checked(s->c, d->matmul->matmul(l->matrix, quantised ? from->acts_q : from->acts_f, s->n, begin, end, y,
+                                        stride));
+    if (l->bias)
+        for (size_t t = 0; t < s->n; t++)
+            for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
+    if (l->lora.rank && (l != &d->head || s->c->with_head_lora)) {
+        const float *u = from->u + i * s->n * RVM_MAX_RANK;
+        checked(s->c, d->kernels->lora_add(u, l->lora.b, s->n, l->lora.rank, l->out, row, rows, y + row, stride));
+    }
+}
+
+static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_t row, size_t rows) {
+    for (size_t t = 0; t < n; t++)
+        for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
+}
+
+/* Layers below each other: q, k and v side by side in d->qkv. */
+static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    float *y = d->qkv + s->first * d->qkv_width;
+    for (size_t i = 0; i < 3; begin -= smaller(begin, l[i].tiles), end -= smaller(end, l[i].tiles), y += l[i].out, i++)
+        if (begin < l[i].tiles && begin < end)
+            multiply(s, l + i, i, from, begin, smaller(end, l[i].tiles), y, d->qkv_width);
+}
+
+static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
+    const size_t rows = smaller(end * RVM_TILE_ROWS, f) - row;
+    float *gate = d->gate + s->first * f, *up = d->up + s->first * f;
+    multiply(s, l, 0, from, begin, end, gate, f);
+    multiply(s, l + 1, 1, from, begin, end, up, f);
+    for (size_t t = 0; t < s->n; t++)
+        d->kernels->swiglu(gate + t * f + row, up + t * f + row, rows, gate + t * f + row);
+}
+
+/* o and down: added to the residual. */
+static void do_add(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const size_t dim = d->config.hidden_size, row = begin * RVM_TILE_ROWS;
+    float *y = d->tmp + s->first * dim;
+    multiply(s, l, 0, from, begin, end, y, dim);
+    add_rows_to(d->x + s->first * dim, y, s->n, dim, row, smaller(end * RVM_TILE_ROWS, dim) - row);
+}
+
+static int all_finite(const float *x, size_t n) {
+    uint32_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t m;
+        memcpy(&m, x + i, 4);
+        m &= 0x7fffffffu;
+        top = m > top ? m : top;
+    }
+    return top < 0x7f800000u;
+}
+
+static void do_head(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
+    const size_t v = l->out, row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, v) - row;
+    multiply(s, l, 0, from, begin, end, s->c->logits, v);
+    for (size_t t = 0; t < s->n; t++)
+        if (!all_finite(s->c->logits + t * v + row, rows)) fail(s->c, RVM_NOT_FINITE);
+}
+
+void linear_phase(const stage *s, role r) {
+    static void (*const work[])(const stage *, const linear *, const input *, size_t, size_t) = {
+        do_qkv, do_add, do_gate_up, do_add, do_head};
+    rvm_decoder *d = s->c->d;
+    const linear *l;
+    members(d, s->layer, r, &l);
+    const size_t tiles = r == ROLE_QKV ? l[0].tiles + l[1].tiles + l[2].tiles : l[0].tiles;
+    const size_t chunks = smaller(tiles, (size_t)CHUNKS * pool_threads(d->pool) * (s->n > 1 ? 2 : 1));
+    const input *from = s->n > 1 ? &d->shared : d->own + s->w->thread;
+    int ready = s->n > 1;
+    if (s->n > 1) prepare_phase(s, r);
+    for (uint32_t i; pool_next(s->w, (uint32_t)chunks, &i);) {
+        if (stopped(s->c)) continue;
+        if (!ready) prepare(s, r, from, 0, 1);
+        ready = 1;
+        if (r == ROLE_HEAD && i == 0 && s->n == 1 && s->c->hidden)
+            memcpy(s->c->hidden, from->x, l->in * sizeof *from->x);
+        work[r](s, l, from, i * tiles / chunks, (i + 1) * tiles / chunks);
+    }
+}
+
+/* The head alone, over hidden states that are already normed. */
+static void prepare_head(const stage *s, size_t begin, size_t end) {
+    rvm_decoder *d = s->c->d;
+    const linear *l = &d->head;
+    const size_t in = l->in, rank = l->lora.rank;
+    const float *x = s->c->hidden;
+    if (rank)
+        checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.scale, end - begin, in, rank,
+                                               d->shared.u + begin * rank));
+    if (is_quantised(l->matrix)) quantise(s, x, in, &d->shared, begin, end);
+    else checked(s->c, d->matmul->acts(RVM_F32, x, in, s->n, in, begin, end, d->shared.acts_f));
+}
+
+void head_phases(const stage *s) {
+    rvm_decoder *d = s->c->d;
+    const linear *l = &d->head;
+    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
+    const size_t chunks = smaller(l->tiles, (size_t)CHUNKS * pool_threads(d->pool));
+    for (uint32_t i; pool_next(s->w, blocks, &i);)
+        prepare_head(s, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+    for (uint32_t i; pool_next(s->w, (uint32_t)chunks, &i);)
+        do_head(s, l, &d->shared, i * l->tiles / chunks, (i + 1) * l->tiles / chunks);
+}

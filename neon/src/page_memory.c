@@ -1,0 +1,19 @@
+/* Memory of pages: straight from the system and straight back. What malloc keeps would not show as free. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS under -std=c11 */
+#include "rvm.h"
+
+#include <sys/mman.h>
+
+uint8_t *rvm_page_make(size_t bytes) {
+    if (bytes == 0) return NULL;
+    void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(page, bytes, MADV_HUGEPAGE); /* pages are written from end to end: no memory is wasted by it */
+#endif
+    return page;
+}
+
+void rvm_page_free(uint8_t *page, size_t bytes) {
+    if (page) munmap(page, bytes);
+}

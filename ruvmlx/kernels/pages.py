@@ -1,0 +1,67 @@
+"""Page tables of the C decoder, and the memory of pages (neon/include/rvm.h, "Pages")."""
+
+import ctypes as C
+import functools
+
+import numpy as np
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.kernels.library import _load
+
+PAGE_TOKENS = 64
+ROW = np.dtype([("data", np.uint64), ("tier", np.uint32), ("unused", np.uint32)])  # struct rvm_page
+FIRST_ROWS = 64
+
+
+def row(address: int, tier: int) -> np.ndarray:
+    """One page as C sees it: [1]."""
+    return np.array([(address, tier, 0)], ROW)
+
+
+class PageTable:
+    """A sequence's pages: row i is the one of the tokens 64 i to 64 i + 63, all zero where there is none."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(FIRST_ROWS, ROW)
+
+    def set(self, index: int, page: int, tier: int) -> None:
+        """page: its address."""
+        if index >= len(self.rows):
+            longer = np.zeros(max(2 * len(self.rows), index + 1), ROW)
+            longer[: len(self.rows)] = self.rows
+            self.rows = longer
+        self.rows[index] = page, tier, 0
+
+    def clear(self, index: int) -> None:
+        self.rows[index] = 0, 0, 0
+
+    def pointer(self, tokens: int) -> int:
+        """Address of row 0. ValueError if the table ends before so many tokens: C does not know where."""
+        if tokens > PAGE_TOKENS * len(self.rows):
+            raise ValueError(f"a page table of {len(self.rows)} rows is too short for {tokens} tokens")
+        return self.rows.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+
+@functools.cache
+def _lib() -> C.CDLL:
+    lib = _load()
+    lib.rvm_page_make.restype, lib.rvm_page_make.argtypes = C.c_void_p, [C.c_size_t]
+    lib.rvm_page_free.restype, lib.rvm_page_free.argtypes = None, [C.c_void_p, C.c_size_t]
+    return lib
+
+
+def make_page(nbytes: int) -> int:
+    """Zeros, straight from the system; -> the address."""
+    address = _lib().rvm_page_make(nbytes)
+    if not address:
+        raise RuvmlxError("no memory left for the key-value cache; end this chat or close other programs.")
+    return address
+
+
+def free_page(address: int, nbytes: int) -> None:
+    """Straight back to the system."""
+    _lib().rvm_page_free(address, nbytes)

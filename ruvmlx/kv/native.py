@@ -1,0 +1,66 @@
+"""Pages as the C decoder reads them. A page's number is its address."""
+
+import ctypes as C
+import threading
+from collections.abc import Callable, Sequence
+
+from ..kernels.decoder import Decoder
+from ..kernels.pages import PageTable, free_page, make_page
+from .policy import HOT
+
+
+class NativeStorage:
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
+
+    def page_bytes(self, tier: int) -> int:
+        return self._decoder.page_bytes(tier)
+
+    def make(self, tier: int) -> int:
+        return make_page(self.page_bytes(tier))
+
+    def free(self, page: int, tier: int) -> None:
+        free_page(page, self.page_bytes(tier))
+
+    def copy(self, page: int) -> int:
+        to = self.make(HOT)
+        C.memmove(to, page, self.page_bytes(HOT))
+        return to
+
+    def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
+        """In a thread of its own, beside the decoder's."""
+        made: list[int] = []
+        try:
+            for _ in pages:
+                made.append(self.make(tier - 1))
+        except BaseException:
+            for page in made:
+                self.free(page, tier - 1)
+            raise
+        return Demotion(self._decoder, pages, made, tier).result
+
+    def new_table(self) -> PageTable:
+        return PageTable()
+
+
+class Demotion:
+    """Pages of `tier` on their way into `to`, pages of the next lower tier."""
+
+    def __init__(self, decoder: Decoder, pages: Sequence[int], to: Sequence[int], tier: int):
+        self._decoder, self._tier, self._to = decoder, tier, to
+        self._todo = list(zip(pages, to, strict=True))
+        self._thread = threading.Thread(target=self._run, name="ruvmlx-demote")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._todo:
+            page, to = self._todo[0]
+            self._decoder.demote(page, self._tier, to, self._tier - 1)
+            del self._todo[0]
+
+    def result(self) -> Sequence[int]:
+        """A child that was forked meanwhile does not have the thread: it does the rest itself. So does the
+        caller when the thread failed, and has the exception."""
+        self._thread.join()
+        self._run()
+        return self._to
