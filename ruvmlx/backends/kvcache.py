@@ -1,7 +1,8 @@
 """The MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..kv.cache import KVStats
 from ..kv.policy import F16
@@ -112,10 +113,16 @@ class MLXCache:
             layer.trim(n)
         return True
 
-    def rewind(self, offset: int) -> None:
-        """Back to `offset` after a step failed half way: the layers may stand at different tokens."""
-        for layer in self.layers:
-            layer.trim(layer.offset - offset)
+    @contextmanager
+    def running(self) -> Iterator["MLXCache"]:
+        """A step; when it fails half way the layers may stand at different tokens: they go back."""
+        start = self.offset
+        try:
+            yield self
+        except BaseException:
+            for layer in self.layers:
+                layer.trim(layer.offset - start)
+            raise
 
     def arrays(self) -> Sequence[mx.array]:
         return [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]

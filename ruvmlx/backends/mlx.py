@@ -5,14 +5,18 @@ caches may move from one thread to another, but only one call may run at a time.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from ..errors import RuvmlxError, UsageError
+from ..kv.cache import PagedCache
+from ..kv.mlx import MLXStorage
 from ..kv.policy import F16, TierPolicy
+from ..kv.pool import PagePool
 from ..models.base import Model, Weights
-from . import cpu, cpu_layers, graph
+from . import cpu, cpu_layers, graph, tiered
 from .base import HeadAdapter, KVCache, Step
 from .kvcache import MLXCache
 from .mx import BLAS, mx, nn
@@ -39,14 +43,18 @@ class MLXBackend:
             self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
             if how.own_layers:
                 cpu_layers.install(self._graph, model.config)
+            tiered.install(self._graph, model.config)
             mx.clear_cache()  # what unpacking and joining left behind
         self._forward = cpu_layers.forward if how.own_layers else _forward
+        self.pool = PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
 
-    def new_cache(self, policy: TierPolicy | None = None) -> MLXCache:
-        if policy not in (None, F16):
-            raise UsageError("the MLX backend has no tiered cache yet; use --kv f16")
-        return MLXCache(self.config.n_layers, self.config.sliding_window)
+    def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
+        """Without a policy, or with F16: in the precision that the backend computes in."""
+        window = self.config.sliding_window
+        if policy is None or policy == F16:
+            return MLXCache(self.config.n_layers, window)
+        return PagedCache(self.pool, policy, window or 0)
 
     def prefill(
         self,
@@ -96,17 +104,17 @@ class MLXBackend:
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
-        held, start = cast(MLXCache, cache), cache.offset
         BLAS.adapt(self._load.cores())
-        try:
-            with mx.stream(self._device):
-                hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
-                outputs = read(hidden)
-                mx.eval(*outputs, *held.arrays())
-        except BaseException:
-            held.rewind(start)
-            raise
+        with mx.stream(self._device), self._running(cache, len(tokens)) as held:
+            hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
+            outputs = read(hidden)
+            mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
+
+    def _running(self, cache: KVCache, n: int) -> AbstractContextManager[MLXCache | tiered.Running]:
+        if isinstance(cache, PagedCache):
+            return tiered.running(cache, n, self.config)
+        return cast(MLXCache, cache).running()
 
     def _last(self, hidden: mx.array) -> list[mx.array]:
         """[T, D] -> logits [V], hidden [D] of the last token."""
