@@ -18,6 +18,7 @@ from .errors import StoreError, UsageError
 BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
 _ALLOWED = {
     "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
+    "kv": (re.compile("tiered|f16"), "tiered or f16"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -25,6 +26,8 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
     "backend": (str, "auto", "auto, mlx, native, hybrid or reference"),
     "threads": (int, None, "CPU threads; all physical cores by default"),
+    "kv": (str, None, "KV cache: tiered (f16, then 8 bits, then 4 bits by age; where built) or f16"),
+    "kv_budget": (int, None, "MiB that KV caches should stay within; older tokens lose precision sooner"),
     "adapter": (str, "default", "named adapter that ratings change, or none"),
     "temperature": (float, None, "0 is greedy; the model's own, or 0.7"),
     "top_p": (float, None, "nucleus mass"),

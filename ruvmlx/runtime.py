@@ -12,6 +12,7 @@ from typing import Any
 
 from . import config
 from .backends.base import Backend
+from .backends.select import cache_policy, open_backend
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
 from .errors import NotFound
@@ -45,11 +46,12 @@ class Runtime:
         backend: Backend,
         adapter: str | None,
         sampling: Mapping[str, Any] | None = None,
+        kv: str | None = None,
     ):
         self.store, self.model, self.backend = store, model, backend
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
-        self.engine = LLMInferenceEngine(model, backend)
+        self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
         self.learner = Learner(store, model, backend, adapter) if adapter else None
         self.last_reply_id: str | None = None
 
@@ -61,18 +63,21 @@ class Runtime:
         adapter: str | None = "default",
         threads: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        kv: str | None = None,
+        kv_budget: int | None = None,
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
         sampling: what the user asked for by name ("temperature", ...), for every reply.
+        kv: "tiered" or "f16"; None is what the backend does best. kv_budget: MiB for all KV caches.
         """
-        from .backends.select import open_backend
         from .models.load import load_model
 
         store = Store(config.store_file())
         try:
             loaded = load_model(model)
-            return cls(store, loaded, open_backend(backend, loaded, threads), adapter, sampling)
+            opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
+            return cls(store, loaded, opened, adapter, sampling, kv)
         except BaseException:
             store.close()
             raise

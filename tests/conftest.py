@@ -14,10 +14,21 @@ from ruvmlx.store import Store
 from .models.make_models import make_safetensors_model
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every text, every seed: minutes instead of seconds")
+
+
+@pytest.fixture(scope="session")
+def full(request) -> bool:
+    """Was --full given?"""
+    return request.config.getoption("--full")
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty data folder, and none of the developer's own settings."""
-    for name in ("MODEL", "BACKEND", "ADAPTER", "THREADS", "TEMPERATURE", "SYSTEM", "MAX_TOKENS"):
+    names = "MODEL BACKEND ADAPTER THREADS TEMPERATURE SYSTEM MAX_TOKENS KV KV_BUDGET"
+    for name in names.split():
         monkeypatch.delenv(f"RUVMLX_{name}", raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
     return tmp_path / "home"

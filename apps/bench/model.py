@@ -49,7 +49,7 @@ def run(
 def _short(ours: OnStage, path: str, threads: int, peers: bool, rounds: int, log) -> list[Row]:
     """Prefill of 256 tokens; decode at 256 tokens of context."""
     players = {"ours": ours, "memory": OnStage("memory", nbytes=ours.facts["weights_bytes"], threads=threads)}
-    note = _join(players, "llama.cpp", peers, model=path, threads=threads, context=1024)
+    note = join(players, "llama.cpp", peers, model=path, threads=threads, context=1024)
     try:
         reading = {k: v for k, v in players.items() if k != "memory"}
         prefill = take_turns(reading, lambda p: p.call("prefill", prompt(256)), rounds)
@@ -59,7 +59,7 @@ def _short(ours: OnStage, path: str, threads: int, peers: bool, rounds: int, log
         decode = take_turns(players, _decode, rounds)
         log("decode measured")
     finally:
-        _leave(players, ours)
+        leave(players, ours)
     rows = _speed_rows("prefill 256", {k: [256 / s for s in v] for k, v in prefill.items()}, 2.5, note)
     return rows + _speed_rows("decode at 256", _rates(decode), 1.8, note)
 
@@ -68,14 +68,14 @@ def _long(ours: OnStage, path: str, threads: int, peers: bool, context: int, rou
     """Decode far into a context, against each of llama.cpp's settings."""
     players, note = {"ours": ours}, ""
     for name, settings in LLAMA_LONG.items():
-        note = _join(players, name, peers, model=path, threads=threads, context=context + 256, **settings)
+        note = join(players, name, peers, model=path, threads=threads, context=context + 256, **settings)
     try:
         for name, player in players.items():
             player.call("fill", prompt(context))
             log(f"{name}: {context} tokens read")
         decode = take_turns(players, _decode, rounds)
     finally:
-        _leave(players, ours)
+        leave(players, ours)
     return _speed_rows(f"decode at {context}", _rates(decode), 1.5, note)
 
 
@@ -88,7 +88,7 @@ def _rates(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
     return {name: [1 / s for s in turns] for name, turns in seconds.items()}
 
 
-def _join(players: dict[str, OnStage], name: str, wanted: bool, **settings: Any) -> str:
+def join(players: dict[str, OnStage], name: str, wanted: bool, **settings: Any) -> str:
     """Bring llama.cpp in; the reason when it stays out."""
     if not wanted:
         return "llama.cpp left out: not asked for"
@@ -99,7 +99,7 @@ def _join(players: dict[str, OnStage], name: str, wanted: bool, **settings: Any)
     return ""
 
 
-def _leave(players: dict[str, OnStage], ours: OnStage) -> None:
+def leave(players: dict[str, OnStage], ours: OnStage) -> None:
     for player in players.values():
         if player is not ours:
             player.leave()

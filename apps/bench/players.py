@@ -5,6 +5,7 @@ lets them take turns.
 """
 
 import time
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,17 +23,21 @@ class Player(Protocol):
     def decode(self, tokens: list[int]) -> list[float]:
         """Feed tokens one by one after the context, then cut back to it; a time for each."""
 
+    def go_on(self, tokens: list[int]) -> list[float]:
+        """The same without cutting back."""
+
 
 class Ruvmlx:
-    """One of our backends. settings: model, backend, threads."""
+    """One of our backends. settings: model, backend, threads, kv ("tiered", "f16")."""
 
-    def __init__(self, model: str | None, backend: str, threads: int):
-        from ruvmlx.backends.select import open_backend
+    def __init__(self, model: str | None, backend: str, threads: int, kv: str | None = None):
+        from ruvmlx.backends.select import cache_policy, open_backend
         from ruvmlx.models.load import load_model
 
         started = time.perf_counter()
         self._model = load_model(model)
         self._backend = open_backend(backend, self._model, threads)
+        self._policy = cache_policy(kv, self._backend)
         self.facts = {
             "name": f"ruvmlx {self._backend.name}",
             "kernels": self._backend.kernels,
@@ -41,25 +46,32 @@ class Ruvmlx:
         }
 
     def prefill(self, tokens: list[int]) -> float:
-        cache = self._backend.new_cache()
+        cache = self._backend.new_cache(self._policy)
         started = time.perf_counter()
         self._backend.prefill(tokens, cache)
         return time.perf_counter() - started
 
     def fill(self, tokens: list[int]) -> float:
-        self._cache = self._backend.new_cache()
+        self._cache = self._backend.new_cache(self._policy)
         started = time.perf_counter()
         self._backend.prefill(tokens, self._cache)
         return time.perf_counter() - started
 
     def decode(self, tokens: list[int]) -> list[float]:
+        times = self.go_on(tokens)
+        self._cache.trim(len(tokens))
+        return times
+
+    def go_on(self, tokens: list[int]) -> list[float]:
         times = []
         for token in tokens:
             started = time.perf_counter()
             self._backend.decode(token, self._cache)
             times.append(time.perf_counter() - started)
-        self._cache.trim(len(tokens))
         return times
+
+    def kv(self) -> dict[str, Any]:
+        return asdict(self._cache.stats())
 
 
 class LlamaCpp:
@@ -107,12 +119,19 @@ class LlamaCpp:
         return seconds
 
     def decode(self, tokens: list[int]) -> list[float]:
+        start = self._length
+        times = self.go_on(tokens)
+        self._lib.llama_memory_seq_rm(self._memory, 0, start, -1)
+        self._length = start
+        return times
+
+    def go_on(self, tokens: list[int]) -> list[float]:
         times = []
-        for i, token in enumerate(tokens):
+        for token in tokens:
             started = time.perf_counter()
-            self._run([token], self._length + i)
+            self._run([token], self._length)
             times.append(time.perf_counter() - started)
-        self._lib.llama_memory_seq_rm(self._memory, 0, self._length, -1)
+            self._length += 1
         return times
 
     def _run(self, tokens: list[int], position: int) -> None:
@@ -152,6 +171,9 @@ class MemoryReader:
         return 0.0
 
     def decode(self, tokens: list[int]) -> list[float]:
+        return self.go_on(tokens)
+
+    def go_on(self, tokens: list[int]) -> list[float]:
         times = []
         for _ in tokens:
             started = time.perf_counter()

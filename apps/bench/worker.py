@@ -4,6 +4,7 @@
 ["decode", [1, 2, 3]]                        -> the method's result
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -24,19 +25,36 @@ def main() -> None:
     print(json.dumps(answer), file=answers, flush=True)
     for line in sys.stdin:
         method, *arguments = json.loads(line)
-        result = _resident() if method == "resident" else getattr(player, method)(*arguments)
+        result = OF_THE_PROCESS[method]() if method in OF_THE_PROCESS else getattr(player, method)(*arguments)
         print(json.dumps(result), file=answers, flush=True)
 
 
 def _resident() -> int:
     """Bytes of memory that this process holds now (Linux), or its peak elsewhere."""
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    """Bytes that it held at most since `forget_peak` (Linux), or ever elsewhere."""
+    return _status("VmHWM")
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+        f.write("5")
+
+
+def _status(field: str) -> int:
     try:
         with open("/proc/self/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS"))
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))
     except OSError:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+OF_THE_PROCESS = {"resident": _resident, "peak": _peak, "forget_peak": _forget_peak}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from .output import json_option, log, print_json, show
 
 
 @click.command()
-@click.argument("suite", type=click.Choice(["kernels", "model", "learning"]), default="model")
+@click.argument("suite", type=click.Choice(["kernels", "model", "kv", "learning"]), default="model")
 @click.option("--vs", default="", help="llama.cpp: measure it too, in turns, on the same file (GGUF).")
 @click.option("--long", type=click.IntRange(min=0), default=4096, help="Context of the long decode; 0: none.")
 @click.option("--rounds", type=click.IntRange(min=2), default=9, help="Turns of each.")
@@ -31,7 +32,10 @@ def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: A
 
         rows = kernels.run(log)
     else:
-        rows = _model_rows(settings, threads, "llama.cpp" in vs.split(","), long, rounds)
+        from ..bench import kv, model
+
+        run = kv.run if suite == "kv" else model.run
+        rows = _model_rows(run, settings, threads, "llama.cpp" in vs.split(","), long, rounds)
     machine = {"cpu": platform.machine(), "system": platform.system(), "threads": threads}
     if as_json:
         print_json({"rows": [asdict(row) for row in rows], "machine": machine})
@@ -40,14 +44,15 @@ def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: A
         show(_line(row))
 
 
-def _model_rows(settings: dict[str, Any], threads: int, peers: bool, long: int, rounds: int) -> list[Any]:
+def _model_rows(
+    run: Callable[..., list[Any]], settings: dict[str, Any], threads: int, peers: bool, long: int, rounds: int
+) -> list[Any]:
+    """Rows of a suite that runs a model, perhaps beside others."""
     from ruvmlx.models.load import load_model
-
-    from ..bench import model
 
     path = str(load_model(settings["model"]).path)
     peers = peers and path.endswith(".gguf")
-    return model.run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
+    return run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
 
 
 def _cores() -> int:

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -110,7 +111,7 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "backend": runtime.backend.name,
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
-        "kv": _kv(runtime.model.config, response),
+        "kv": asdict(response.kv),
         "peak_rss_bytes": _peak_rss(),
     }
     if response.logprobs:
@@ -118,19 +119,6 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
             {"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in response.logprobs
         ]
     return report
-
-
-def _kv(config: Any, response: GenerationResponse) -> dict[str, Any]:
-    """Nothing is quantised yet: every token is hot."""
-    per_token = 2 * 2 * config.n_layers * config.n_kv_heads * config.head_dim
-    return {
-        "policy": "full",
-        "hot_tokens": response.cache_tokens,
-        "warm_tokens": 0,
-        "cold_tokens": 0,
-        "bytes": response.cache_bytes,
-        "f16_bytes": per_token * response.cache_tokens,
-    }
 
 
 def _peak_rss() -> int:

@@ -15,6 +15,7 @@ _MODEL = [
         "--backend", type=click.Choice(config.BACKENDS), help="What computes; chosen by itself if not given."
     ),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
+    click.option("--kv", type=click.Choice(["tiered", "f16"]), help="Key-value cache; tiered by default."),
     click.option("--adapter", help="Named adapter that ratings change, or none."),
 ]
 _SAMPLING = [
@@ -64,4 +65,6 @@ def open_runtime(settings: dict[str, Any]):
         adapter_name(settings),
         settings["threads"],
         {k: settings[k] for k in ("temperature", "top_p", "top_k", "min_p")},
+        settings["kv"],
+        settings["kv_budget"],
     )

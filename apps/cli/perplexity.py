@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from .output import json_option, log, print_json, show_facts
 @model_options
 @json_option
 def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
-    """Perplexity of the untouched model on a text FILE (- is standard input), token by token."""
-    from ruvmlx.backends.select import open_backend
+    """Perplexity of the untouched model on a text FILE (- is standard input), token by token.
+
+    With a tiered cache the same tokens also go through an f16 one: what the tiers cost is kl_vs_f16.
+    """
+    from ruvmlx.backends.select import cache_policy, open_backend
     from ruvmlx.engine.perplexity import perplexity as measure
     from ruvmlx.models.load import load_model
 
@@ -32,20 +36,22 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
     backend = open_backend(settings["backend"], model, settings["threads"])
     context = min(ctx or model.config.max_context, model.config.max_context)
-    found = measure(backend, tokens, context, progress=_Progress(len(tokens)))
+    policy = cache_policy(settings["kv"], backend)
+    found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
     facts = {
         "ppl": found.ppl,
         "nll": found.nll,
         "tokens": found.tokens,
-        "kl_vs_f16": None,
-        "kv": {"policy": "full", "bytes": found.cache_bytes},
+        "ppl_f16": found.ppl_f16,
+        "kl_vs_f16": found.kl_vs_f16,
+        "kv": asdict(found.kv),
         "backend": backend.name,
         "kernels": backend.kernels,
     }
     if as_json:
         print_json(facts)
     else:
-        show_facts({k: v for k, v in facts.items() if v is not None})
+        show_facts({k: v for k, v in facts.items() if v is not None and k != "kv"} | facts["kv"])
 
 
 def _read(file: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import UsageError
 from ..kernels.library import LibraryError
+from ..kv.policy import POLICIES, TIERED, TierPolicy
 from ..models.base import Model
 from . import cpu
 from .base import Backend
@@ -75,11 +76,26 @@ def _describe_mlx(asked: str = "") -> Choice:
     return Choice("mlx", device, kernels, asked + why)
 
 
-def open_backend(name: str, model: Model, threads: int | None = None) -> Backend:
+def cache_policy(kv: str | None, backend: Backend) -> TierPolicy | None:
+    """The KV cache's policy by its name; None, not asked for: tiered where the backend has tiers."""
+    if kv is None:
+        return None if backend.name == "reference" else TIERED
+    return POLICIES[kv]
+
+
+def open_backend(name: str, model: Model, threads: int | None = None, kv_budget: int = 0) -> Backend:
     """Load the model's weights into the backend of that name (see `describe`). Use it in this thread only.
 
-    threads: CPU threads; by default the physical cores that this process may use.
+    threads: CPU threads; by default the physical cores that this process may use. kv_budget: bytes that the
+    tiered KV caches should stay within, 0 for no bound.
     """
+    backend = _open(name, model, threads)
+    if kv_budget and hasattr(backend, "pool"):
+        backend.pool.budget = kv_budget
+    return backend
+
+
+def _open(name: str, model: Model, threads: int | None) -> Backend:
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
     choice = describe(name, threads)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, Step
 from ..errors import UsageError
+from ..kv.policy import TierPolicy
 from ..models.base import Model
 from .detokenize import StopStrings, StreamDecoder
 from .sampler import Sampler, log_softmax, top_ids
@@ -32,10 +33,11 @@ class _Cancelled(Exception):
 class LLMInferenceEngine:
     """Runs one request at a time on one backend, in the thread that built the backend."""
 
-    def __init__(self, model: Model, backend: Backend):
+    def __init__(self, model: Model, backend: Backend, policy: TierPolicy | None = None):
+        """policy: precision of the KV cache by age; None is the backend's plain cache."""
         self.model = model
         self.backend = backend
-        self.sessions = SessionManager(backend)
+        self.sessions = SessionManager(backend, policy)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Token ids of the prompt; UsageError when it is empty or longer than the context."""
@@ -194,8 +196,8 @@ class _Run:
             latency_ms=1e3 * (now - self.started),
             prompt_tps=(len(self.prompt) - self.cached) / prefill_s if prefill_s > 0 else 0.0,
             generation_tps=len(self.ids) / decode_s if decode_s > 0 else 0.0,
-            cache_bytes=session.cache.nbytes,
             cache_tokens=session.cache.offset,
+            kv=session.cache.stats(),
             logprobs=self.logprobs,
         )
 

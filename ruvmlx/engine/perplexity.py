@@ -1,4 +1,4 @@
-"""How well a model predicts a text, with the cache that it really uses."""
+"""How well a model predicts a text, with the cache that it really uses, and what that cache costs."""
 
 import itertools
 import math
@@ -8,49 +8,85 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
+from ..kv.cache import KVStats
+from ..kv.policy import F16, TierPolicy
 from .sampler import log_softmax
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """nll: mean negative log-likelihood, nats per token; ppl = e^nll. tokens: how many were predicted."""
+    """nll: mean negative log-likelihood, nats per token; ppl = e^nll. tokens: how many were predicted.
+
+    kv: the cache at the end of the longest window. With a tiered cache, ppl_f16 is what the f16 cache gives
+    and kl_vs_f16 the mean KL(f16 || tiered) in nats.
+    """
 
     ppl: float
     nll: float
     tokens: int
-    cache_bytes: int
+    kv: KVStats
+    ppl_f16: float | None = None
+    kl_vs_f16: float | None = None
 
 
 def perplexity(
     backend: Backend,
     tokens: list[int],
     context: int,
+    policy: TierPolicy | None = None,
     adapter: HeadAdapter | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
     """Predict every token from those before it, one at a time, in windows of `context` tokens.
 
-    Each window starts from an empty cache; its first token is given, not predicted.
+    Each window starts from an empty cache; its first token is given, not predicted. A cache with tiers is
+    compared, token by token, with an f16 cache that reads the same.
     """
-    nll, predicted, cache_bytes = 0.0, 0, 0
+    compare = policy is not None and policy != F16
+    seen = _Seen()
     for start in range(0, len(tokens) - 1, context):
         window = tokens[start : start + context]
-        cache = backend.new_cache()
+        caches = [backend.new_cache(p) for p in ((policy, F16) if compare else (policy,))]
         for here, following in itertools.pairwise(window):
-            logprobs = log_softmax(backend.decode(here, cache, adapter).logits)
-            nll -= float(logprobs[following])
-            predicted += 1
+            seen.add([log_softmax(backend.decode(here, c, adapter).logits) for c in caches], following)
             if progress is not None:
-                progress(predicted)
-        cache_bytes = max(cache_bytes, cache.nbytes)
-    mean = nll / max(1, predicted)
-    return Perplexity(math.exp(mean), mean, predicted, cache_bytes)
+                progress(seen.tokens)
+        if start == 0:
+            kv = caches[0].stats()
+    return seen.result(kv)
+
+
+class _Seen:
+    """Sums over the predicted tokens."""
+
+    def __init__(self) -> None:
+        self.tokens, self.nll, self.nll_f16, self.kl = 0, 0.0, 0.0, 0.0
+        self.compared = False
+
+    def add(self, logprobs: list[np.ndarray], following: int) -> None:
+        """logprobs: [V] of the cache, then perhaps of the f16 cache."""
+        self.tokens += 1
+        self.nll -= float(logprobs[0][following])
+        if len(logprobs) > 1:
+            self.compared = True
+            self.nll_f16 -= float(logprobs[1][following])
+            self.kl += kl_divergence(logprobs[1], logprobs[0])
+
+    def result(self, kv: KVStats) -> Perplexity:
+        n = max(1, self.tokens)
+        nll = self.nll / n
+        if not self.compared:
+            return Perplexity(math.exp(nll), nll, self.tokens, kv)
+        return Perplexity(math.exp(nll), nll, self.tokens, kv, math.exp(self.nll_f16 / n), self.kl / n)
+
+
+def kl_divergence(log_p: np.ndarray, log_q: np.ndarray) -> float:
+    """KL(p || q) in nats, from log-probabilities [V]."""
+    log_p = log_p.astype(np.float64)
+    return float(np.exp(log_p) @ (log_p - log_q))
 
 
 def mean_kl(p_logits: np.ndarray, q_logits: np.ndarray) -> float:
     """Mean over rows of KL(p || q), nats.  p_logits, q_logits: [T, V]."""
-    total = 0.0
-    for p, q in zip(p_logits, q_logits, strict=True):
-        log_p, log_q = log_softmax(p).astype(np.float64), log_softmax(q)
-        total += float(np.exp(log_p) @ (log_p - log_q))
-    return total / len(p_logits)
+    rows = zip(p_logits, q_logits, strict=True)
+    return float(np.mean([kl_divergence(log_softmax(p), log_softmax(q)) for p, q in rows]))

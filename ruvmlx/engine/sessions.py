@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..backends.base import Backend, KVCache
+from ..kv.policy import TierPolicy
 
 
 @dataclass
@@ -25,16 +26,16 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 class SessionManager:
     """Keeps the caches of the `capacity` sessions used last."""
 
-    def __init__(self, backend: Backend, capacity: int = 4):
-        self._backend = backend
+    def __init__(self, backend: Backend, policy: TierPolicy | None = None, capacity: int = 4):
+        self._backend, self._policy = backend, policy
         self._capacity = capacity
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def get_or_create(self, session_id: str | None) -> Session:
         """The session's cache; a request without a session gets one of its own, which nobody keeps."""
         if session_id is None:
-            return Session(self._backend.new_cache())
-        session = self._sessions.pop(session_id, None) or Session(self._backend.new_cache())
+            return self._new()
+        session = self._sessions.pop(session_id, None) or self._new()
         self._sessions[session_id] = session
         while len(self._sessions) > self._capacity:
             self._sessions.popitem(last=False)
@@ -48,9 +49,12 @@ class SessionManager:
         keep = min(common_prefix(session.tokens, prompt), len(prompt) - 1)
         extra = len(session.tokens) - keep
         if extra and not session.cache.trim(extra):
-            session.cache, keep = self._backend.new_cache(), 0
-        del session.tokens[keep:]
-        return keep
+            session.cache = self._new().cache
+        del session.tokens[session.cache.offset :]
+        return len(session.tokens)
+
+    def _new(self) -> Session:
+        return Session(self._backend.new_cache(self._policy))
 
     def drop(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)

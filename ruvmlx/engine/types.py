@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..kv.cache import KVStats
 from ..models.base import Message
 
 
@@ -59,8 +60,8 @@ class GenerationResponse:
     latency_ms: float
     prompt_tps: float  # newly prefilled tokens per second
     generation_tps: float
-    cache_bytes: int
-    cache_tokens: int
+    cache_tokens: int  # in the session's KV cache now
+    kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
