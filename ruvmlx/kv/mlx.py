@@ -65,7 +65,8 @@ class MLXStorage:
 
     def write(self, layer: int, page: int, at: int, rows: mx.array) -> None:
         """rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values, into a hot page."""
-        pool = self._pools(HOT)[layer]
+        pool = self._layers[HOT][layer]
+        assert pool is not None  # there is a page
         pool[page, :, :, at : at + rows.shape[2]] = rows
 
     def pools(self, layer: int) -> list[mx.array]:

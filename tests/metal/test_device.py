@@ -37,6 +37,18 @@ def test_on_a_cpu_the_twins_run():
 
 
 @needs_gpu
+def test_heads_of_another_size(gpu):
+    """The twins run on the GPU then."""
+    assert source.on_gpu(80) and not source.on_gpu(96)
+    rng = np.random.default_rng(6)
+    made = make.cache(rng, 96, 2, [(1, 1, 40, 0)])
+    q = mx.array(rng.normal(size=(1, 4, 96)).astype(np.float32))
+    got = decode.attend(q, [mx.array(p) for p in made.pools], decode.Table(made.views, 4, 2, 96))
+    want = make.attention(np.array(q[0]), np.array(demote.rotate(q)[0]), made, 0)
+    np.testing.assert_allclose(got[0], want, atol=1e-3)
+
+
+@needs_gpu
 def test_decode_and_prefill(gpu):
     """A cache in all tiers, f16 queries; through the functions that the backend calls."""
     rng = np.random.default_rng(5)

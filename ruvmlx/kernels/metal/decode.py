@@ -42,7 +42,7 @@ MERGE = Kernel(
 def attend(q: mx.array, pools: Pools, table: Table) -> mx.array:
     """softmax(q . k / sqrt(D)) v over the tiers, in q's own type; zeros where nothing is visible."""
     wide = q.astype(mx.float32)
-    run = attend_gpu if on_gpu() else attend_ops
+    run = attend_gpu if on_gpu(table.head_dim) else attend_ops
     return run(wide, for_cold(wide, table), pools, table).astype(q.dtype)
 
 

@@ -30,14 +30,14 @@ DEMOTE_COLD = Kernel(
 
 def demote_warm(hot: mx.array, ids: list[int], head_dim: int) -> mx.array:
     """Pages `ids` of the hot pool as warm pages."""
-    if on_gpu():
+    if on_gpu(head_dim):
         return demote_warm_gpu(hot, ids, head_dim)
     return demote_warm_ops(hot[mx.array(ids)], head_dim)
 
 
 def demote_cold(pool: mx.array, ids: list[int], head_dim: int, source: int = WARM) -> mx.array:
     """Pages `ids` of the warm (or hot) pool as cold pages."""
-    if on_gpu():
+    if on_gpu(head_dim):
         return demote_cold_gpu(pool, ids, head_dim, source)
     return demote_cold_ops(pool[mx.array(ids)], head_dim, source)
 

@@ -56,7 +56,7 @@ def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int,
 def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
     """q: [T, n_heads, D]; fresh: append's rows, uint8 [n_kv_heads, 2, T, 2 * D] -> [T, n_heads, D]"""
     wide = q.astype(mx.float32)
-    run = attend_prefill_gpu if on_gpu() else attend_prefill_ops
+    run = attend_prefill_gpu if on_gpu(new.table.head_dim) else attend_prefill_ops
     return run(wide, for_cold(wide, new.table), pools, fresh, new).astype(q.dtype)
 
 

@@ -92,8 +92,11 @@ def _compiled(kernel: Kernel) -> Any:
     )
 
 
-def on_gpu() -> bool:
-    """Do operations of this thread run on a device that runs the kernels?"""
-    if mx.default_device() != mx.Device(mx.gpu):
+HEAD_DIMS = 64, 80, 128  # that the attention and demotion kernels are made for
+
+
+def on_gpu(head_dim: int = 64) -> bool:
+    """Do operations of this thread run on a device that runs the kernels, and do the heads fit them?"""
+    if head_dim not in HEAD_DIMS or mx.default_device() != mx.Device(mx.gpu):
         return False
     return mx.metal.is_available() or mx.cuda.is_available()
