@@ -7,14 +7,16 @@ computes in.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import NamedTuple, cast
 
 from ..kernels.metal import append, decode, prefill
-from ..kernels.metal.pages import Table
+from ..kernels.metal.pages import Table, View
 from ..kv.cache import PagedCache
 from ..kv.mlx import MLXStorage
 from ..kv.policy import PAGE
 from ..models.base import ModelConfig
+from . import tiered_cpu
 from .cpu_layers import CPUAttention, Positions
 from .mx import mx, nn
 
@@ -24,18 +26,40 @@ class Step:
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage(cache), cache.offset, n
-        end, heads = self.offset + n, (config.n_heads, config.n_kv_heads, config.head_dim)
+        self._cache, self._heads = cache, (config.n_heads, config.n_kv_heads, config.head_dim)
+        end = self.offset + n
         self._places = []  # (page, first row there, first token, token behind the last)
         for at in range(self.offset // PAGE * PAGE, end, PAGE):
             start, stop = max(at, self.offset), min(at + PAGE, end)
             page = cache.table.hot_page(at)
             self._places.append((page, start - at, start - self.offset, stop - self.offset))
-        if n == 1:
-            first = max(0, end - cache.window) if cache.window else 0
-            self.table = Table([cache.table.view(end, first)], *heads)
-        else:
-            self.chunk = prefill.chunk(cache.table.view(self.offset), n, *heads, cache.window)
         self._turn: mx.array | None = None
+        self._on_cpu: tiered_cpu.Token | tiered_cpu.Chunk | None = None
+
+    @property
+    def view(self) -> View:
+        """A single token's, itself included; a chunk's, of what is before it."""
+        if self.n > 1:
+            return self._cache.table.view(self.offset)
+        window, end = self._cache.window, self.offset + 1
+        return self._cache.table.view(end, max(0, end - window) if window else 0)
+
+    @cached_property
+    def table(self) -> Table:
+        return Table([self.view], *self._heads)
+
+    @cached_property
+    def chunk(self) -> prefill.Chunk:
+        return prefill.Chunk(self.table, self.n, self._cache.window)
+
+    def on_cpu(self, positions: Positions) -> tiered_cpu.Token | tiered_cpu.Chunk:
+        if self._on_cpu is None:
+            dim = self._heads[2]
+            if self.n == 1:
+                self._on_cpu = tiered_cpu.Token(self.view, dim)
+            else:
+                self._on_cpu = tiered_cpu.Chunk(self.view, self.n, self._cache.window, dim, positions)
+        return self._on_cpu
 
     def turn(self, positions: Positions) -> mx.array:
         """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
@@ -132,7 +156,7 @@ class GraphTiered(nn.Module):
 
 
 class CPUTiered(nn.Module):
-    """cpu_layers' attention, whose queries come scaled and whose keys come turned."""
+    """cpu_layers' attention, whose queries come scaled and whose keys come turned; no kernels here."""
 
     def __init__(self, attention: CPUAttention):
         super().__init__()
@@ -144,5 +168,7 @@ class CPUTiered(nn.Module):
             return own(x, mask, cache)
         q, k, v = own._project(x, cache.offset)
         rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)
-        q = (q * own.head_dim**0.5).reshape(own.n_heads, n, -1).swapaxes(0, 1)
-        return own.o_proj(cache.attend(q, rows).reshape(1, n, -1))
+        step, layer = cache.step, cache.layer
+        step.write(layer, rows)
+        out = step.on_cpu(own._positions).attend(q[0], step.storage.pools(layer), rows)
+        return own.o_proj(out.transpose(2, 0, 1, 3).reshape(1, n, -1))
