@@ -334,6 +334,51 @@ static void test_fork(void) {
     destroy(m);
 }
 
+/* Pages demoted by a thread of their own while tokens are computed that read them. */
+typedef struct {
+    const rvm_decoder *d;
+    rvm_page from, to;
+    int rc;
+} demotion;
+
+static void *demoted(void *what) {
+    demotion *job = what;
+    job->rc = rvm_decoder_demote(job->d, &job->from, &job->to);
+    return NULL;
+}
+
+static void test_demotion_beside_a_call(void) {
+    model *m = make((shape){RVM_Q8, 4, 2, 32, 0});
+    rvm_decoder *d = decoder(m, NULL, 2);
+    sequence c = start(m, d);
+    float *logits = malloc(V * sizeof *logits);
+    int32_t tokens[70] = {0};
+    CHECK(sequence_forward(&c, tokens, 70, 0, NULL, NULL, NULL) == RVM_OK, "prefill");
+    uint8_t *made[2][2];
+    for (int beside = 0; beside < 2; beside++)
+        for (rvm_tier tier = RVM_COLD; tier < RVM_HOT; tier++) {
+            const size_t bytes = rvm_decoder_page_bytes(d, tier);
+            uint8_t *to = made[beside][tier] = page_make(bytes);
+            demotion job = {d, c.pages[0], {to, tier, 0}, -1};
+            pthread_t thread;
+            pthread_create(&thread, NULL, demoted, &job);
+            for (int i = 0; beside && i < 20; i++)
+                CHECK(sequence_forward(&c, tokens, 1, 1, NULL, logits, NULL) == RVM_OK, "beside");
+            pthread_join(thread, NULL);
+            CHECK(job.rc == RVM_OK, "%d", job.rc);
+            CHECK(!beside || memcmp(to, made[0][tier], bytes) == 0, "tier %d", (int)tier);
+        }
+    const rvm_page warm = {made[0][RVM_WARM], RVM_WARM, 0}, cold = {made[1][RVM_COLD], RVM_COLD, 0};
+    CHECK(rvm_decoder_demote(d, &warm, &cold) == RVM_OK, "warm to cold");
+    CHECK(memcmp(made[0][0], made[1][0], rvm_decoder_page_bytes(d, RVM_COLD)) == 0, "hot to cold is both steps");
+    CHECK(rvm_decoder_demote(d, &cold, &warm) == RVM_BAD_ARGUMENT, "cold to warm");
+    for (int i = 0; i < 4; i++) free(made[i / 2][i % 2]);
+    free(logits);
+    sequence_end(&c);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
 /* Many short jobs on more threads than cores, with the number of threads changing and pauses to fall asleep. */
 static void test_threads(void) {
     model *m = make((shape){RVM_F32, 4, 2, 32, 0});
@@ -390,6 +435,7 @@ int main(void) {
     if (!getenv("RVM_NO_FORK")) test_fork(); /* qemu-user and TSan: no threads in forked children */
     test_threads();
     test_head_and_lora();
+    test_demotion_beside_a_call();
     printf("%d failures\n", failures);
     return failures ? 1 : 0;
 }
