@@ -184,7 +184,24 @@ typedef struct {
      * tiles. y: [tokens, y_stride]; only real rows are written. */
     int (*matmul)(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
                   float *y, size_t y_stride);
+
+    /* Attention over one warm or cold head-page, in integers ("Pages", below; rvm_tier: 0 cold, 1 warm).
+     * Queries and weights become integers of 15 bits for warm pages and 7 bits for cold ones, with one scale
+     * a row; all implementations agree bit for bit. A NaN or an infinity makes its whole row NaN.
+     *   page_queries  q [rows][head_dim], rotated for cold pages -> codes [rvm_page_codes_bytes]
+     *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
+     *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
+     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more that, all together, belong to
+     * every dimension. soon: a head-page of that size to be fetched on the way, or NULL. */
+    int (*page_queries)(int tier, const float *q, size_t rows, size_t head_dim, void *codes);
+    int (*page_scores)(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
+                       const uint8_t *soon, float *scores);
+    int (*page_values)(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
+                       const uint8_t *soon, float *sum, size_t stride);
 } rvm_matmul;
+
+/* Bytes of page_queries' result, for its own implementation only; 0 for sizes that are refused. */
+RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 
 /* As rvm_impl and rvm_impl_name; there are more implementations of these. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);

@@ -5,9 +5,7 @@
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
  * So four columns of 16 lanes, interleaved, are one line of a block, and a token's scale belongs to a lane of
  * keys, to a column of values. */
-#include "demote.h"
-
-#include "lanes.h"
+#include "layers.h"
 #include "pages.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -21,10 +19,6 @@ typedef struct {
     float scale[SPAN], bias[SPAN];
     size_t columns, lanes, used; /* used: columns of keys, lanes of values that are not padding */
 } panel;
-
-static void from_halves(const uint16_t *h, size_t n, float *x) {
-    for (size_t i = 0; i < n; i += LANES) l_store(x + i, l_load_half(h + i));
-}
 
 /* x rounded to f16; -0 becomes +0. */
 static void round_to_half(float *x, size_t n, uint8_t *to) {
@@ -246,7 +240,7 @@ static void demote_panel(panel *p, int keys, rvm_tier from, const uint8_t *src, 
     store(p, keys, to, dst, token, head_dim);
 }
 
-int DEMOTE(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim) {
+int LAYER(demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim) {
     const size_t there = rvm_head_page_bytes(from, head_dim), here = rvm_head_page_bytes(to, head_dim);
     if (!src || !dst || !there || !here || from <= to) return RVM_BAD_ARGUMENT;
     panel p;

@@ -1,5 +1,5 @@
 /* Which implementations of the layers this machine runs, fastest first. */
-#include "rvm.h"
+#include "page_terms.h"
 
 #include <string.h>
 
@@ -36,6 +36,7 @@ const rvm_layers *rvm_layers_impl(const char *name) {
 }
 
 size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
-    const size_t width = (head_dim + 15) / 16 * 16;
-    return rows * (2 * width + RVM_PAGE_TOKENS + 2) + 2 * RVM_PAGE_TOKENS * width;
+    const size_t width = value_rows(head_dim), page = RVM_PAGE_TOKENS;
+    const size_t codes = row_codes(RVM_COLD, head_dim) + row_codes(RVM_WARM, head_dim);
+    return rows * (2 * width + page + sum_width(head_dim) + 2) + 2 * page * width + rows * codes / sizeof(float);
 }

@@ -1,5 +1,6 @@
 /* Packing weights and asking about them, and which matrix kernels this machine runs. */
 #include "matrix.h"
+#include "page_terms.h"
 
 #include <math.h>
 
@@ -226,6 +227,12 @@ int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, siz
                        size_t tile_end, const float *y, size_t y_stride) {
     return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y || tokens == 0 ||
            tile_begin > tile_end || tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
+}
+
+size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim) {
+    const size_t most = (size_t)1 << 24;
+    if ((tier != RVM_WARM && tier != RVM_COLD) || rows == 0 || rows > most || !good_head_dim(head_dim)) return 0;
+    return rows * row_codes((rvm_tier)tier, head_dim);
 }
 
 /* ---- which implementations this machine runs, fastest first ---- */

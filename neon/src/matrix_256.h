@@ -85,6 +85,23 @@ INLINE int32_t reduce_add(__m256i x) {
     return _mm_cvtsi128_si32(m);
 }
 
+/* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
+INLINE i32x i_round(f32x x) { return (i32x){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+INLINE i32x i_add(i32x x, i32x y) { return (i32x){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE int32_t i_sum(i32x x) { return reduce_add(_mm256_add_epi32(x.a, x.b)); }
+INLINE int32_t i_most(i32x x) { return reduce_max(_mm256_max_epi32(x.a, x.b)); }
+
+INLINE i32x i_larger(i32x top, f32x x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    return (i32x){_mm256_max_epi32(top.a, _mm256_and_si256(_mm256_castps_si256(x.a), magnitude)),
+                  _mm256_max_epi32(top.b, _mm256_and_si256(_mm256_castps_si256(x.b), magnitude))};
+}
+
+INLINE void i_bytes(uint8_t *to, i32x x) {
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+}
+
 INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
     __m256i top = _mm256_setzero_si256(), i[4];
     for (size_t k = 0; k < 4; k++) {

@@ -28,6 +28,16 @@ INLINE void f_store(float *y, f32x a, size_t n) {
     else _mm512_mask_storeu_ps(y, (__mmask16)((1u << n) - 1), a);
 }
 
+/* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
+INLINE i32x i_round(f32x a) { return _mm512_cvtps_epi32(a); }
+INLINE i32x i_add(i32x a, i32x b) { return _mm512_add_epi32(a, b); }
+INLINE i32x i_larger(i32x top, f32x a) {
+    return _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+}
+INLINE void i_bytes(uint8_t *to, i32x a) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(a)); }
+INLINE int32_t i_sum(i32x a) { return _mm512_reduce_add_epi32(a); }
+INLINE int32_t i_most(i32x a) { return _mm512_reduce_max_epi32(a); }
+
 INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
     const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);

@@ -97,6 +97,37 @@ INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     }
 }
 
+/* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
+INLINE i32x i_round(f32x a) {
+    i32x y;
+    EACH4 y.v[i] = vcvtnq_s32_f32(a.v[i]);
+    return y;
+}
+
+INLINE i32x i_add(i32x a, i32x b) {
+    EACH4 a.v[i] = vaddq_s32(a.v[i], b.v[i]);
+    return a;
+}
+
+INLINE i32x i_larger(i32x top, f32x a) {
+    EACH4 top.v[i] = vmaxq_s32(top.v[i], vreinterpretq_s32_f32(vabsq_f32(a.v[i])));
+    return top;
+}
+
+INLINE void i_bytes(uint8_t *to, i32x a) {
+    const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])),
+                    high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+    vst1q_u8(to, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(low), vmovn_s16(high))));
+}
+
+INLINE int32_t i_sum(i32x a) {
+    return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+}
+
+INLINE int32_t i_most(i32x a) {
+    return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
+}
+
 INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
     uint32x4_t top = vdupq_n_u32(0);
     int32x4_t total = vdupq_n_s32(0);

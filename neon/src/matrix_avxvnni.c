@@ -18,5 +18,13 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32
 }
 
 #include "matrix_kernel.h"
+#include "page_kernel.h"
 
-const rvm_matmul rvm_matmul_avxvnni = {.name = "avxvnni", .acts = acts, .matmul = matmul};
+const rvm_matmul rvm_matmul_avxvnni = {
+    .name = "avxvnni",
+    .acts = acts,
+    .matmul = matmul,
+    .page_queries = page_queries,
+    .page_scores = page_scores,
+    .page_values = page_values,
+};

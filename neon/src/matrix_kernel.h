@@ -9,6 +9,7 @@
  *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, T, w)   for T tokens
  *   dots(acc, w, q, m, kind)    acc[t] += w . q[t], t < m <= STEP, for each row.  q: int8 [m][32]
  *   quantise(x, q, &sum)        one block of activations; returns d.  See matrix_scalar.c
+ *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
  *   MAX_T    tokens for which a block is unpacked at a time: 4, 8 or 16

@@ -112,4 +112,13 @@ static int matmul_scalar(const rvm_matrix *w, const void *acts, size_t tokens, s
     return RVM_OK;
 }
 
-const rvm_matmul rvm_matmul_scalar = {.name = "scalar", .acts = acts_scalar, .matmul = matmul_scalar};
+#include "page_scalar.h"
+
+const rvm_matmul rvm_matmul_scalar = {
+    .name = "scalar",
+    .acts = acts_scalar,
+    .matmul = matmul_scalar,
+    .page_queries = page_queries_scalar,
+    .page_scores = page_scores_scalar,
+    .page_values = page_values_scalar,
+};

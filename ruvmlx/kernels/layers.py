@@ -224,7 +224,8 @@ class PagedKV:
     """Keys and values of one head in pages of 64 tokens, as the C decoder keeps them."""
 
     head_dim: int
-    pages: list[Half] = field(default_factory=list)
+    pages: list[NDArray[Any]] = field(default_factory=list)  # Half [..] if hot, else bytes
+    tiers: list[int] = field(default_factory=list)
     tokens: int = 0
 
     @property
@@ -238,6 +239,7 @@ class PagedKV:
             at = self.tokens % PAGE_TOKENS
             if at == 0:
                 self.pages.append(np.zeros(PAGE_TOKENS * (self.head_dim + self.width), np.uint16))
+                self.tiers.append(HOT)
             n, page = min(PAGE_TOKENS - at, len(k) - done), self.pages[-1]
             keys, values = page.ctypes.data, page.ctypes.data + 2 * PAGE_TOKENS * self.head_dim
             rows = k[done:].ctypes.data, v[done:].ctypes.data, self.head_dim, turn[done:].ctypes.data
@@ -245,17 +247,30 @@ class PagedKV:
             self.tokens, done = self.tokens + n, done + n
 
     def attend(
-        self, q: Array, turn: Array, position: int, window: int = 0, parts: int = 1, impl: str | None = None
+        self,
+        q: Array,
+        turn: Array,
+        position: int,
+        window: int = 0,
+        parts: int = 1,
+        impl: str | None = None,
+        matmul: str | None = None,
     ) -> Array:
-        """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ..."""
+        """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ...
+
+        matmul: the implementation whose kernels read warm and cold pages.
+        """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
-        pages = (_Page * len(self.pages))(*(_Page(p.ctypes.data, HOT) for p in self.pages))
+        pages = (_Page * len(self.pages))(
+            *(_Page(page.ctypes.data, tier) for page, tier in zip(self.pages, self.tiers, strict=True))
+        )
         stop = -(-(position + queries) // PAGE_TOKENS)
         row = queries * group * (head_dim + 2)
         partial = np.empty((parts, row), np.float32)
         scratch = np.empty(f.scratch(queries * group, head_dim), np.float32)
-        call = _Attention(C.addressof(pages), 0, None, head_dim, group, _in(q), group * head_dim)
+        table = C.cast(_load().rvm_matmul_impl(matmul.encode() if matmul else None), _P)
+        call = _Attention(C.addressof(pages), 0, table, head_dim, group, _in(q), group * head_dim)
         call.turn, call.queries, call.position, call.window = _in(turn), queries, position, window
         call.out, call.out_stride, call.scratch = _inout(out), group * head_dim, _inout(scratch)
         for i in range(parts):

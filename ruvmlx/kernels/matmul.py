@@ -23,9 +23,18 @@ Array = NDArray[np.float32]
 BLOCK = 32  # activations with one scale
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
+# Field order and argument types of struct rvm_matmul.
+SIGNATURES: dict[str, list[Any]] = {
+    "acts": [_I, _P, _N, _N, _N, _N, _N, _P],
+    "matmul": [_P, _P, _N, _N, _N, _P, _N],
+    "page_queries": [_I, _P, _N, _N, _P],
+    "page_scores": [_I, _P, _P, _N, _N, _P, _P],
+    "page_values": [_I, _P, _P, _N, _N, _P, _P, _N],
+}
+
 
 class _Table(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("acts", _P), ("matmul", _P)]
+    _fields_ = [("name", C.c_char_p), *((name, _P) for name in SIGNATURES)]
 
 
 @functools.cache
@@ -50,13 +59,14 @@ def implementations() -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """acts and matmul of one implementation, without the GIL; None: the fastest."""
+    """The functions of one implementation, without the GIL; None: the fastest."""
     table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
-    acts = C.CFUNCTYPE(_I, _I, _P, _N, _N, _N, _N, _N, _P)(table.contents.acts)
-    product = C.CFUNCTYPE(_I, _P, _P, _N, _N, _N, _P, _N)(table.contents.matmul)
-    return SimpleNamespace(acts=acts, matmul=product)
+    made = {
+        name: C.CFUNCTYPE(_I, *types)(getattr(table.contents, name)) for name, types in SIGNATURES.items()
+    }
+    return SimpleNamespace(**made)
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:

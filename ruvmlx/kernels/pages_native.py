@@ -13,10 +13,11 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from ruvmlx.kernels import layers
+from ruvmlx.kernels import layers, matmul
 from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import OK, _load
 from ruvmlx.kernels.matmul import aligned
+from ruvmlx.kernels.micro import _in
 
 Bytes = NDArray[np.uint8]
 Array = NDArray[np.float32]
@@ -29,6 +30,7 @@ def _lib() -> C.CDLL:
     lib = _load()
     lib.rvm_head_page_bytes.restype, lib.rvm_head_page_bytes.argtypes = _N, [_I, _N]
     lib.rvm_pages_demote.argtypes = [_I, _P, _I, _P, _N, _N]
+    lib.rvm_page_codes_bytes.restype, lib.rvm_page_codes_bytes.argtypes = _N, [_I, _N, _N]
     for name in ("rvm_page_canonical", "rvm_page_from_canonical"):
         getattr(lib, name).argtypes = [_I, _P, _N, _P]
     return lib
@@ -71,6 +73,27 @@ def demote(source: int, pages: Bytes, target: int, head_dim: int, impl: str | No
     return out
 
 
+def scores(tier: int, page: Bytes, q: Array, impl: str | None = None) -> Array:
+    """q [rows, D] (rotated, if the page is cold) . keys -> [rows, 64], in integers: see rvm.h."""
+    rows, head_dim = q.shape
+    _size("page", page, head_page_bytes(tier, head_dim))
+    f, out = matmul.functions(impl), np.empty((rows, PAGE_TOKENS), np.float32)
+    codes = np.empty(_lib().rvm_page_codes_bytes(tier, rows, head_dim), np.uint8)
+    _done(f.page_queries(tier, _in(q), rows, head_dim, codes.ctypes.data))
+    _done(f.page_scores(tier, page.ctypes.data, codes.ctypes.data, rows, head_dim, None, out.ctypes.data))
+    return out
+
+
+def values(tier: int, page: Bytes, p: Array, head_dim: int, impl: str | None = None) -> Array:
+    """p [rows, 64] . values -> [rows, D]; p >= 0."""
+    rows, width = len(p), -(-head_dim // 16) * 16
+    _size("page", page, head_page_bytes(tier, head_dim))
+    out = np.zeros((rows, width + 16), np.float32)
+    run = matmul.functions(impl).page_values
+    _done(run(tier, page.ctypes.data, _in(p), rows, head_dim, None, out.ctypes.data, width + 16))
+    return out[:, :head_dim] + out[:, width:].sum(1, keepdims=True)
+
+
 def _size(name: str, a: Bytes, nbytes: int) -> None:
     if a.dtype != np.uint8 or a.nbytes != nbytes or not a.flags.c_contiguous:
         raise ValueError(f"{name} must be {nbytes} contiguous bytes, got {a.dtype} {list(a.shape)}")
@@ -81,7 +104,7 @@ def _done(rc: int) -> None:
         raise ValueError(f"librvm refused the pages (error {rc})")
 
 
-# The twins, over bytes in the shared order.
+# The twins, over bytes in the shared order. Of scores: numbers_ref(...) K @ q; of values: p @ V.
 
 
 def demote_ref(source: int, data: Bytes, target: int, head_dim: int) -> Bytes:

@@ -1,4 +1,4 @@
-"""The C program neon/tests/compare_matmul.c, built from source: under sanitizers, and for 64-bit ARM."""
+"""The C programs compare_matmul and compare_pages, built from source: also under sanitizers, and for ARM."""
 
 import subprocess
 import sys
@@ -7,14 +7,19 @@ import pytest
 
 from .test_native_build import NEON, SANITIZE, build, compare, compiler, has_sanitizers, tool
 
-PROGRAM = "rvm_compare_matmul"
+PROGRAMS = ("rvm_compare_matmul", "rvm_compare_pages")
+
+
+def build_both(folder, *options):
+    """In one folder, for the matrix kernels take long to compile."""
+    return [build(folder, *options, program=program) for program in PROGRAMS]
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_return_the_same_bits(name, tmp_path):
-    """Whatever the compiler, the sizes, the split, the alignment and the values."""
-    program = build(tmp_path, f"-DCMAKE_C_COMPILER={compiler(name)}", program=PROGRAM)
-    assert compare(program)[-1] == "scalar"
+    """Whatever the compiler, the sizes, the split, the alignment and the values; pages too."""
+    for program in build_both(tmp_path, f"-DCMAKE_C_COMPILER={compiler(name)}"):
+        assert compare(program)[-1] == "scalar"
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
@@ -23,7 +28,8 @@ def test_no_access_outside_an_array_and_no_undefined_behaviour(name, tmp_path):
     if not has_sanitizers(cc, tmp_path):
         pytest.skip(f"{name} has no sanitizer library here")
     options = [f"-DCMAKE_C_COMPILER={cc}", f"-DCMAKE_C_FLAGS={SANITIZE}", "-DRVM_MATRIX_O=-O1"]
-    assert compare(build(tmp_path, *options, program=PROGRAM))[-1] == "scalar"
+    for program in build_both(tmp_path, *options):
+        assert compare(program)[-1] == "scalar"
 
 
 def test_arm_runs_under_qemu(tmp_path):
@@ -31,9 +37,9 @@ def test_arm_runs_under_qemu(tmp_path):
     cc = compiler("aarch64-linux-gnu-gcc")
     qemu = tool("qemu-aarch64") or tool("qemu-aarch64-static") or pytest.skip("no qemu-user")
     target = ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_C_COMPILER={cc}", "-DCMAKE_EXE_LINKER_FLAGS=-static"]
-    program = build(tmp_path, *target, program=PROGRAM)
-    assert compare(qemu, "-cpu", "max", program) == ["neon_i8mm", "neon_dotprod", "neon", "scalar"]
-    assert compare(qemu, "-cpu", "cortex-a72", program) == ["neon", "scalar"]
+    for program in build_both(tmp_path, *target):
+        assert compare(qemu, "-cpu", "max", program) == ["neon_i8mm", "neon_dotprod", "neon", "scalar"]
+        assert compare(qemu, "-cpu", "cortex-a72", program) == ["neon", "scalar"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,292 @@
+/* Attention over pages (rvm.h, "layers"): an online softmax, page by page. Hot pages are multiplied here, in
+ * float; warm and cold ones by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
+#include "layers.h"
+#include "page_terms.h"
+
+enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
+
+/* c[m][n] = a[m][k] @ b[k][n]  (or +=), for the rows and vectors that fit in registers.
+ * b: float, or half that is converted on the way.  m, vectors and half are constants where it is used.
+ * soon: what will be read next, as large as b; fetched on the way. Keys and values were last read a token
+ * ago and come from memory: without this they arrive at half the speed. */
+static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
+                                                       const char *soon, size_t k, float *c, size_t ldc, int add,
+                                                       const int m, const int vectors, const int half) {
+    lanes sum[ROWS][N_VECTORS], row[N_VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) sum[i][j] = add ? l_load(c + i * ldc + j * LANES) : l_set(0);
+    for (size_t p = 0; p < k; p++) {
+        if (half)
+            for (size_t at = 0; at < 2 * (size_t)vectors * LANES; at += 64)
+                __builtin_prefetch(soon + 2 * p * ldb + at);
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++)
+            row[j] = half ? l_load_half((const uint16_t *)b + p * ldb + j * LANES)
+                          : l_load((const float *)b + p * ldb + j * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < m; i++) {
+            const lanes x = l_set(a[i * lda + p]);
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) sum[i][j] = l_fma(x, row[j], sum[i][j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) l_store(c + i * ldc + j * LANES, sum[i][j]);
+}
+
+#define TILE(m, v, h) tile(a, lda, b, ldb, soon, k, c, ldc, add, m, v, h)
+#define TILES(v, h) \
+    switch (m) { \
+    case 1: TILE(1, v, h); break; \
+    case 2: TILE(2, v, h); break; \
+    case 3: TILE(3, v, h); break; \
+    case 4: TILE(4, v, h); break; \
+    case 5: TILE(5, v, h); break; \
+    default: TILE(6, v, h); \
+    }
+
+static void tile_any(const float *a, size_t lda, const void *b, size_t ldb, const char *soon, size_t k, float *c,
+                     size_t ldc, int add, size_t m, int wide, int half) {
+    if (wide && half) {
+        TILES(N_VECTORS, 1)
+    } else if (wide) {
+        TILES(N_VECTORS, 0)
+    } else if (half) {
+        TILES(1, 1)
+    } else {
+        TILES(1, 0)
+    }
+}
+
+/* c[m][n] = a[m][k] @ b[k][n]  (or +=).  n: a multiple of LANES.  A column block of b stays in L1. */
+static void product(const float *a, size_t lda, const void *b, size_t ldb, const void *soon, size_t k, float *c,
+                    size_t ldc, int add, size_t m, size_t n, int half) {
+    for (size_t j = 0, step; j < n; j += step) {
+        const int wide = n - j >= (size_t)N_VECTORS * LANES;
+        step = wide ? (size_t)N_VECTORS * LANES : LANES;
+        const void *from = half ? (const void *)((const uint16_t *)b + j) : (const void *)((const float *)b + j);
+        for (size_t i = 0; i < m; i += ROWS)
+            tile_any(a + i * lda, lda, from, ldb, (const char *)soon + 2 * j, k, c + i * ldc + j, ldc, add,
+                     min_size(ROWS, m - i), wide, half);
+    }
+}
+
+/* One block of queries on its way over the pages: rows are queries x the heads of a group. */
+typedef struct {
+    size_t rows, stride;
+    float *q;      /* [rows][head_dim] turned, times 1 / sqrt(head_dim) */
+    float *scores; /* [rows][PAGE] */
+    float *sum;    /* [rows][stride], O of the online softmax; the last 16 belong to every dimension */
+    float *most;   /* [rows] m */
+    float *total;  /* [rows] l */
+    float *keys, *values; /* a page as float, when that pays */
+    float *rotated;       /* q for cold pages, until it is codes */
+    uint8_t *codes[2];    /* q as cold and warm pages want it */
+    int made[2];
+} flash;
+
+static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
+    const size_t width = value_rows(head_dim);
+    flash f = {.q = scratch, .rows = rows, .stride = sum_width(head_dim)};
+    f.scores = f.q + rows * width;
+    f.sum = f.scores + rows * PAGE;
+    f.most = f.sum + rows * f.stride;
+    f.total = f.most + rows;
+    f.keys = f.total + rows;
+    f.values = f.keys + PAGE * width;
+    f.rotated = f.values + PAGE * width;
+    f.codes[RVM_COLD] = (uint8_t *)(f.rotated + rows * width);
+    f.codes[RVM_WARM] = f.codes[RVM_COLD] + rows * row_codes(RVM_COLD, head_dim);
+    return f;
+}
+
+static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
+    for (size_t r = 0; r < f->rows; r++) {
+        const size_t t = r / a->group, h = r % a->group;
+        rope_head(a->q + t * a->q_stride + h * a->head_dim, a->turn + t * a->head_dim, a->head_dim / 2, scale,
+                  f->q + r * a->head_dim);
+        f->most[r] = -FLT_MAX;
+        f->total[r] = 0;
+    }
+    memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
+}
+
+/* scores -> e^(scores - m) for the tokens [begin, end) of a page, 0 for the others; l and O follow. */
+static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
+    float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride;
+    for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
+    for (size_t i = end; i < PAGE; i++) s[i] = -INFINITY;
+    const float most = max_of(s, PAGE, f->most[r]);
+    if (most > f->most[r]) {
+        const float keep = exp_f32(f->most[r] - most);
+        f->most[r] = most;
+        f->total[r] *= keep;
+        SIMD()
+        for (size_t i = 0; i < f->stride; i++) sum[i] *= keep;
+    }
+    f->total[r] += exp_sum(s, most, PAGE, s);
+}
+
+/* Which tokens of the page that begins at position `start` a query at `position` sees: [*begin, *end). */
+static void seen(const rvm_attention *a, size_t position, size_t start, size_t *begin, size_t *end) {
+    const size_t oldest = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
+    *begin = oldest > start ? min_size(oldest - start, PAGE) : 0;
+    *end = position < start ? 0 : min_size(position - start + 1, PAGE);
+    if (*begin > *end) *begin = *end;
+}
+
+static void fetch(const void *p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
+}
+
+/* The head's part of page i. */
+static const uint8_t *head_page(const rvm_attention *a, size_t i) {
+    return a->pages[i].data + a->head * head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
+}
+
+/* What comes n pages after page i, or the last one. */
+static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
+    return head_page(a, min_size(i + n, a->end_page - 1));
+}
+
+/* Scores of a page -> weights, row by row from `skip` on. */
+static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
+    for (size_t r = skip; r < f->rows; r++) {
+        size_t begin, end;
+        seen(a, a->position + r / a->group, start, &begin, &end);
+        flash_row(f, r, begin, end);
+    }
+}
+
+static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
+    const size_t rows = f->rows, hd = a->head_dim, width = value_rows(hd), start = page * PAGE;
+    const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
+    const size_t last = a->position + a->queries - 1;
+    if (last < start) return;
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* older than the page */
+    const size_t tokens = min_size(PAGE, last - start + 1);
+    const int half = rows <= 2 * ROWS;
+    const void *k = keys, *v = values, *next = later_page(a, page, 1);
+    if (!half) {
+        from_halves(keys, hd * PAGE, f->keys);
+        from_halves(values, tokens * width, f->values);
+        k = f->keys, v = f->values;
+        fetch(next, 2 * (hd + width) * PAGE);
+    }
+    product(f->q + skip * hd, hd, k, PAGE, values, hd, f->scores + skip * PAGE, PAGE, 0, rows - skip, PAGE, half);
+    flash_rows(f, a, skip, start);
+    product(f->scores + skip * PAGE, PAGE, v, width, next, tokens, f->sum + skip * f->stride, f->stride, 1,
+            rows - skip, width, half);
+}
+
+/* A row times blocks of a Hadamard matrix, as keys were before they became cold (metal_kernels/README.md). */
+static void rotate(const float *restrict x, size_t n, float *restrict y) {
+    const size_t block = hadamard_block(n);
+    const float norm = (float)(1 / sqrt((double)block));
+    for (size_t i = 0; i < n; i++) y[i] = norm * x[i];
+    for (size_t h = 1; h < block; h *= 2)
+        for (size_t first = 0; first < n; first += 2 * h)
+            for (size_t i = first; i < first + h; i++) {
+                const float a = y[i], b = y[i + h];
+                y[i] = a + b, y[i + h] = a - b;
+            }
+}
+
+/* The queries as pages of this tier want them, once a call. */
+static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
+    if (f->made[tier]) return f->codes[tier];
+    for (size_t r = 0; tier == RVM_COLD && r < f->rows; r++)
+        rotate(f->q + r * a->head_dim, a->head_dim, f->rotated + r * a->head_dim);
+    a->matmul->page_queries(tier, tier == RVM_COLD ? f->rotated : f->q, f->rows, a->head_dim, f->codes[tier]);
+    f->made[tier] = 1;
+    return f->codes[tier];
+}
+
+/* A warm or cold page is full: a query that does not see all of it has its mask. */
+static void flash_small(flash *f, const rvm_attention *a, size_t page) {
+    const rvm_tier tier = (rvm_tier)a->pages[page].tier;
+    const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
+    const uint8_t *soon = later_page(a, page, 2); /* one page is gone through faster than another arrives */
+    a->matmul->page_scores(tier, data, codes, f->rows, a->head_dim, soon, f->scores);
+    flash_rows(f, a, 0, page * PAGE);
+    a->matmul->page_values(tier, data, f->scores, f->rows, a->head_dim, soon, f->sum, f->stride);
+}
+
+static void flash_out(const flash *f, const rvm_attention *a) {
+    const size_t hd = a->head_dim, width = value_rows(hd);
+    for (size_t r = 0; r < f->rows; r++) {
+        float *sum = f->sum + r * f->stride, every = 0;
+        for (size_t i = width; i < f->stride; i++) every += sum[i];
+        if (a->partial) {
+            float *p = a->partial + r * RVM_PARTIAL(hd);
+            SIMD()
+            for (size_t i = 0; i < hd; i++) p[i] = sum[i] + every;
+            p[hd] = f->most[r], p[hd + 1] = f->total[r];
+            continue;
+        }
+        const float scale = 1.0f / f->total[r];
+        float *out = a->out + r / a->group * a->out_stride + r % a->group * hd;
+        SIMD()
+        for (size_t i = 0; i < hd; i++) out[i] = (sum[i] + every) * scale;
+    }
+}
+
+/* Are there pages, and kernels for them? */
+static int good_pages(const rvm_attention *a) {
+    for (size_t i = a->first_page; i < a->end_page; i++)
+        if (!a->pages[i].data || a->pages[i].tier > RVM_HOT || (a->pages[i].tier != RVM_HOT && !a->matmul)) return 0;
+    return 1;
+}
+
+int LAYER(attend)(const rvm_attention *a) {
+    REQUIRE(a && a->pages && a->q && a->turn && a->scratch && (a->out || a->partial));
+    REQUIRE(a->group && a->queries && good_head_dim(a->head_dim) && a->first_page < a->end_page && good_pages(a));
+    flash f = flash_at(a->scratch, a->queries * a->group, a->head_dim);
+    for (size_t i = a->first_page; i < min_size(a->first_page + 2, a->end_page); i++)
+        fetch(head_page(a, i), head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim));
+    flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
+    for (size_t page = a->first_page; page < a->end_page; page++) {
+        if (a->pages[page].tier == RVM_HOT) flash_hot(&f, a, page);
+        else flash_small(&f, a, page);
+    }
+    flash_out(&f, a);
+    return RVM_OK;
+}
+
+int LAYER(merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out) {
+    REQUIRE(partial && out && parts && rows && head_dim);
+    for (size_t r = 0; r < rows; r++, partial += RVM_PARTIAL(head_dim), out += head_dim) {
+        float most = -FLT_MAX, total = 0;
+        for (size_t i = 0; i < parts; i++) most = fmaxf(most, partial[i * stride + head_dim]);
+        for (size_t i = 0; i < parts; i++) {
+            const float *p = partial + i * stride, keep = exp_f32(p[head_dim] - most);
+            total += keep * p[head_dim + 1];
+            SIMD()
+            for (size_t d = 0; d < head_dim; d++) out[d] = (i ? out[d] : 0) + keep * p[d];
+        }
+        const float scale = 1.0f / total;
+        SIMD()
+        for (size_t d = 0; d < head_dim; d++) out[d] *= scale;
+    }
+    return RVM_OK;
+}
+
+int LAYER(append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens,
+                    size_t head_dim, size_t at, uint16_t *keys, uint16_t *values) {
+    REQUIRE(k && v && turn && keys && values && tokens && at + tokens <= PAGE);
+    REQUIRE(good_head_dim(head_dim));
+    const size_t width = value_rows(head_dim);
+    float turned[RVM_MAX_HEAD_DIM];
+    uint16_t halves[RVM_MAX_HEAD_DIM];
+    for (size_t t = 0; t < tokens; t++) {
+        rope_head(k + t * stride, turn + t * head_dim, head_dim / 2, 1.0f, turned);
+        to_halves(turned, head_dim, halves);
+        for (size_t d = 0; d < head_dim; d++) keys[d * PAGE + at + t] = halves[d];
+        to_halves(v + t * stride, head_dim, values + (at + t) * width);
+    }
+    return RVM_OK;
+}

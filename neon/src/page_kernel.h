@@ -1,0 +1,241 @@
+/* Attention over warm and cold head-pages (pages.h), written over the vectors of matrix_kernel.h, behind which
+ * an instruction set's file includes this one.
+ *
+ * A row of queries, or of weights p_t s_t, becomes integers x of `terms` int8 numbers each: x = hi, or
+ * x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates), and one float scale `step`. Rows go in
+ * chunks of n; a chunk's codes are, T = n * terms:
+ *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
+ * Sums of 512 products stay below 2^24: exact as floats. */
+#include "page_terms.h"
+
+#ifndef ODD_TOKENS /* may dots take three tokens? */
+#define ODD_TOKENS 1
+#endif
+
+/* Rows of the next chunk: what `dots` has registers for. */
+INLINE size_t chunk_rows(size_t left, const size_t terms) {
+    const size_t most = MAX_T / terms < 8 ? MAX_T / terms : 8;
+    if (left >= most) return most;
+    if (left >= 4) return 4;
+    return left == 3 && !ODD_TOKENS && terms == 1 ? 2 : left;
+}
+
+INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
+
+/* 16 numbers -> their terms; sums of terms, and what is left over of x, go on if they are used. */
+INLINE void code_lanes(f32x x, float step, float inverse, const size_t terms, uint8_t *to, i32x *sums, f32x *rest) {
+    const f32x y = f_mul(x, f_all(inverse));
+    const i32x whole = i_round(y), high = terms == 2 ? i_round(f_mul(f_of(whole), f_all(1 / 254.0f))) : whole;
+    if (rest) *rest = f_fma(f_all(MIDDLE), f_fma(f_all(-step), f_of(whole), x), *rest);
+    i_bytes(to, high);
+    sums[0] = i_add(sums[0], high);
+    if (terms == 1) return;
+    const i32x low = i_round(f_fma(f_of(high), f_all(-254), f_of(whole)));
+    i_bytes(to + PAGE_BLOCK, low);
+    sums[1] = i_add(sums[1], low);
+}
+
+/* x [n] -> codes, blocks of 32 columns `apart` bytes from each other. Returns step; 0 when all are tiny. */
+INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart, i32x *sums,
+                      f32x *rest) {
+    const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
+    i32x top = i_all(0);
+    sums[0] = sums[1] = i_all(0);
+    for (size_t k = 0; k < n; k += TILE) top = i_larger(top, load_floats(x + k));
+    const uint32_t bits = (uint32_t)i_most(top);
+    const float most = bits_float(bits);
+    if (bits >= 0x7f800000 || most < 1e-30f) {
+        for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart) memset(codes, 0, PAGE_BLOCK * terms);
+        return bits >= 0x7f800000 ? NAN : 0;
+    }
+    const float step = most / full, inverse = full / most;
+    for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart)
+        UNROLL for (size_t i = 0; i < PAGE_BLOCK; i += TILE)
+            code_lanes(load_floats(x + k + i), step, inverse, terms, codes + i, sums, rest);
+    return step;
+}
+
+/* x of a row's sums of terms. */
+INLINE f32x joined(const i32x *acc, const size_t terms) {
+    return terms == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
+}
+
+/* Into the first cache, unlike weights: half a page or more is on its way at any time. */
+INLINE void prefetch_near(const uint8_t *p, uint32_t kind) {
+    for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += 64) __builtin_prefetch(p + i);
+}
+
+/* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]).  start: -128 * sums, per token */
+INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
+                      const size_t T, const uint32_t kind, const uint8_t *soon) {
+    const int offset = kind == RVM_Q8 && OFFSET8 == 0;
+    UNROLL for (size_t t = 0; t < T; t++) acc[t] = i_all(offset ? act_i32(start + 4 * t) : 0);
+    for (size_t b = 0; b < blocks; b++, q += 32 * T) {
+        weights w;
+        unpack(tile, kind, T, &w);
+        if (soon) prefetch_near(soon, kind), soon += kind == RVM_Q4 ? 256 : 512;
+        tile += kind == RVM_Q4 ? 256 : 512;
+        UNROLL for (size_t t = 0; t < T; t += STEP) dots(acc + t, &w, q + 32 * t, T - t < STEP ? T - t : STEP, kind);
+    }
+}
+
+/* What a chunk of queries scores. */
+INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const size_t terms,
+                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *scores) {
+    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
+    const size_t T = n * terms, tile = key_tile(tier, head_dim);
+    const uint8_t *start = codes + 8 * n, *q = start + 4 * T;
+    for (size_t i = 0; soon && i < keys_at(tier); i += 64) __builtin_prefetch(soon + i);
+    for (size_t i = 0; i < PAGE_TOKENS / TILE; i++) {
+        const size_t at = keys_at(tier) + i * tile;
+        const f32x s = f_load(page + k_scales_at() + 2 * TILE * i, RVM_F16);
+        i32x acc[16];
+        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, T, kind, soon ? soon + at : NULL);
+        UNROLL for (size_t r = 0; r < n; r++) {
+            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc + terms * r, terms));
+            if (kind == RVM_Q4)
+                y = f_fma(f_load(page + k_biases_at() + 2 * TILE * i, RVM_F16), f_all(act_f32(codes + 4 * (n + r))), y);
+            f_store(scores + r * PAGE_TOKENS + TILE * i, y, TILE);
+        }
+    }
+}
+
+/* total + sum_t p_t b_t, lane by lane */
+INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
+    UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
+        total = f_fma(load_floats(p + i), f_load(biases + 2 * i, RVM_F16), total);
+    return total;
+}
+
+/* One row's weights p_t s_t as codes. Returns step. */
+INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n, const size_t terms,
+                        const uint32_t kind, uint8_t *codes, int32_t *start, float *every) {
+    i32x sums[2];
+    f32x rest;
+    float w[PAGE_TOKENS];
+    UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
+        f_store(w + i, f_mul(load_floats(p + i), load_floats(scale + i)), TILE);
+    if (kind == RVM_Q4) rest = biases_of(page + v_biases_at(), p, load_floats(every));
+    const float step =
+        code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, kind == RVM_Q4 ? &rest : NULL);
+    if (kind == RVM_Q4) f_store(every, rest, TILE);
+    if (kind == RVM_Q8 && OFFSET8 == 0)
+        for (size_t t = 0; t < terms; t++) start[t] = -128 * i_sum(sums[t]);
+    return step;
+}
+
+/* What a chunk of weights adds. */
+INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const size_t terms, const uint32_t kind,
+                        size_t head_dim, const uint8_t *soon, float *sum, size_t stride) {
+    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
+    const size_t T = n * terms, width = value_rows(head_dim);
+    uint8_t codes[PAGE_TOKENS * 16];
+    int32_t start[16];
+    float scale[PAGE_TOKENS], step[8];
+    for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
+        f_store(scale + i, f_load(page + v_scales_at(tier) + 2 * i, RVM_F16), TILE);
+    for (size_t r = 0; r < n; r++)
+        step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, terms, kind, codes + 32 * terms * r,
+                             start + terms * r, sum + r * stride + width);
+    for (size_t i = 0; i < width / TILE; i++) {
+        const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
+        i32x acc[16];
+        const uint8_t *q = codes;
+        __asm__ volatile("" : "+r"(q)); /* or gcc keeps all of them in vectors, most of those in memory */
+        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, T, kind,
+                  soon ? soon + at : NULL);
+        UNROLL for (size_t r = 0; r < n; r++) {
+            float *y = sum + r * stride + TILE * i;
+            f_store(y, f_fma(f_all(step[r]), joined(acc + terms * r, terms), load_floats(y)), TILE);
+        }
+    }
+}
+
+/* ---- all rows, in chunks ---- */
+
+#define CHUNK(n, size, terms, call)                      \
+    if (MAX_T / (terms) >= (size) && (n) == (size)) {    \
+        enum { rows_now = size };                        \
+        call;                                            \
+    }
+
+#define EACH_CHUNK(terms, call)                                         \
+    for (size_t r = 0, n; r < rows; r += n, soon = NULL) {              \
+        n = chunk_rows(rows - r, terms);                                \
+        CHUNK(n, 8, terms, call)                                        \
+        CHUNK(n, 4, terms, call)                                        \
+        CHUNK(n, 3, terms, call)                                        \
+        CHUNK(n, 2, terms, call)                                        \
+        CHUNK(n, 1, terms, call)                                        \
+    }
+
+static void scores_warm(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
+                        const uint8_t *soon, float *scores) {
+    const size_t size = row_codes(RVM_WARM, head_dim);
+    EACH_CHUNK(WARM_TERMS, score_chunk(page, codes + r * size, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
+                                       scores + r * PAGE_TOKENS))
+}
+
+static void scores_cold(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
+                        const uint8_t *soon, float *scores) {
+    const size_t size = row_codes(RVM_COLD, head_dim);
+    EACH_CHUNK(COLD_TERMS, score_chunk(page, codes + r * size, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
+                                       scores + r * PAGE_TOKENS))
+}
+
+static void values_warm(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
+                        float *sum, size_t stride) {
+    EACH_CHUNK(WARM_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
+                                       sum + r * stride, stride))
+}
+
+static void values_cold(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
+                        float *sum, size_t stride) {
+    EACH_CHUNK(COLD_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
+                                       sum + r * stride, stride))
+}
+
+/* One row of a chunk of n; i: its number there. */
+INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const size_t terms, uint8_t *codes) {
+    const size_t T = n * terms, columns = key_columns(head_dim);
+    float x[RVM_MAX_HEAD_DIM];
+    int32_t sum[2], start[2];
+    i32x sums[2];
+    memcpy(x, q, head_dim * sizeof *x);
+    memset(x + head_dim, 0, (columns - head_dim) * sizeof *x);
+    uint8_t *to = codes + n * 8 + T * 4 + 32 * terms * i;
+    const float step = code_row(x, columns, terms, to, 32 * T, sums, NULL);
+    for (size_t t = 0; t < terms; t++) sum[t] = i_sum(sums[t]), start[t] = -128 * sum[t];
+    const float bias = step * (float)(terms == 2 ? 254 * sum[0] + sum[1] : sum[0]);
+    memcpy(codes + 4 * i, &step, 4);
+    memcpy(codes + 4 * (n + i), &bias, 4);
+    memcpy(codes + 8 * n + 4 * terms * i, start, 4 * terms);
+}
+
+static int page_queries(int tier, const float *q, size_t rows, size_t head_dim, void *codes) {
+    if (page_refuses(tier, q, rows, head_dim, codes)) return RVM_BAD_ARGUMENT;
+    const size_t terms = tier == RVM_WARM ? WARM_TERMS : COLD_TERMS, size = row_codes((rvm_tier)tier, head_dim);
+    for (size_t r = 0, n; r < rows; r += n) {
+        n = chunk_rows(rows - r, terms);
+        for (size_t i = 0; i < n; i++) {
+            uint8_t *to = (uint8_t *)codes + r * size;
+            if (tier == RVM_WARM) query_row(q + (r + i) * head_dim, head_dim, i, n, WARM_TERMS, to);
+            else query_row(q + (r + i) * head_dim, head_dim, i, n, COLD_TERMS, to);
+        }
+    }
+    return RVM_OK;
+}
+
+static int page_scores(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
+                       const uint8_t *soon, float *scores) {
+    if (page_refuses(tier, page, rows, head_dim, codes) || !scores) return RVM_BAD_ARGUMENT;
+    (tier == RVM_WARM ? scores_warm : scores_cold)(page, codes, rows, head_dim, soon, scores);
+    return RVM_OK;
+}
+
+static int page_values(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
+                       const uint8_t *soon, float *sum, size_t stride) {
+    if (page_refuses(tier, page, rows, head_dim, p) || !sum || stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
+    (tier == RVM_WARM ? values_warm : values_cold)(page, p, rows, head_dim, soon, sum, stride);
+    return RVM_OK;
+}
