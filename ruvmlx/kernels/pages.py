@@ -43,7 +43,8 @@ class PageTable:
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes
+        """Of the rows in use."""
+        return ROW.itemsize * int(np.count_nonzero(self.rows["data"]))
 
 
 @functools.cache
