@@ -183,25 +183,53 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
             rows - skip, width, half);
 }
 
-/* A row times blocks of a Hadamard matrix, as keys were before they became cold (metal_kernels/README.md). */
-static void rotate(const float *restrict x, size_t n, float *restrict y) {
-    const size_t block = hadamard_block(n);
+enum { SMALL = 16 };
+
+/* The Hadamard matrix of 16 rows; its corners are the smaller ones. */
+static void hadamard(float m[SMALL][SMALL]) {
+    for (int j = 0; j < SMALL; j++)
+        for (int i = 0; i < SMALL; i++) {
+            const int both = i & j, pairs = both ^ both >> 2;
+            m[j][i] = (pairs ^ pairs >> 1) & 1 ? -1.0f : 1.0f;
+        }
+}
+
+/* A row times blocks of a Hadamard matrix, as keys were before they became cold (metal_kernels/README.md). The
+ * last bit is free here, so blocks of 16 go by multiplication: their butterflies would not fill a vector. */
+static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
+    const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
-    for (size_t i = 0; i < n; i++) y[i] = norm * x[i];
-    for (size_t h = 1; h < block; h *= 2)
-        for (size_t first = 0; first < n; first += 2 * h)
+    for (size_t first = 0; first < n; first += small) {
+        float sum[SMALL] = {0};
+        for (size_t j = 0; j < small; j++) {
+            SIMD()
+            for (size_t i = 0; i < SMALL; i++) sum[i] += x[first + j] * m[j][i];
+        }
+        for (size_t i = 0; i < small; i++) y[first + i] = norm * sum[i];
+    }
+    for (size_t h = SMALL; h < block; h *= 2)
+        for (size_t first = 0; first < n; first += 2 * h) {
+            SIMD()
             for (size_t i = first; i < first + h; i++) {
                 const float a = y[i], b = y[i + h];
                 y[i] = a + b, y[i + h] = a - b;
             }
+        }
+}
+
+/* The rotated queries; where they are kept until they are codes. */
+static const float *rotated(const flash *f, size_t head_dim) {
+    float m[SMALL][SMALL];
+    hadamard(m);
+    for (size_t r = 0; r < f->rows; r++) rotate(f->q + r * head_dim, head_dim, m, f->rotated + r * head_dim);
+    return f->rotated;
 }
 
 /* The queries as pages of this tier want them, once a call. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
-    for (size_t r = 0; tier == RVM_COLD && r < f->rows; r++)
-        rotate(f->q + r * a->head_dim, a->head_dim, f->rotated + r * a->head_dim);
-    a->matmul->page_queries(tier, tier == RVM_COLD ? f->rotated : f->q, f->rows, a->head_dim, f->codes[tier]);
+    const float *q = tier == RVM_COLD ? rotated(f, a->head_dim) : f->q;
+    a->matmul->page_queries(tier, q, f->rows, a->head_dim, f->codes[tier]);
     f->made[tier] = 1;
     return f->codes[tier];
 }
@@ -237,8 +265,10 @@ static void flash_out(const flash *f, const rvm_attention *a) {
 
 /* Are there pages, and kernels for them? */
 static int good_pages(const rvm_attention *a) {
-    for (size_t i = a->first_page; i < a->end_page; i++)
-        if (!a->pages[i].data || a->pages[i].tier > RVM_HOT || (a->pages[i].tier != RVM_HOT && !a->matmul)) return 0;
+    for (size_t i = a->first_page; i < a->end_page; i++) {
+        const rvm_page *p = a->pages + i;
+        if (!p->data || p->tier > RVM_HOT || (p->tier != RVM_HOT && !a->matmul)) return 0;
+    }
     return 1;
 }
 

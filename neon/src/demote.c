@@ -53,14 +53,19 @@ static void extremes_of_column(const float *x, size_t n, float *low, float *high
     }
     for (size_t r = 0; r < n; r++) least[r] = less(x[r], least[r]), most[r] = more(x[r], most[r]);
     for (size_t h = PAGE_TILE / 2; h; h /= 2)
-        for (size_t r = 0; r < h; r++) least[r] = less(least[r + h], least[r]), most[r] = more(most[r + h], most[r]);
+        for (size_t r = 0; r < h; r++) {
+            least[r] = less(least[r + h], least[r]);
+            most[r] = more(most[r + h], most[r]);
+        }
     *low = *least, *high = *most;
 }
 
 static void extremes(const panel *p, int keys, float *low, float *high) {
-    if (keys) extremes_of_lanes(p, low, high);
-    else
-        for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
+    if (keys) {
+        extremes_of_lanes(p, low, high);
+        return;
+    }
+    for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
 }
 
 /* Scales and biases of a tier, as they are stored: scales of the panel's n tokens at `scales`, if wanted. */
@@ -124,8 +129,10 @@ static void to_codes(panel *p, int keys, rvm_tier tier) {
     float divisor[SPAN];
     divisors(p, divisor);
     for (size_t c = 0; c < p->columns; c++) {
-        if (keys) code_column(p->x + c * PAGE_TILE, PAGE_TILE, divisor, p->bias, 1, tier, p->code + c * PAGE_TILE);
-        else code_column(p->x + c * n, n, divisor + c, p->bias + c, 0, tier, p->code + c * n);
+        const float *x = p->x + c * n;
+        uint8_t *code = p->code + c * n;
+        if (keys) code_column(x, PAGE_TILE, divisor, p->bias, 1, tier, code);
+        else code_column(x, n, divisor + c, p->bias + c, 0, tier, code);
         if (!keys) memset(p->code + c * n + p->used, (int)zero, n - p->used);
     }
     if (keys) memset(p->code + p->columns * n, (int)zero, (key_columns(p->columns) - p->columns) * n);
@@ -179,11 +186,10 @@ typedef struct {
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
-    if (keys)
-        return (blocks){key_columns(head_dim) / PAGE_BLOCK, keys_at(tier) + token / PAGE_TILE * key_tile(tier, head_dim),
-                        page_block(tier), PAGE_BLOCK * p->lanes};
-    return (blocks){p->lanes / PAGE_TILE, values_at(tier, head_dim) + token / SPAN * page_block(tier),
-                    value_tile(tier), PAGE_TILE};
+    const size_t tile = key_tile(tier, head_dim), block = page_block(tier);
+    if (keys) return (blocks){tile / block, keys_at(tier) + token / PAGE_TILE * tile, block, PAGE_BLOCK * p->lanes};
+    return (blocks){p->lanes / PAGE_TILE, values_at(tier, head_dim) + token / SPAN * block, value_tile(tier),
+                    PAGE_TILE};
 }
 
 /* ---- pages ---- */
@@ -198,7 +204,8 @@ static void load_warm(panel *p, int keys, const uint8_t *page, size_t token, siz
     const size_t scales = keys ? k_scales_at() : v_scales_at(RVM_WARM);
     const blocks b = blocks_of(p, keys, RVM_WARM, token, head_dim);
     from_halves((const uint16_t *)(page + scales) + token, keys ? PAGE_TILE : SPAN, p->scale);
-    for (size_t i = 0; i < b.count; i++) from_warm_block(page + b.at + i * b.apart, p->code + i * b.step, p->lanes);
+    for (size_t i = 0; i < b.count; i++)
+        from_warm_block(page + b.at + i * b.apart, p->code + i * b.step, p->lanes);
     from_warm_codes(p, keys);
 }
 
@@ -225,7 +232,8 @@ static void store(panel *p, int keys, rvm_tier tier, uint8_t *page, size_t token
     const blocks b = blocks_of(p, keys, tier, token, head_dim);
     find_scales(p, keys, tier, scales, tier == RVM_COLD ? biases : NULL);
     to_codes(p, keys, tier);
-    for (size_t i = 0; i < b.count; i++) to_block(p->code + i * b.step, p->lanes, tier, page + b.at + i * b.apart);
+    for (size_t i = 0; i < b.count; i++)
+        to_block(p->code + i * b.step, p->lanes, tier, page + b.at + i * b.apart);
 }
 
 static void demote_panel(panel *p, int keys, rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst,

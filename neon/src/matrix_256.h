@@ -98,8 +98,9 @@ INLINE i32x i_larger(i32x top, f32x x) {
 }
 
 INLINE void i_bytes(uint8_t *to, i32x x) {
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-    _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(low, high));
 }
 
 INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {

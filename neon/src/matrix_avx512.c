@@ -28,6 +28,34 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32
     UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
 }
 
+/* As in matrix_avx2.c. */
+#define WORDS 8
+
+INLINE void i_words(uint8_t *to, i32x a) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(a)); }
+
+/* Two sums a row, rows 0 .. 7 and 8 .. 15 -> one. */
+INLINE __m512i add_twos(__m512i low, __m512i high) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high));
+}
+
+INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
+    __m512i sum[WORDS][2];
+    UNROLL for (size_t r = 0; r < m; r++) UNROLL for (size_t i = 0; i < 2; i++) sum[r][i] = _mm512_setzero_si512();
+    UNROLL for (size_t j = 0; j < 8; j++) {
+        UNROLL for (size_t i = 0; i < 2; i++) {
+            const __m512i w = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(p + 64 * j + 32 * i)));
+            UNROLL for (size_t r = 0; r < m; r++) {
+                int64_t x;
+                memcpy(&x, q + 64 * r + 8 * j, 8);
+                sum[r][i] = _mm512_add_epi32(sum[r][i], _mm512_madd_epi16(w, _mm512_set1_epi64(x)));
+            }
+        }
+    }
+    UNROLL for (size_t r = 0; r < m; r++) acc[r] = _mm512_add_epi32(acc[r], add_twos(sum[r][0], sum[r][1]));
+}
+
 #include "matrix_kernel.h"
 #include "page_kernel.h"
 

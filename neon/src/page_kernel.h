@@ -12,19 +12,46 @@
 #define ODD_TOKENS 1
 #endif
 
-/* Rows of the next chunk: what `dots` has registers for. */
+/* Where bytes cannot be multiplied quickly, the including file defines WORDS, the most rows at a time, and
+ *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
+ *                              are stored.  q: int16 [m][32]
+ *   i_words(p, i32x)           16 values as int16
+ * Rows of two terms are then int16 instead, [n][32] to a block, as many bytes. The sums are the same integers. */
+#ifndef WORDS
+#define WORDS 0
+INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
+    (void)acc, (void)p, (void)q, (void)m;
+}
+INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
+#endif
+
+INLINE int as_words(const size_t terms) { return WORDS && terms == 2; }
+
+/* Rows of the next chunk: what there are registers for. */
+INLINE size_t most_rows(const size_t terms) {
+    if (as_words(terms)) return WORDS;
+    return MAX_T / terms < 8 ? MAX_T / terms : 8;
+}
+
 INLINE size_t chunk_rows(size_t left, const size_t terms) {
-    const size_t most = MAX_T / terms < 8 ? MAX_T / terms : 8;
-    if (left >= most) return most;
+    if (left == 4 && most_rows(terms) == 3) return 2;
+    if (left >= most_rows(terms)) return most_rows(terms);
     if (left >= 4) return 4;
     return left == 3 && !ODD_TOKENS && terms == 1 ? 2 : left;
 }
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
-/* 16 numbers -> their terms; sums of terms, and what is left over of x, go on if they are used. */
-INLINE void code_lanes(f32x x, float step, float inverse, const size_t terms, uint8_t *to, i32x *sums, f32x *rest) {
+/* Half i of a block: 16 numbers -> their terms; sums of terms, and what is left over of x, go on if used. */
+INLINE void code_half(f32x x, float step, float inverse, const size_t terms, size_t i, uint8_t *to, i32x *sums,
+                      f32x *rest) {
     const f32x y = f_mul(x, f_all(inverse));
+    if (as_words(terms)) {
+        i_words(to + 2 * TILE * i, i_round(y));
+        sums[0] = i_add(sums[0], i_round(y));
+        return;
+    }
+    to += TILE * i;
     const i32x whole = i_round(y), high = terms == 2 ? i_round(f_mul(f_of(whole), f_all(1 / 254.0f))) : whole;
     if (rest) *rest = f_fma(f_all(MIDDLE), f_fma(f_all(-step), f_of(whole), x), *rest);
     i_bytes(to, high);
@@ -36,8 +63,8 @@ INLINE void code_lanes(f32x x, float step, float inverse, const size_t terms, ui
 }
 
 /* x [n] -> codes, blocks of 32 columns `apart` bytes from each other. Returns step; 0 when all are tiny. */
-INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart, i32x *sums,
-                      f32x *rest) {
+INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart,
+                      i32x *sums, f32x *rest) {
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
     i32x top = i_all(0);
     sums[0] = sums[1] = i_all(0);
@@ -50,13 +77,15 @@ INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_
     }
     const float step = most / full, inverse = full / most;
     for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart)
-        UNROLL for (size_t i = 0; i < PAGE_BLOCK; i += TILE)
-            code_lanes(load_floats(x + k + i), step, inverse, terms, codes + i, sums, rest);
+        UNROLL for (size_t i = 0; i < 2; i++)
+            code_half(load_floats(x + k + TILE * i), step, inverse, terms, i, codes, sums, rest);
     return step;
 }
 
-/* x of a row's sums of terms. */
-INLINE f32x joined(const i32x *acc, const size_t terms) {
+/* Row r's dot product, from those of the terms. */
+INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
+    if (as_words(terms)) return f_of(acc[r]);
+    acc += terms * r;
     return terms == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
@@ -65,17 +94,26 @@ INLINE void prefetch_near(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += 64) __builtin_prefetch(p + i);
 }
 
-/* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]).  start: -128 * sums, per token */
+/* Are stored codes multiplied without taking off the 128? */
+INLINE int is_offset(const size_t terms, const uint32_t kind) {
+    return kind == RVM_Q8 && (OFFSET8 == 0 || as_words(terms));
+}
+
+/* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]), n rows.  start: -128 * sums, per token */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
-                      const size_t T, const uint32_t kind, const uint8_t *soon) {
-    const int offset = kind == RVM_Q8 && OFFSET8 == 0;
-    UNROLL for (size_t t = 0; t < T; t++) acc[t] = i_all(offset ? act_i32(start + 4 * t) : 0);
-    for (size_t b = 0; b < blocks; b++, q += 32 * T) {
+                      const size_t n, const size_t terms, const uint32_t kind, const uint8_t *soon) {
+    const size_t T = n * terms, used = as_words(terms) ? n : T;
+    UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(terms, kind) ? act_i32(start + 4 * t) : 0);
+    for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += kind == RVM_Q4 ? 256 : 512) {
         weights w;
-        unpack(tile, kind, T, &w);
         if (soon) prefetch_near(soon, kind), soon += kind == RVM_Q4 ? 256 : 512;
-        tile += kind == RVM_Q4 ? 256 : 512;
-        UNROLL for (size_t t = 0; t < T; t += STEP) dots(acc + t, &w, q + 32 * t, T - t < STEP ? T - t : STEP, kind);
+        if (as_words(terms)) {
+            dots_words(acc, tile, q, n);
+            continue;
+        }
+        unpack(tile, kind, T, &w);
+        UNROLL for (size_t t = 0; t < T; t += STEP)
+            dots(acc + t, &w, q + 32 * t, T - t < STEP ? T - t : STEP, kind);
     }
 }
 
@@ -88,13 +126,14 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
     for (size_t i = 0; soon && i < keys_at(tier); i += 64) __builtin_prefetch(soon + i);
     for (size_t i = 0; i < PAGE_TOKENS / TILE; i++) {
         const size_t at = keys_at(tier) + i * tile;
-        const f32x s = f_load(page + k_scales_at() + 2 * TILE * i, RVM_F16);
+        const uint8_t *scales = page + 2 * TILE * i;
+        const f32x s = f_load(scales + k_scales_at(), RVM_F16), b = f_load(scales + k_biases_at(), RVM_F16);
         i32x acc[16];
-        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, T, kind, soon ? soon + at : NULL);
+        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, terms, kind,
+                  soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
-            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc + terms * r, terms));
-            if (kind == RVM_Q4)
-                y = f_fma(f_load(page + k_biases_at() + 2 * TILE * i, RVM_F16), f_all(act_f32(codes + 4 * (n + r))), y);
+            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, terms));
+            if (kind == RVM_Q4) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
             f_store(scores + r * PAGE_TOKENS + TILE * i, y, TILE);
         }
     }
@@ -108,8 +147,8 @@ INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
 }
 
 /* One row's weights p_t s_t as codes. Returns step. */
-INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n, const size_t terms,
-                        const uint32_t kind, uint8_t *codes, int32_t *start, float *every) {
+INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
+                        const size_t terms, const uint32_t kind, uint8_t *codes, int32_t *start, float *every) {
     i32x sums[2];
     f32x rest;
     float w[PAGE_TOKENS];
@@ -119,16 +158,16 @@ INLINE float weight_row(const uint8_t *page, const float *scale, const float *p,
     const float step =
         code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, kind == RVM_Q4 ? &rest : NULL);
     if (kind == RVM_Q4) f_store(every, rest, TILE);
-    if (kind == RVM_Q8 && OFFSET8 == 0)
-        for (size_t t = 0; t < terms; t++) start[t] = -128 * i_sum(sums[t]);
+    if (is_offset(terms, kind))
+        for (size_t t = 0; t < (as_words(terms) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
     return step;
 }
 
 /* What a chunk of weights adds. */
-INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const size_t terms, const uint32_t kind,
-                        size_t head_dim, const uint8_t *soon, float *sum, size_t stride) {
+INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const size_t terms,
+                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *sum, size_t stride) {
     const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
-    const size_t T = n * terms, width = value_rows(head_dim);
+    const size_t width = value_rows(head_dim);
     uint8_t codes[PAGE_TOKENS * 16];
     int32_t start[16];
     float scale[PAGE_TOKENS], step[8];
@@ -136,17 +175,17 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         f_store(scale + i, f_load(page + v_scales_at(tier) + 2 * i, RVM_F16), TILE);
     for (size_t r = 0; r < n; r++)
         step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, terms, kind, codes + 32 * terms * r,
-                             start + terms * r, sum + r * stride + width);
+                             start + (as_words(terms) ? 1 : terms) * r, sum + r * stride + width);
     for (size_t i = 0; i < width / TILE; i++) {
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
         __asm__ volatile("" : "+r"(q)); /* or gcc keeps all of them in vectors, most of those in memory */
-        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, T, kind,
+        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, terms, kind,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
             float *y = sum + r * stride + TILE * i;
-            f_store(y, f_fma(f_all(step[r]), joined(acc + terms * r, terms), load_floats(y)), TILE);
+            f_store(y, f_fma(f_all(step[r]), joined(acc, r, terms), load_floats(y)), TILE);
         }
     }
 }
@@ -154,7 +193,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
 /* ---- all rows, in chunks ---- */
 
 #define CHUNK(n, size, terms, call)                      \
-    if (MAX_T / (terms) >= (size) && (n) == (size)) {    \
+    if (most_rows(terms) >= (size) && (n) == (size)) {    \
         enum { rows_now = size };                        \
         call;                                            \
     }
@@ -205,11 +244,12 @@ INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const
     memset(x + head_dim, 0, (columns - head_dim) * sizeof *x);
     uint8_t *to = codes + n * 8 + T * 4 + 32 * terms * i;
     const float step = code_row(x, columns, terms, to, 32 * T, sums, NULL);
-    for (size_t t = 0; t < terms; t++) sum[t] = i_sum(sums[t]), start[t] = -128 * sum[t];
-    const float bias = step * (float)(terms == 2 ? 254 * sum[0] + sum[1] : sum[0]);
+    const size_t used = as_words(terms) ? 1 : terms;
+    for (size_t t = 0; t < used; t++) sum[t] = i_sum(sums[t]), start[t] = -128 * sum[t];
+    const float bias = step * (float)(used == 2 ? 254 * sum[0] + sum[1] : sum[0]);
     memcpy(codes + 4 * i, &step, 4);
     memcpy(codes + 4 * (n + i), &bias, 4);
-    memcpy(codes + 8 * n + 4 * terms * i, start, 4 * terms);
+    memcpy(codes + 8 * n + 4 * used * i, start, 4 * used);
 }
 
 static int page_queries(int tier, const float *q, size_t rows, size_t head_dim, void *codes) {
@@ -235,7 +275,8 @@ static int page_scores(int tier, const uint8_t *page, const void *codes, size_t 
 
 static int page_values(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *sum, size_t stride) {
-    if (page_refuses(tier, page, rows, head_dim, p) || !sum || stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
+    if (page_refuses(tier, page, rows, head_dim, p) || !sum) return RVM_BAD_ARGUMENT;
+    if (stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
     (tier == RVM_WARM ? values_warm : values_cold)(page, p, rows, head_dim, soon, sum, stride);
     return RVM_OK;
 }

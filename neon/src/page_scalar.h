@@ -69,7 +69,7 @@ static int page_scores_scalar(int tier, const uint8_t *page, const void *codes, 
         const uint8_t *from = (const uint8_t *)codes + r * size;
         int16_t x[RVM_MAX_HEAD_DIM];
         for (size_t k = 0; k < columns; k++) {
-            if (tier == RVM_WARM) memcpy(x + k, from + 8 + 2 * k, 2);
+            if (page_terms((rvm_tier)tier) == 2) memcpy(x + k, from + 8 + 2 * k, 2);
             else x[k] = (int8_t)from[8 + k];
         }
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
@@ -84,13 +84,15 @@ static int page_scores_scalar(int tier, const uint8_t *page, const void *codes, 
 
 static int page_values_scalar(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
                               const uint8_t *soon, float *sum, size_t stride) {
-    if (page_refuses(tier, page, rows, head_dim, p) || !sum || stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
+    if (page_refuses(tier, page, rows, head_dim, p) || !sum) return RVM_BAD_ARGUMENT;
+    if (stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
     const size_t width = value_rows(head_dim);
     (void)soon;
     for (size_t r = 0; r < rows; r++, p += PAGE_TOKENS, sum += stride) {
         float w[PAGE_TOKENS], *every = sum + width;
         int16_t x[PAGE_TOKENS];
-        for (size_t t = 0; t < PAGE_TOKENS; t++) w[t] = p[t] * float_at(page + v_scales_at((rvm_tier)tier), RVM_F16, t);
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            w[t] = p[t] * float_at(page + v_scales_at((rvm_tier)tier), RVM_F16, t);
         const float step = integers(w, PAGE_TOKENS, page_terms((rvm_tier)tier), x);
         for (size_t t = 0; tier == RVM_COLD && t < PAGE_TOKENS; t++)
             every[t % TILE] = fmaf(p[t], float_at(page + v_biases_at(), RVM_F16, t), every[t % TILE]);

@@ -78,7 +78,7 @@ static void scores_of(const rvm_matmul *m, rvm_tier tier, const uint8_t *page, c
 
 static void compare_kernels(const rvm_matmul *m, rvm_tier tier, size_t head_dim, size_t rows, int odd) {
     const rvm_matmul *twin = rvm_matmul_impl("scalar");
-    const size_t stride = (head_dim + 15) / 16 * 16 + 16 + noise() % 3, n = (rows - 1) * stride + (head_dim + 31) / 16 * 16;
+    const size_t width = (head_dim + 31) / 16 * 16, stride = width + noise() % 3, n = (rows - 1) * stride + width;
     uint8_t *page = random_page(tier, head_dim);
     float *q = floats(rows * head_dim), *p = floats(rows * TOKENS), *sum[2] = {floats(n), floats(n)};
     float *scores[2] = {floats(rows * TOKENS), floats(rows * TOKENS)};
@@ -91,7 +91,8 @@ static void compare_kernels(const rvm_matmul *m, rvm_tier tier, size_t head_dim,
     CHECK(twin->page_values(tier, page, p, rows, head_dim, NULL, sum[1], stride) == RVM_OK);
     if (!same(scores[0], scores[1], rows * TOKENS) || !same(sum[0], sum[1], n))
         if (failed++ < 20)
-            printf("%s: tier %d, head_dim %zu, %zu rows, odd %d differ\n", m->name, (int)tier, head_dim, rows, odd);
+            printf("%s: tier %d, head_dim %zu, %zu rows, odd %d differ\n", m->name, (int)tier, head_dim, rows,
+                   odd);
     free(page), free(q), free(p), free(sum[0]), free(sum[1]), free(scores[0]), free(scores[1]);
 }
 
@@ -153,17 +154,18 @@ static void compare_attention(const rvm_layers *k, size_t head_dim, size_t group
         pages[i] = (rvm_page){i < 2 ? demoted(k, RVM_HOT, hot, tier, head_dim) : hot, tier, 0};
         if (i < 2) free(hot);
     }
-    rvm_attention a = {.pages = pages, .matmul = rvm_matmul_impl(NULL), .head_dim = head_dim, .group = group, .q = q,
-                       .q_stride = group * head_dim, .turn = turn, .queries = queries, .end_page = PAGES,
-                       .position = (PAGES - 1) * TOKENS + LAST - queries, .window = 3 * TOKENS, .out_stride = group * head_dim};
+    rvm_attention a = {.pages = pages, .matmul = rvm_matmul_impl(NULL), .head_dim = head_dim, .group = group,
+                       .q = q, .q_stride = group * head_dim, .turn = turn, .queries = queries,
+                       .position = (PAGES - 1) * TOKENS + LAST - queries, .end_page = PAGES,
+                       .window = 3 * TOKENS, .out_stride = group * head_dim};
     attend(k, &a, got);
     a.matmul = rvm_matmul_impl("scalar");
     attend(rvm_layers_impl("scalar"), &a, want);
     float most = 0, off = 0;
     for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(want[i])), off = fmaxf(off, fabsf(got[i] - want[i]));
     if (!(off <= 0.01f * most) && failed++ < 20)
-        printf("%s: attention at head_dim %zu, group %zu, %zu queries is off by %g of %g\n", k->name, head_dim, group,
-               queries, (double)off, (double)most);
+        printf("%s: attention at head_dim %zu, group %zu, %zu queries is off by %g of %g\n", k->name, head_dim,
+               group, queries, (double)off, (double)most);
     for (int i = 0; i < PAGES; i++) free(pages[i].data);
     free(q), free(turn), free(got), free(want), rounds++;
 }

@@ -89,8 +89,8 @@ static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, siz
         uint8_t *made[PAGES];
         for (size_t i = 0; i < PAGES; i++) made[i] = pages[i].data, pages[i].data = made[i % CACHED];
         const double near = nanoseconds(k, &a, 1, 20 + 200 / rows);
-        printf("%-11s %-7s D=%-4zu G=%zu queries=%-3zu %-5s cached %7.0f ns   memory %7.0f ns  %5.1f GB/s\n", m->name,
-               k->name, head_dim, group, queries, names[tier], near, far, (double)bytes / far);
+        printf("%-11s %-7s D=%-4zu G=%zu queries=%-3zu %-5s cached %7.0f ns   memory %7.0f ns  %5.1f GB/s\n",
+               m->name, k->name, head_dim, group, queries, names[tier], near, far, (double)bytes / far);
         fflush(stdout);
         for (size_t i = 0; i < PAGES; i++) munmap(made[i], heads * bytes);
     }
