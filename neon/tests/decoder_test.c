@@ -2,6 +2,7 @@
  * The library's sources are linked in, with malloc and its like counted by the linker's --wrap. */
 #define _GNU_SOURCE
 #define SEQUENCE_MALLOC
+#include "model.h"
 #include "sequence.h"
 
 #include <math.h>
@@ -15,17 +16,6 @@
 #include <unistd.h>
 
 static _Atomic size_t allocations, mappings;
-static int failures;
-
-#define CHECK(condition, ...)                                    \
-    do {                                                         \
-        if (!(condition)) {                                      \
-            failures++;                                          \
-            printf("line %d: %s: ", __LINE__, #condition);       \
-            printf(__VA_ARGS__);                                 \
-            printf("\n");                                        \
-        }                                                        \
-    } while (0)
 
 #ifdef RVM_WRAPPED
 void *__real_malloc(size_t n);
@@ -55,84 +45,6 @@ void *__wrap_mmap(void *at, size_t n, int protection, int flags, int file, off_t
 }
 #endif
 
-static uint32_t state = 1;
-
-static uint32_t next(void) { return state = state * 1664525u + 1013904223u; }
-
-static float uniform(void) { return (float)(next() >> 8) / 8388608.0f - 1.0f; } /* [-1, 1) */
-
-static float *floats(size_t n, float spread, float middle) {
-    float *x = malloc(n * sizeof *x);
-    for (size_t i = 0; i < n; i++) x[i] = middle + spread * uniform();
-    return x;
-}
-
-/* A random model: what must be freed with it, and what a decoder is made from. */
-typedef struct {
-    rvm_decoder_config config;
-    rvm_decoder_weights weights;
-    rvm_decoder_layer layers[3];
-    double frequencies[RVM_MAX_HEAD_DIM / 2];
-    void *owned[64];
-    size_t n_owned;
-} model;
-
-static void *own(model *m, void *p) { return m->owned[m->n_owned++] = p; }
-
-static const rvm_matrix *matrix(model *m, rvm_kind kind, size_t rows, size_t cols) {
-    const int quantised = kind == RVM_Q4 || kind == RVM_Q8;
-    const size_t words = rows * cols / (kind == RVM_Q4 ? 8 : 4), groups = rows * cols / 32;
-    float *scales = floats(groups, 0.01f, 0.02f), *biases = floats(groups, 0.02f, kind == RVM_Q4 ? -0.15f : -2.5f);
-    float *plain = floats(rows * cols, 0.15f, 0);
-    uint32_t *packed = malloc(words * sizeof *packed);
-    for (size_t i = 0; i < words; i++) packed[i] = next() ^ next() >> 13;
-    if (kind == RVM_F16) rvm_layers_impl("scalar")->to_half(plain, rows * cols, (uint16_t *)plain);
-    if (kind == RVM_BF16)
-        for (size_t i = 0; i < rows * cols; i++) memcpy((uint16_t *)plain + i, (uint16_t *)(plain + i) + 1, 2);
-    rvm_matrix_spec spec;
-    int rc = rvm_matrix_plan(kind, rows, cols, 32, scales, biases, RVM_F32, &spec);
-    void *memory = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
-    const void *from = quantised ? (void *)packed : (void *)plain;
-    if (rc == RVM_OK) rc = rvm_matrix_pack(&spec, from, scales, biases, RVM_F32, 0, rows, memory);
-    CHECK(rc == RVM_OK, "%d", rc);
-    free(scales), free(biases), free(plain), free(packed);
-    return own(m, memory);
-}
-
-typedef struct {
-    rvm_kind kind;
-    uint32_t heads, kv_heads, head_dim, window;
-} shape;
-
-static model *make(shape s) {
-    model *m = calloc(1, sizeof *m);
-    const size_t d = 64, f = 160, q = (size_t)s.heads * s.head_dim, kv = (size_t)s.kv_heads * s.head_dim, v = 333;
-    state = 7;
-    for (size_t i = 0; i < s.head_dim / 2; i++) m->frequencies[i] = pow(10000.0, -2.0 * (double)i / s.head_dim);
-    for (size_t i = 0; i < 3; i++) {
-        rvm_decoder_layer *l = m->layers + i;
-        const size_t out[] = {q, kv, kv, d, f, f, d}, in[] = {d, d, d, q, d, d, f};
-        for (size_t j = 0; j < RVM_N_PROJ; j++) {
-            l->matrix[j] = matrix(m, s.kind, out[j], in[j]);
-            if (i == 1) l->bias[j] = own(m, floats(out[j], 0.1f, 0));
-        }
-        l->input_norm = own(m, floats(d, 0.2f, 1));
-        l->post_norm = own(m, floats(d, 0.2f, 1));
-    }
-    const rvm_matrix *embedding = matrix(m, s.kind, v, d);
-    m->weights = (rvm_decoder_weights){embedding, embedding, own(m, floats(d, 0.2f, 1)), m->layers};
-    m->config = (rvm_decoder_config){.n_layers = 3, .n_heads = s.heads, .n_kv_heads = s.kv_heads,
-                                     .head_dim = s.head_dim, .hidden_size = 64, .intermediate_size = 160,
-                                     .vocab_size = 333, .sliding_window = s.window, .max_tokens = 96, .threads = 1,
-                                     .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies};
-    return m;
-}
-
-static void destroy(model *m) {
-    for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
-    free(m);
-}
-
 static rvm_decoder *decoder(const model *m, const char *impl, uint32_t threads) {
     rvm_decoder_config config = m->config;
     rvm_decoder *d = NULL;
@@ -146,10 +58,11 @@ enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
 
 static int32_t token(size_t i) { return (int32_t)(i * 37 % V); }
 
-/* Enough for a walk; a windowed model's sequence drops pages, but for a slack that a trim may need. */
+/* Enough for a walk. A windowed model's sequence drops pages, but for a slack that a trim may need. */
 static sequence start(const model *m, rvm_decoder *d) {
     sequence c = sequence_of(d, STEPS);
     c.keep = m->config.sliding_window ? m->config.sliding_window + 20 : 0;
+    c.hot = m->shape.hot, c.warm = m->shape.warm;
     return c;
 }
 
@@ -187,13 +100,15 @@ static double distance(const float *a, const float *b, size_t n) {
 }
 
 static void test_implementations(void) {
-    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0}, {RVM_Q8, 6, 2, 16, 40},   {RVM_F16, 3, 3, 18, 0},
-                            {RVM_F32, 8, 1, 80, 1}, {RVM_BF16, 5, 1, 128, 70}};
+    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},    {RVM_Q8, 6, 2, 16, 40, 0, 0},
+                            {RVM_F16, 3, 3, 18, 0, 0, 0},   {RVM_F32, 8, 1, 80, 1, 0, 0},
+                            {RVM_BF16, 5, 1, 128, 70, 0, 0}, {RVM_Q4, 4, 2, 64, 0, 64, 0},
+                            {RVM_F16, 6, 2, 18, 0, 64, 64}, {RVM_F32, 5, 1, 128, 150, 64, 64}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         model *m = make(shapes[s]);
         float *want = walked(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
-        CHECK(again < 1e-4, "shape %zu: a chunk differs from single tokens by %g", s, again);
+        CHECK(again < (shapes[s].hot ? 1e-3 : 1e-4), "shape %zu: a chunk differs from single tokens by %g", s, again);
         for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
             const char *name = rvm_matmul_impl_name(i);
             float *got = walked(m, name, 1), *other = walked(m, name, 3);
@@ -210,7 +125,7 @@ static void test_implementations(void) {
 
 /* 64 tokens: no allocation. */
 static void test_no_allocation(void) {
-    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
     sequence c = start(m, d);
     float *logits = malloc(V * sizeof *logits), hidden[D];
@@ -236,7 +151,7 @@ static void test_no_allocation(void) {
 }
 
 static void test_bad_arguments(void) {
-    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 1), *none = NULL;
     sequence c = start(m, d);
     float *logits = malloc(97 * V * sizeof *logits);
@@ -277,7 +192,7 @@ static void *raise_flag(void *flag) {
 }
 
 static void test_cancel(void) {
-    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 3);
     sequence c = sequence_of(d, 2200), other = sequence_of(d, 2200);
     float *logits = malloc(V * sizeof *logits), *want = malloc(V * sizeof *want);
@@ -307,7 +222,7 @@ static void test_cancel(void) {
 }
 
 static void test_fork(void) {
-    model *m = make((shape){RVM_Q4, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 3);
     sequence c = start(m, d);
     float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
@@ -348,7 +263,7 @@ static void *demoted(void *what) {
 }
 
 static void test_demotion_beside_a_call(void) {
-    model *m = make((shape){RVM_Q8, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q8, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
     sequence c = start(m, d);
     float *logits = malloc(V * sizeof *logits);
@@ -381,7 +296,7 @@ static void test_demotion_beside_a_call(void) {
 
 /* Many short jobs on more threads than cores, with the number of threads changing and pauses to fall asleep. */
 static void test_threads(void) {
-    model *m = make((shape){RVM_F32, 4, 2, 32, 0});
+    model *m = make((shape){RVM_F32, 4, 2, 32, 0, 0, 0});
     const struct timespec pause = {0, 2000000};
     float *want = walked(m, NULL, 1), *got = calloc(ROWS * V, sizeof *got);
     for (uint32_t threads = 1; threads <= 16; threads += 5) {
@@ -404,7 +319,7 @@ static void test_threads(void) {
 
 /* The head alone, and LoRA on and off: the same bits as before. */
 static void test_head_and_lora(void) {
-    model *m = make((shape){RVM_Q8, 4, 2, 32, 0});
+    model *m = make((shape){RVM_Q8, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
     float *plain = calloc(ROWS * V, sizeof *plain), *changed = calloc(ROWS * V, sizeof *changed);
     float *a = floats(160 * 3, 0.3f, 0), *b = floats(3 * V, 0.3f, 0), *hidden = floats(200 * D, 1, 0);
