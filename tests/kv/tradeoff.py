@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -90,18 +90,17 @@ class Scheme:
 T, C = "token", "channel"
 F16 = Scheme("all f16", hot=None, warm=None)
 CHOSEN = Scheme("4-bit token, rotated / 4-bit token", Grid(4, T, rotated=True), Grid(4))
-WARM_ONLY = Scheme("none: all of it warm", warm=None)
-MAIN = [
-    WARM_ONLY,
+CLOSEST = [
     Scheme("4-bit channel / 4-bit token", Grid(4, C), Grid(4)),
-    Scheme("4-bit token / 4-bit token", Grid(4), Grid(4)),
     CHOSEN,
+    Scheme("4-bit token, rotated / 4-bit token, rotated", Grid(4, T, rotated=True), Grid(4, rotated=True)),
+    Scheme("4-bit token, rotated, groups of 32 / groups of 32", Grid(4, T, 32, True), Grid(4, group=32)),
 ]
 MORE = [
+    Scheme("none: all of it warm", warm=None),
+    Scheme("4-bit token / 4-bit token", Grid(4), Grid(4)),
     Scheme("4-bit channel, rotated / 4-bit token", Grid(4, C, rotated=True), Grid(4)),
-    Scheme("4-bit token, rotated / 4-bit token, rotated", Grid(4, rotated=True), Grid(4, rotated=True)),
     Scheme("4-bit token, groups of 32 / the same", Grid(4, group=32), Grid(4, group=32)),
-    Scheme("4-bit token, rotated, groups of 32 / groups of 32", Grid(4, T, 32, True), Grid(4, group=32)),
     Scheme("5-bit channel / 4-bit token", Grid(5, C), Grid(4)),
     Scheme("6-bit channel / 4-bit token", Grid(6, C), Grid(4)),
     Scheme("5-bit token, rotated / 4-bit token", Grid(5, rotated=True), Grid(4)),
@@ -109,7 +108,7 @@ MORE = [
     Scheme("3-bit token, rotated / 3-bit token", Grid(3, rotated=True), Grid(3)),
 ]
 SWEEP = [replace(CHOSEN, name=f"hot {hot}", hot=hot) for hot in (64, 128, 256, 512)]
-SWEEP += [replace(CHOSEN, name=f"warm to {warm:,}", warm=warm) for warm in (512, 1024, 2048, 4096)]
+SWEEP += [replace(CHOSEN, name=f"warm to {warm:,}", warm=warm) for warm in (512, 1024, 2048)]
 
 
 def half(x: mx.array) -> mx.array:
@@ -233,39 +232,22 @@ def digest(value) -> str:
 
 
 HEAD = (
-    "| cold K / cold V | bytes | KL, cold | worst text | perplexity, cold | worst text | same top "
-    "| KL, all | perplexity, all |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| cold K / cold V | bytes | KL, cold | perplexity, cold | same top | KL, all | perplexity, all |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
 def line(scheme: Scheme, results: list[dict], head_dim: int) -> str:
-    """A row of the table: means over texts (of log perplexity) and the worst text."""
-    cold, every = [r["cold"] for r in results], [r["all"] for r in results]
-    cells = [
-        scheme.name,
-        f"{100 * scheme.bytes_share(head_dim):.1f}%",
-        f"{_mean(cold, 'kl'):.4f}",
-        f"{max(r['kl'] for r in cold):.4f}",
-        _percent(_change(cold)),
-        _percent(max(r["change"] for r in cold)),
-        f"{100 * _mean(cold, 'top'):.1f}%",
-        f"{_mean(every, 'kl'):.4f}",
-        _percent(_change(every)),
-    ]
+    """A row of the table: the mean over texts and, in brackets, the worst text."""
+    cells = [scheme.name, f"{100 * scheme.bytes_share(head_dim):.1f}%"]
+    for part in ("cold", "all"):
+        kl, change, top = ([r[part][key] for r in results] for key in ("kl", "change", "top"))
+        cells += [
+            f"{np.mean(kl):.4f} ({max(kl):.4f})",
+            f"{100 * np.expm1(np.log1p(change).mean()):+.2f}% ({100 * max(change):+.2f}%)",
+        ]
+        cells += [f"{100 * np.mean(top):.1f}%"] if part == "cold" else []
     return "| " + " | ".join(cells) + " |"
-
-
-def _mean(results: Iterable[dict], key: str) -> float:
-    return float(np.mean([r[key] for r in results]))
-
-
-def _change(results: list[dict]) -> float:
-    return math.expm1(np.mean([math.log1p(r["change"]) for r in results]))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.2f}%"
 
 
 def main() -> None:
@@ -273,12 +255,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--texts", type=int, default=99, help="so many of them only")
-    parser.add_argument("--quick", action="store_true", help="the four main schemes")
+    parser.add_argument("--quick", action="store_true", help="the schemes that come closest")
     parser.add_argument("--sweep", action="store_true", help="other lengths of the tiers instead")
     parser.add_argument("--kept", type=Path, default=Path(tempfile.gettempdir()) / "ruvmlx-tradeoff")
     args = parser.parse_args()
     bench = Bench(args.kept)
-    schemes = SWEEP if args.sweep else MAIN if args.quick else MAIN + MORE
+    schemes = SWEEP if args.sweep else CLOSEST if args.quick else CLOSEST + MORE
     texts = dict(list(contexts(bench.model.tokenizer, TOKENS).items())[: args.texts])
     results: dict[str, list[dict]] = {s.name: [] for s in schemes}
     for text, ids in texts.items():
