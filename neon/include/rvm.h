@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 3 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 4 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -114,17 +114,21 @@ RVM_API int rvm_abi_version(void);
  *   rvm_matrix_pack(&spec, weights, scales, biases, RVM_BF16, 0, rows, w);
  *
  *   const rvm_matmul *m = rvm_matmul_impl(NULL);
- *   void *acts = aligned_alloc(64, rvm_acts_bytes(RVM_Q4, tokens, cols));
- *   m->acts(RVM_Q4, x, cols, tokens, cols, 0, tokens, acts);
- *   m->matmul(w, acts, tokens, 0, rvm_matrix_tiles(w), y, rows);
+ *   void *acts = aligned_alloc(64, rvm_acts_bytes(RVM_ACTS_16, tokens, cols));
+ *   m->acts(RVM_ACTS_16, x, cols, tokens, cols, 0, tokens, acts);
+ *   m->matmul(w, RVM_ACTS_16, acts, tokens, 0, rvm_matrix_tiles(w), y, rows);
  *
  * Quantised weights (MLX's affine form): W[n][k] = s[n][g] * q[n][k] + b[n][g], g = k / group. Activations
- * become integers of -127..127 with one scale d per token and 32 columns; then
+ * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
  * summed in this order by every implementation: all agree bit for bit, at any number of tokens and
  * any split. A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
 
 typedef enum { RVM_Q4 = 0, RVM_Q8 = 1, RVM_F16 = 2, RVM_BF16 = 3, RVM_F32 = 4 } rvm_kind;
+
+/* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
+ * part of its spread: 0.6% with 8 bits, 2e-5 with 16. */
+typedef enum { RVM_ACTS_8 = 8, RVM_ACTS_16 = 16, RVM_ACTS_FLOAT = 32 } rvm_acts_kind;
 
 enum { RVM_TILE_ROWS = 16, RVM_ALIGNMENT = 64 };
 
@@ -168,22 +172,21 @@ RVM_API size_t rvm_matrix_tiles(const rvm_matrix *w); /* ceil(rows / 16) */
 /* out[cols] = row `row` of W, as MLX dequantises it: embedding lookup. */
 RVM_API int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out);
 
-/* Bytes for the activations of `tokens` tokens as a matrix of this kind wants them. All quantised
- * kinds share one form, all float kinds another. 0 for sizes that are refused. */
-RVM_API size_t rvm_acts_bytes(rvm_kind kind, size_t tokens, size_t cols);
+/* Bytes for the activations of `tokens` tokens; 0 for sizes that are refused. */
+RVM_API size_t rvm_acts_bytes(rvm_acts_kind kind, size_t tokens, size_t cols);
 
 typedef struct {
     const char *name; /* "scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "neon_dotprod", "neon_i8mm" */
 
     /* Activations of tokens [token_begin, token_end) out of `tokens`, into their place in acts, which is
      * one for all: threads may share the work. x: [tokens, x_stride], the first cols of each row. */
-    int (*acts)(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+    int (*acts)(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                 size_t token_begin, size_t token_end, void *acts);
 
     /* y[t][n] = sum_k x[t][k] * W[n][k] for rows n of the tiles [tile_begin, tile_end): threads share the
-     * tiles. y: [tokens, y_stride]; only real rows are written. */
-    int (*matmul)(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
-                  float *y, size_t y_stride);
+     * tiles. kind: what acts were made as. y: [tokens, y_stride]; only real rows are written. */
+    int (*matmul)(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
+                  size_t tile_end, float *y, size_t y_stride);
 
     /* Attention over one warm or cold head-page, in integers ("Pages", below; rvm_tier: 0 cold, 1 warm).
      * Queries and weights become integers of 15 bits for warm pages and 7 bits for cold ones, with one scale
@@ -292,9 +295,6 @@ typedef struct {
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
-    /* What rvm_matmul's acts leaves over of x: rest = x - d * q, block of 32 by block of 32. */
-    int (*residual)(const float *x, size_t n, float *rest);
-
     /* y += s (x A) B in two steps, so that threads can share the columns of B.
      * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
     int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
@@ -351,7 +351,7 @@ typedef struct {
     uint32_t sliding_window; /* 0: none */
     uint32_t max_tokens;     /* longest chunk */
     uint32_t threads;        /* the caller's included */
-    uint32_t precise;        /* in front of quantised matrices: 0: 8-bit activations, 1: 15 bits */
+    uint32_t precise;        /* in front of quantised matrices: 0: 8-bit activations, 1: 16 bits */
     float rms_norm_eps;
     const double *rope_frequencies; /* [head_dim / 2] radians per position, scaling included */
     const char *impl;               /* of matrices and layers; NULL: the fastest */

@@ -22,11 +22,9 @@ static void *take(arena *a, size_t bytes) {
 static float *take_floats(arena *a, size_t n) { return take(a, n * sizeof(float)); }
 
 static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in) {
-    const size_t times = d->config.precise ? 2 : 1;
     in->x = take_floats(a, tokens * d->most_in);
-    in->pairs = take_floats(a, (times - 1) * 2 * tokens * d->most_in);
-    in->acts_q = take(a, rvm_acts_bytes(RVM_Q4, times * tokens, (d->most_in + 31) / 32 * 32));
-    in->acts_f = take(a, rvm_acts_bytes(RVM_F32, tokens, d->most_in));
+    in->acts_q = take(a, rvm_acts_bytes(d->acts, tokens, (d->most_in + 31) / 32 * 32));
+    in->acts_f = take(a, rvm_acts_bytes(RVM_ACTS_FLOAT, tokens, d->most_in));
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
@@ -44,13 +42,11 @@ static void lay_out(arena *a, rvm_decoder *d) {
     take_input(a, d, t, &d->shared);
     d->own = take(a, c->threads * sizeof *d->own);
     d->scratch = take(a, c->threads * sizeof *d->scratch);
-    d->product = take(a, c->threads * sizeof *d->product);
     for (size_t i = 0; i < c->threads; i++) {
         input own;
         take_input(a, d, 1, &own);
         float *scratch = take_floats(a, rvm_attention_scratch(rows, c->head_dim));
-        float *product = take_floats(a, c->precise ? PANEL * d->most_out : 0);
-        if (a->base) d->own[i] = own, d->scratch[i] = scratch, d->product[i] = product;
+        if (a->base) d->own[i] = own, d->scratch[i] = scratch;
     }
 }
 
@@ -109,7 +105,7 @@ static void set_sizes(rvm_decoder *d) {
     d->group = c->n_heads / c->n_kv_heads;
     d->query_block = d->group < QUERY_ROWS ? QUERY_ROWS / d->group : 1;
     for (size_t i = 0; i < 3; i++) d->most_in = ins[i] > d->most_in ? ins[i] : d->most_in;
-    d->most_out = d->most_in > c->vocab_size ? d->most_in : c->vocab_size;
+    d->acts = c->precise ? RVM_ACTS_16 : RVM_ACTS_8;
 }
 
 static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {

@@ -34,24 +34,6 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
-/* 8 bits are too few: on the starter model they cost 0.003 nats of KL, and greedy replies differ. With
- * config.precise a token goes through the matrices as two, x rounded to 8 bits and what that leaves over,
- * and the two products are added: as good as 15 bits (1e-6 nats), while weights are read and unpacked once.
- * x: row t is token t of the stage */
-static void quantise(const stage *s, const float *x, size_t in, const input *to, size_t begin, size_t end) {
-    rvm_decoder *d = s->c->d;
-    if (!d->config.precise) {
-        checked(s->c, d->matmul->acts(RVM_Q4, x, in, s->n, in, begin, end, to->acts_q));
-        return;
-    }
-    for (size_t t = begin; t < end; t++) {
-        float *pair = to->pairs + 2 * t * in;
-        memcpy(pair, x + t * in, in * sizeof *x);
-        checked(s->c, d->kernels->residual(x + t * in, in, pair + in));
-    }
-    checked(s->c, d->matmul->acts(RVM_Q4, to->pairs, in, 2 * s->n, in, 2 * begin, 2 * end, to->acts_q));
-}
-
 /* Everything that the role's matrices read of tokens [begin, end), into `to`. */
 static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
@@ -71,8 +53,8 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
     x -= begin * in; /* acts counts tokens from the stage's first */
-    if (quantised) quantise(s, x, in, to, begin, end);
-    if (plain) checked(s->c, d->matmul->acts(RVM_F32, x, in, s->n, in, begin, end, to->acts_f));
+    if (quantised) checked(s->c, d->matmul->acts(d->acts, x, in, s->n, in, begin, end, to->acts_q));
+    if (plain) checked(s->c, d->matmul->acts(RVM_ACTS_FLOAT, x, in, s->n, in, begin, end, to->acts_f));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
@@ -84,44 +66,14 @@ void prepare_phase(const stage *s, role r) {
             prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
 }
 
-/* y[t] = product of pair t's first + of its second, a panel of tokens at a time. */
-static void multiply_tiles(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
-                           size_t stride) {
-    rvm_decoder *d = s->c->d;
-    const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
-    const size_t panel_bytes = rvm_acts_bytes(RVM_Q4, PANEL, l->in);
-    float *product = d->product[s->w->thread];
-    for (size_t t = 0; t < s->n; t += PANEL / 2) {
-        const size_t n = smaller(PANEL / 2, s->n - t);
-        const uint8_t *acts = (const uint8_t *)from->acts_q + 2 * t / PANEL * panel_bytes;
-        checked(s->c, d->matmul->matmul(l->matrix, acts, 2 * n, begin, end, product, l->out));
-        for (size_t i = 0; i < n; i++) {
-            const float *a = product + 2 * i * l->out + row, *b = a + l->out;
-            float *to = y + (t + i) * stride + row;
-            for (size_t k = 0; k < rows; k++) to[k] = a[k] + b[k];
-        }
-    }
-}
-
-/* So few tiles at a time that they stay in the L2 cache while all tokens pass. */
-static void multiply_pairs(const stage *s, const linear *l, const input *from, size_t begin, size_t end, float *y,
-                           size_t stride) {
-    const size_t fit = L2_BYTES / (l->in * RVM_TILE_ROWS), step = s->n > PANEL / 2 ? (fit ? fit : 1) : end - begin;
-    for (size_t tile = begin; tile < end; tile += step)
-        multiply_tiles(s, l, from, tile, smaller(tile + step, end), y, stride);
-}
-
 /* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
 static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
     const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
     const int quantised = is_quantised(l->matrix);
-    if (quantised && d->config.precise)
-        multiply_pairs(s, l, from, begin, end, y, stride);
-    else
-        checked(s->c, d->matmul->matmul(l->matrix, quantised ? from->acts_q : from->acts_f, s->n, begin, end, y,
-                                        stride));
+    checked(s->c, d->matmul->matmul(l->matrix, quantised ? d->acts : RVM_ACTS_FLOAT,
+                                    quantised ? from->acts_q : from->acts_f, s->n, begin, end, y, stride));
     if (l->bias)
         for (size_t t = 0; t < s->n; t++)
             for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
@@ -213,8 +165,9 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
     if (rank)
         checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.scale, end - begin, in, rank,
                                                d->shared.u + begin * rank));
-    if (is_quantised(l->matrix)) quantise(s, x, in, &d->shared, begin, end);
-    else checked(s->c, d->matmul->acts(RVM_F32, x, in, s->n, in, begin, end, d->shared.acts_f));
+    const int quantised = is_quantised(l->matrix);
+    checked(s->c, d->matmul->acts(quantised ? d->acts : RVM_ACTS_FLOAT, x, in, s->n, in, begin, end,
+                                  quantised ? d->shared.acts_q : d->shared.acts_f));
 }
 
 void head_phases(const stage *s) {

@@ -104,27 +104,6 @@ static int k_from_half(const uint16_t *x, size_t n, float *y) {
     return RVM_OK;
 }
 
-/* Divides and rounds exactly as rvm_matmul's acts does, or the two would not add up. */
-static int k_residual(const float *x, size_t n, float *rest) {
-    REQUIRE(x && rest && n && n % 32 == 0);
-    for (size_t i = 0; i < n; i += 32) {
-        uint32_t top = 0;
-        SIMD(reduction(max : top))
-        for (size_t j = 0; j < 32; j++) {
-            uint32_t m = magnitude(x[i + j]);
-            top = m > top ? m : top;
-        }
-        const float most = float_of(top);
-        const float step = most < 1e-30f ? 0.0f : most / 127.0f, inverse = most < 1e-30f ? 0.0f : 127.0f / most;
-        SIMD()
-        for (size_t j = 0; j < 32; j++) {
-            const float scaled = x[i + j] * inverse; /* rounded before rintf: no fma can join the two */
-            rest[i + j] = x[i + j] - step * rintf(scaled);
-        }
-    }
-    return RVM_OK;
-}
-
 static int k_lora_project(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
                           float *u) {
     REQUIRE(x && lora_a && u && tokens && in && rank && rank <= RVM_MAX_RANK);
@@ -154,7 +133,6 @@ const rvm_layers LAYERS_JOIN(rvm_layers, RVM_IMPL) = {
     .top_k = k_top_k,
     .to_half = k_to_half,
     .from_half = k_from_half,
-    .residual = k_residual,
     .lora_project = k_lora_project,
     .lora_add = k_lora_add,
     .append = LAYER(append),

@@ -210,23 +210,25 @@ int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out) {
 
 /* ---- activations ---- */
 
-size_t rvm_acts_bytes(rvm_kind kind, size_t tokens, size_t cols) {
+size_t rvm_acts_bytes(rvm_acts_kind kind, size_t tokens, size_t cols) {
     const size_t limit = (size_t)1 << 31;
     if (tokens == 0 || cols == 0 || tokens >= limit || cols >= limit) return 0;
-    if (!is_quantised(kind)) return is_float_kind(kind) ? round_up(tokens * cols * 4, RVM_ALIGNMENT) : 0;
-    return cols % 32 ? 0 : round_up(tokens * (cols / 32) * ACT_BYTES, RVM_ALIGNMENT);
+    if (kind == RVM_ACTS_FLOAT) return round_up(tokens * cols * 4, RVM_ALIGNMENT);
+    if ((kind != RVM_ACTS_8 && kind != RVM_ACTS_16) || cols % BLOCK_COLS) return 0;
+    return round_up(tokens * (cols / BLOCK_COLS) * act_bytes(act_planes(kind)), RVM_ALIGNMENT);
 }
 
-int rvm_acts_refuses(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                      size_t token_begin, size_t token_end, const void *acts) {
     return !x || !acts || (uintptr_t)acts % RVM_ALIGNMENT || rvm_acts_bytes(kind, tokens, cols) == 0 ||
            x_stride < cols || token_begin > token_end || token_end > tokens;
 }
 
-int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
-                       size_t tile_end, const float *y, size_t y_stride) {
-    return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y || tokens == 0 ||
-           tile_begin > tile_end || tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
+int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
+                       size_t tile_begin, size_t tile_end, const float *y, size_t y_stride) {
+    return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y ||
+           is_quantised(w->spec.kind) == (kind == RVM_ACTS_FLOAT) ||
+           rvm_acts_bytes(kind, tokens, w->spec.cols) == 0 || tile_begin > tile_end || tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
 }
 
 size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim) {

@@ -15,8 +15,12 @@
  * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
  *
  *   quantised panel: for each 32 columns
- *     q int8 [n][32], d float [n], d * sum(q) float [n], -8 sum(q) int32 [n], -128 sum(q) int32 [n]
+ *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
+ *     8 bits: one plane, x = d q    16 bits: two, x = d (254 high + low)    sum: of what d multiplies
  *   float panel: x [column][n]
+ *
+ * 254 and not 256: then no part is -128, whose product with -128 or change of sign would overflow where the
+ * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29.
  */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
@@ -25,7 +29,11 @@
 
 #include <string.h>
 
-enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, ACT_BYTES = BLOCK_COLS + 16 };
+enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+
+/* v to high by rounding v * TO_HIGH. A little less than 1 / 254: halfway cases go towards 0, so that 32385
+ * becomes 127, 127. */
+#define TO_HIGH 0.0039369685f
 
 #define MATRIX_MAGIC "rvmtile1"
 
@@ -41,6 +49,15 @@ static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind ==
 static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
 static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* int8 planes that activations of a quantised kind have. */
+static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 ? 2 : 1; }
+
+/* Bytes of one token's activations of 32 columns. */
+static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 16; }
+
+/* What the largest of 32 activations becomes. */
+static inline float act_most(size_t planes) { return planes == 2 ? (float)MOST_16 : 127.0f; }
 
 /* Bytes of 16 rows x 32 columns. */
 static inline size_t block_bytes(uint32_t kind) { return kind == RVM_Q4 ? 256 : 512; }
@@ -70,8 +87,18 @@ static inline float *acts_float(const void *acts, size_t cols, size_t t0) {
     return (float *)acts + t0 * cols;
 }
 
-static inline uint8_t *acts_block(const void *acts, size_t cols, size_t t0, size_t n, size_t block) {
-    return (uint8_t *)acts + t0 * (cols / 32) * ACT_BYTES + block * n * ACT_BYTES;
+static inline uint8_t *acts_panel(const void *acts, size_t planes, size_t cols, size_t t0) {
+    return (uint8_t *)acts + t0 * (cols / BLOCK_COLS) * act_bytes(planes);
+}
+
+/* What follows the integers of a block; rest: where d[i] goes. */
+static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
+    const float bias = d * (float)sum;
+    const int32_t zero[2] = {-8 * sum, -128 * sum};
+    memcpy(rest, &d, 4);
+    memcpy(rest + 4 * n, &bias, 4);
+    memcpy(rest + 8 * n, &zero[0], 4);
+    memcpy(rest + 12 * n, &zero[1], 4);
 }
 
 static inline uint32_t float_bits(float x) {
@@ -130,9 +157,9 @@ INLINE int32_t act_i32(const uint8_t *p) {
 }
 
 /* What both functions of an implementation refuse. */
-int rvm_matmul_refuses(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
-                       size_t tile_end, const float *y, size_t y_stride);
-int rvm_acts_refuses(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
+                       size_t tile_begin, size_t tile_end, const float *y, size_t y_stride);
+int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                      size_t token_begin, size_t token_end, const void *acts);
 
 #endif

@@ -18,6 +18,11 @@ INLINE f32x f_all(float x) { return (f32x){_mm256_set1_ps(x), _mm256_set1_ps(x)}
 INLINE f32x f_mul(f32x x, f32x y) { return (f32x){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 INLINE f32x f_of(i32x x) { return (f32x){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE i32x i_all(int32_t x) { return (i32x){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE i32x i_join(i32x high, i32x low) {
+    const __m256i times = _mm256_set1_epi32(HIGH);
+    return (i32x){_mm256_add_epi32(_mm256_mullo_epi32(high.a, times), low.a),
+                  _mm256_add_epi32(_mm256_mullo_epi32(high.b, times), low.b)};
+}
 
 INLINE f32x f_fma(f32x x, f32x y, f32x z) {
     return (f32x){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
@@ -48,8 +53,8 @@ INLINE void f_store(float *y, f32x x, size_t n) {
 
 INLINE __m256i bytes_at(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
-    (void)kind, (void)T;
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
+    (void)kind, (void)m;
     w->p = p;
 }
 
@@ -103,27 +108,3 @@ INLINE void i_bytes(uint8_t *to, i32x x) {
     _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(low, high));
 }
 
-INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
-    __m256i top = _mm256_setzero_si256(), i[4];
-    for (size_t k = 0; k < 4; k++) {
-        const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + 8 * k));
-        top = _mm256_max_epi32(top, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
-    }
-    const uint32_t bits = (uint32_t)reduce_max(top);
-    const float most = bits_float(bits);
-    if (bits >= 0x7f800000 || most < 1e-30f) {
-        _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
-        *sum = 0;
-        return bits >= 0x7f800000 ? NAN : 0;
-    }
-    const __m256 inverse = _mm256_set1_ps(127.0f / most);
-    for (size_t k = 0; k < 4; k++)
-        i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * k), inverse));
-    *sum = reduce_add(_mm256_add_epi32(_mm256_add_epi32(i[0], i[1]), _mm256_add_epi32(i[2], i[3])));
-    /* packs works within halves: put the eight groups of four back in order */
-    const __m256i words[2] = {_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3])};
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
-    _mm256_storeu_si256((__m256i *)q, all);
-    return most / 127.0f;
-}

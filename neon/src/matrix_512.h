@@ -15,6 +15,9 @@ INLINE f32x f_mul(f32x a, f32x b) { return _mm512_mul_ps(a, b); }
 INLINE f32x f_fma(f32x a, f32x b, f32x c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE f32x f_of(i32x a) { return _mm512_cvtepi32_ps(a); }
 INLINE i32x i_all(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE i32x i_join(i32x high, i32x low) {
+    return _mm512_add_epi32(_mm512_mullo_epi32(high, _mm512_set1_epi32(HIGH)), low);
+}
 
 INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     if (kind == RVM_F32) return _mm512_loadu_ps(p);
@@ -37,27 +40,6 @@ INLINE i32x i_larger(i32x top, f32x a) {
 INLINE void i_bytes(uint8_t *to, i32x a) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(a)); }
 INLINE int32_t i_sum(i32x a) { return _mm512_reduce_add_epi32(a); }
 INLINE int32_t i_most(i32x a) { return _mm512_reduce_max_epi32(a); }
-
-INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
-    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const __m512i both = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                          _mm512_and_si512(_mm512_castps_si512(b), magnitude));
-    const uint32_t top = (uint32_t)_mm512_reduce_max_epi32(both);
-    const float most = bits_float(top);
-    if (top >= 0x7f800000 || most < 1e-30f) {
-        _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
-        *sum = 0;
-        return top >= 0x7f800000 ? NAN : 0;
-    }
-    const __m512 inverse = _mm512_set1_ps(127.0f / most);
-    const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)),
-                  ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(ia));
-    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(ib));
-    *sum = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
-    return most / 127.0f;
-}
 
 /* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
 INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {

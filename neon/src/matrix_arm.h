@@ -59,6 +59,11 @@ INLINE i32x i_all(int32_t x) {
     return y;
 }
 
+INLINE i32x i_join(i32x high, i32x low) {
+    EACH4 low.v[i] = vmlaq_s32(low.v[i], high.v[i], vdupq_n_s32(HIGH));
+    return low;
+}
+
 INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     f32x y;
     if (kind == RVM_F32) {
@@ -128,25 +133,3 @@ INLINE int32_t i_most(i32x a) {
     return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
 }
 
-INLINE float quantise(const float *x, int8_t *q, int32_t *sum) {
-    uint32x4_t top = vdupq_n_u32(0);
-    int32x4_t total = vdupq_n_s32(0);
-    for (size_t k = 0; k < 32; k += 4)
-        top = vmaxq_u32(top, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + k)), vdupq_n_u32(0x7fffffff)));
-    const uint32_t bits = vmaxvq_u32(top);
-    const float most = bits_float(bits);
-    *sum = 0;
-    if (bits >= 0x7f800000 || most < 1e-30f) {
-        memset(q, 0, 32);
-        return bits >= 0x7f800000 ? NAN : 0;
-    }
-    const float inverse = 127.0f / most;
-    for (size_t k = 0; k < 32; k += 8) {
-        const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + k), inverse));
-        const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + k + 4), inverse));
-        total = vaddq_s32(total, vaddq_s32(a, b));
-        vst1_s8(q + k, vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(b))));
-    }
-    *sum = vaddvq_s32(total);
-    return most / 127.0f;
-}

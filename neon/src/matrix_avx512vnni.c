@@ -3,8 +3,8 @@
 
 enum { OFFSET8 = 0, MAX_T = 16, STEP = 1, FLOAT_T = 16, WIDE_T = 4 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
-    (void)T;
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
+    (void)m;
     unpack_512(p, kind, OFFSET8, w);
 }
 

@@ -5,15 +5,14 @@
  *   f32x     16 floats          f_zero()  f_all(float)  f_mul(a, b)  f_fma(a, b, c) = a * b + c
  *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
  *                               f_store(y, a, n)  the first n <= 16
- *   i32x     16 int32           i_all(int32)  f_of(i32x)
- *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, T, w)   for T tokens
- *   dots(acc, w, q, m, kind)    acc[t] += w . q[t], t < m <= STEP, for each row.  q: int8 [m][32]
- *   quantise(x, q, &sum)        one block of activations; returns d.  See matrix_scalar.c
+ *   i32x     16 int32           i_all(int32)  f_of(i32x)  i_join(high, low) = 254 * high + low
+ *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   for m planes in all
+ *   dots(acc, w, q, m, kind)    acc[i] += w . q[i], i < m, for each row.  q: int8 [m][32], planes of activations
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
  *   MAX_T    tokens for which a block is unpacked at a time: 4, 8 or 16
- *   STEP     tokens whose dot products are formed together: 1, 2 or 4
+ *   STEP     planes whose dot products are formed together: 1, 2 or 4; those of a token always are
  *   FLOAT_T  float weights: tokens at a time, for one tile
  *   WIDE_T   float weights: most tokens for which WIDE tiles have enough registers
  */
@@ -24,7 +23,7 @@
  * AHEAD_COLS: the same for 16-bit floats, in columns of each tile. For 32-bit ones it is faster not to. */
 enum { WIDE = 4, AHEAD = 8192, AHEAD_COLS = 64 };
 
-/* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: token 0's sums. */
+/* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: the token's d. */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
     const int offset = kind == RVM_Q8 ? OFFSET8 : 0;
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
@@ -32,35 +31,44 @@ INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
     return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
 }
 
+/* sum[t] += one block times T <= STEP tokens with d[t], sums behind them. */
+INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t *q, const uint8_t *d, size_t n,
+                      const size_t T, const size_t planes, const uint32_t kind, const int affine) {
+    i32x acc[2 * STEP];
+    UNROLL for (size_t t = 0; t < T; t++) {
+        acc[planes * t] = i_all(0);
+        acc[planes * t + planes - 1] = start_of(d + 4 * t, n, kind, affine);
+    }
+    dots(acc, w, q, T * planes, kind);
+    UNROLL for (size_t t = 0; t < T; t++) {
+        const i32x dot = planes == 2 ? i_join(acc[2 * t], acc[2 * t + 1]) : acc[t];
+        sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), f_of(dot), sum[t]);
+        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * t + 4 * n)), sum[t]);
+    }
+}
+
 /* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
  *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
 INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
-                           size_t i, const size_t T, const uint32_t kind, const int affine, float *y,
-                           size_t y_stride, size_t rows) {
+                           size_t i, const size_t T, const size_t planes, const uint32_t kind, const int affine,
+                           float *y, size_t y_stride, size_t rows) {
     const uint32_t scale_kind = spec->scale_kind;
     const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
+    const size_t step = STEP < planes ? 1 : STEP / planes;
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
         if (T <= 2) prefetch_line(p + AHEAD);
         p += affine ? 2 * scales : scales;
-        for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * ACT_BYTES) {
-            const uint8_t *q = act + 32 * i, *d = act + 32 * n + 4 * i;
+        for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * act_bytes(planes)) {
+            const uint8_t *q = act + 32 * planes * i, *d = act + 32 * planes * n + 4 * i;
             weights w;
             if (T <= 2) prefetch_block(p + AHEAD, kind);
-            unpack(p, kind, T, &w);
-            UNROLL for (size_t t0 = 0; t0 < T; t0 += STEP) {
-                const size_t m = T - t0 < STEP ? T - t0 : STEP;
-                i32x acc[STEP];
-                UNROLL for (size_t t = 0; t < m; t++) acc[t] = start_of(d + 4 * (t0 + t), n, kind, affine);
-                dots(acc, &w, q + 32 * t0, m, kind);
-                UNROLL for (size_t t = 0; t < m; t++) {
-                    const uint8_t *dt = d + 4 * (t0 + t);
-                    sum[t0 + t] = f_fma(f_mul(s, f_all(act_f32(dt))), f_of(acc[t]), sum[t0 + t]);
-                    if (affine) sum[t0 + t] = f_fma(b, f_all(act_f32(dt + 4 * n)), sum[t0 + t]);
-                }
-            }
+            unpack(p, kind, T * planes, &w);
+            UNROLL for (size_t t = 0; t < T; t += step)
+                add_block(sum + t, s, b, &w, q + 32 * planes * t, d + 4 * t, n, T - t < step ? T - t : step, planes,
+                          kind, affine);
         }
     }
     UNROLL for (size_t t = 0; t < T; t++) f_store(y + t * y_stride, sum[t], rows);
@@ -91,37 +99,43 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
 }
 
 /* All tokens of a panel, as many at a time as there are registers for. */
-#define TOKENS_AT_A_TIME(T, n, kind, affine) \
-    for (; (n) - i >= (T); i += (T))         \
-    quantised_tile(spec, tile, act, n, i, T, kind, affine, y + i * y_stride, y_stride, rows)
+#define TOKENS_AT_A_TIME(T, n, planes, kind, affine) \
+    for (; (n) - i >= (T); i += (T))                 \
+    quantised_tile(spec, tile, act, n, i, T, planes, kind, affine, y + i * y_stride, y_stride, rows)
 
-#define QUANTISED_PANEL(name, kind, affine)                                                          \
+#define QUANTISED_PANEL(name, planes, kind, affine)                                                  \
     static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, \
                      float *y, size_t y_stride, size_t rows) {                                       \
         size_t i = 0;                                                                                \
         if (n == PANEL) {                                                                            \
-            TOKENS_AT_A_TIME(MAX_T, PANEL, kind, affine);                                            \
+            TOKENS_AT_A_TIME(MAX_T, PANEL, planes, kind, affine);                                    \
         } else if (n == 1) {                                                                         \
-            quantised_tile(spec, tile, act, 1, 0, 1, kind, affine, y, y_stride, rows);               \
+            quantised_tile(spec, tile, act, 1, 0, 1, planes, kind, affine, y, y_stride, rows);       \
         } else {                                                                                     \
-            if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, kind, affine);                                     \
-            TOKENS_AT_A_TIME(4, n, kind, affine);                                                    \
-            TOKENS_AT_A_TIME(2, n, kind, affine);                                                    \
-            TOKENS_AT_A_TIME(1, n, kind, affine);                                                    \
+            if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, planes, kind, affine);                             \
+            TOKENS_AT_A_TIME(4, n, planes, kind, affine);                                            \
+            TOKENS_AT_A_TIME(2, n, planes, kind, affine);                                            \
+            TOKENS_AT_A_TIME(1, n, planes, kind, affine);                                            \
         }                                                                                            \
     }
 
-QUANTISED_PANEL(panel_q4_affine, RVM_Q4, 1)
-QUANTISED_PANEL(panel_q4_symmetric, RVM_Q4, 0)
-QUANTISED_PANEL(panel_q8_affine, RVM_Q8, 1)
-QUANTISED_PANEL(panel_q8_symmetric, RVM_Q8, 0)
+QUANTISED_PANEL(panel_8_q4_affine, 1, RVM_Q4, 1)
+QUANTISED_PANEL(panel_8_q4_symmetric, 1, RVM_Q4, 0)
+QUANTISED_PANEL(panel_8_q8_affine, 1, RVM_Q8, 1)
+QUANTISED_PANEL(panel_8_q8_symmetric, 1, RVM_Q8, 0)
+QUANTISED_PANEL(panel_16_q4_affine, 2, RVM_Q4, 1)
+QUANTISED_PANEL(panel_16_q4_symmetric, 2, RVM_Q4, 0)
+QUANTISED_PANEL(panel_16_q8_affine, 2, RVM_Q8, 1)
+QUANTISED_PANEL(panel_16_q8_symmetric, 2, RVM_Q8, 0)
 
 typedef void quantised_panel(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, float *,
                              size_t, size_t);
 
-static quantised_panel *panel_for(const rvm_matrix_spec *spec) {
-    if (spec->kind == RVM_Q4) return spec->affine ? panel_q4_affine : panel_q4_symmetric;
-    return spec->affine ? panel_q8_affine : panel_q8_symmetric;
+static quantised_panel *panel_for(const rvm_matrix_spec *spec, size_t planes) {
+    static quantised_panel *const all[2][2][2] = {
+        {{panel_8_q4_symmetric, panel_8_q4_affine}, {panel_8_q8_symmetric, panel_8_q8_affine}},
+        {{panel_16_q4_symmetric, panel_16_q4_affine}, {panel_16_q8_symmetric, panel_16_q8_affine}}};
+    return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
 #define FLOATS_AT_A_TIME(T, n, kind) \
@@ -168,13 +182,13 @@ static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     return n ? n : 1;
 }
 
-static void quantised_chunk(const rvm_matrix *w, const void *acts, size_t tokens, size_t begin, size_t end,
-                            float *y, size_t y_stride) {
+static void quantised_chunk(const rvm_matrix *w, size_t planes, const void *acts, size_t tokens, size_t begin,
+                            size_t end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
-    quantised_panel *panel = panel_for(spec);
+    quantised_panel *panel = panel_for(spec, planes);
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
-        const uint8_t *act = acts_block(acts, spec->cols, t, n, 0);
+        const uint8_t *act = acts_panel(acts, planes, spec->cols, t);
         for (size_t tile = begin; tile < end; tile++)
             panel(spec, tile_at(w, tile), act, n, y + t * y_stride + tile * TILE, y_stride,
                   smaller(TILE, spec->rows - tile * TILE));
@@ -196,29 +210,45 @@ static void float_chunk(const rvm_matrix *w, const void *acts, size_t tokens, si
     }
 }
 
-static int matmul(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin, size_t tile_end,
-                  float *y, size_t y_stride) {
-    if (rvm_matmul_refuses(w, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
+static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
+                  size_t tile_end, float *y, size_t y_stride) {
+    if (rvm_matmul_refuses(w, kind, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
     const size_t step = tokens <= PANEL ? tile_end - tile_begin : chunk_tiles(&w->spec);
     for (size_t tile = tile_begin; tile < tile_end; tile += step) {
         const size_t end = smaller(tile + step, tile_end);
-        if (is_quantised(w->spec.kind)) quantised_chunk(w, acts, tokens, tile, end, y, y_stride);
-        else float_chunk(w, acts, tokens, tile, end, y, y_stride);
+        if (kind == RVM_ACTS_FLOAT) float_chunk(w, acts, tokens, tile, end, y, y_stride);
+        else quantised_chunk(w, act_planes(kind), acts, tokens, tile, end, y, y_stride);
     }
     return RVM_OK;
 }
 
+/* 32 activations as integers: high, then low when there are two planes. Returns d. See matrix_scalar.c */
+INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
+    const f32x a = f_load((const uint8_t *)x, RVM_F32), b = f_load((const uint8_t *)(x + 16), RVM_F32);
+    const uint32_t top = (uint32_t)i_most(i_larger(i_larger(i_all(0), a), b));
+    const float most = bits_float(top);
+    if (top >= 0x7f800000 || most < 1e-30f) {
+        memset(q, 0, 32 * planes);
+        *sum = 0;
+        return top >= 0x7f800000 ? NAN : 0;
+    }
+    const f32x inverse = f_all(act_most(planes) / most), to_high = f_all(TO_HIGH), back = f_all(-TO_HIGH);
+    const f32x v[2] = {f_mul(a, inverse), f_mul(b, inverse)};
+    const i32x i[2] = {i_round(v[0]), i_round(v[1])};
+    UNROLL for (size_t k = 0; k < 2; k++) {
+        i_bytes(q + 16 * k, planes == 2 ? i_round(f_mul(v[k], to_high)) : i[k]);
+        if (planes == 2) i_bytes(q + 32 + 16 * k, i_join(i_round(f_mul(v[k], back)), i[k]));
+    }
+    *sum = i_sum(i_add(i[0], i[1]));
+    return most / act_most(planes);
+}
+
 /* Token i of a panel of n.  x: its row */
-static void quantised_acts(const float *x, size_t cols, size_t i, size_t n, uint8_t *block) {
-    for (size_t k = 0; k < cols; k += 32, block += n * ACT_BYTES) {
+INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *block) {
+    for (size_t k = 0; k < cols; k += 32, block += n * act_bytes(planes)) {
         int32_t sum;
-        const float d = quantise(x + k, (int8_t *)block + 32 * i, &sum), bias = d * (float)sum;
-        const int32_t zero[2] = {-8 * sum, -128 * sum};
-        uint8_t *rest = block + 32 * n + 4 * i;
-        memcpy(rest, &d, 4);
-        memcpy(rest + 4 * n, &bias, 4);
-        memcpy(rest + 8 * n, &zero[0], 4);
-        memcpy(rest + 12 * n, &zero[1], 4);
+        const float d = quantise(x + k, planes, block + 32 * planes * i, &sum);
+        store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
     }
 }
 
@@ -227,14 +257,16 @@ static void float_acts(const float *x, size_t cols, size_t i, size_t n, float *p
     else for (size_t k = 0; k < cols; k++) panel[k * n + i] = x[k];
 }
 
-static int acts(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+static int acts(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                 size_t token_begin, size_t token_end, void *to) {
     if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, to))
         return RVM_BAD_ARGUMENT;
     for (size_t t = token_begin; t < token_end; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
-        if (is_quantised(kind)) quantised_acts(x + t * x_stride, cols, i, n, acts_block(to, cols, t0, n, 0));
-        else float_acts(x + t * x_stride, cols, i, n, acts_float(to, cols, t0));
+        const float *row = x + t * x_stride;
+        if (kind == RVM_ACTS_FLOAT) float_acts(row, cols, i, n, acts_float(to, cols, t0));
+        else if (kind == RVM_ACTS_8) quantised_acts(row, cols, 1, i, n, acts_panel(to, 1, cols, t0));
+        else quantised_acts(row, cols, 2, i, n, acts_panel(to, 2, cols, t0));
     }
     return RVM_OK;
 }

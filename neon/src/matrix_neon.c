@@ -5,8 +5,8 @@
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
 
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
-    (void)T;
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
+    (void)m;
     unpack_neon(p, kind, OFFSET8, w);
 }
 

@@ -1,14 +1,14 @@
-/* NEON with i8mm (M2 and later): usdot for one token; for more, usmmla multiplies two rows by two tokens,
- * eight columns at a time. Weights stay unsigned. */
+/* NEON with i8mm (M2 and later): usdot for one token of 8 bits; for more, usmmla multiplies two rows by two
+ * tokens, or by the two planes of 16 bits, eight columns at a time. Weights stay unsigned. */
 #include "matrix_arm.h"
 
 enum { OFFSET8 = 0, MAX_T = 16, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-/* For T > 1 a register pair becomes two rows of eight columns each:
+/* For more than one plane a register pair becomes two rows of eight columns each:
  *   v[2o][i]: columns 8o .. 8o + 7 of rows 4i, 4i + 1      v[2o + 1][i]: of rows 4i + 2, 4i + 3 */
-INLINE void unpack(const uint8_t *p, uint32_t kind, size_t T, weights *w) {
+INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     unpack_neon(p, kind, OFFSET8, w);
-    if (T == 1) return;
+    if (m == 1) return;
     UNROLL for (size_t o = 0; o < 4; o++) EACH4 {
         const int32x4_t a = vreinterpretq_s32_s8(w->v[2 * o][i]), b = vreinterpretq_s32_s8(w->v[2 * o + 1][i]);
         w->v[2 * o][i] = vreinterpretq_s8_s32(vzip1q_s32(a, b));
@@ -32,7 +32,7 @@ INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q) {
     DOT(7, 3)
 }
 
-/* m is 2 or 4: pairs of tokens.  sum[p][2i + h] = rows 4i + 2h, + 1 by tokens 2p, + 1 */
+/* m is 2 or 4: pairs of planes.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
     int32x4_t sum[STEP / 2][8];
     (void)kind;

@@ -3,65 +3,70 @@
 
 #include <math.h>
 
-/* q[k] = round(x[k] / d), d = max |x| / 127.  With a NaN or an infinity d is NaN; when all are tiny d is 0.
- */
-static float quantise_block(const float *x, int8_t *q) {
+/* q[k] = round(x[k] / d), d = max |x| / 127, or 32385 for two planes: then q is high, and q + 32 low, of what
+ * was rounded. With a NaN or an infinity d is NaN; when all are tiny d is 0. */
+static float quantise_block(const float *x, size_t planes, int8_t *q) {
     uint32_t top = 0;
     for (size_t k = 0; k < 32; k++) {
         const uint32_t magnitude = float_bits(x[k]) & 0x7fffffff;
         if (magnitude > top) top = magnitude;
     }
     const float most = bits_float(top);
-    memset(q, 0, 32);
+    memset(q, 0, 32 * planes);
     if (top >= 0x7f800000) return NAN;
     if (most < 1e-30f) return 0;
-    const float inverse = 127.0f / most;
-    for (size_t k = 0; k < 32; k++) q[k] = (int8_t)nearbyintf(x[k] * inverse);
-    return most / 127.0f;
+    const float inverse = act_most(planes) / most;
+    for (size_t k = 0; k < 32; k++) {
+        const float v = x[k] * inverse, high = nearbyintf(planes == 2 ? v * TO_HIGH : v);
+        q[k] = (int8_t)high;
+        if (planes == 2) q[32 + k] = (int8_t)(nearbyintf(v) - HIGH * high);
+    }
+    return most / act_most(planes);
+}
+
+/* Activation k of a block. */
+static int32_t whole(const int8_t *q, size_t planes, size_t k) {
+    return planes == 2 ? HIGH * q[k] + q[32 + k] : q[k];
 }
 
 /* Token i of n: its 32 columns of one block. */
-static void act_block(const float *x, size_t i, size_t n, uint8_t *block) {
-    int8_t q[32];
+static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t *block) {
+    int8_t q[64];
     int32_t sum = 0;
-    const float d = quantise_block(x, q);
-    for (size_t k = 0; k < 32; k++) sum += q[k];
-    const float bias = d * (float)sum;
-    const int32_t zero[2] = {-8 * sum, -128 * sum};
-    uint8_t *rest = block + 32 * n + 4 * i;
-    memcpy(block + 32 * i, q, 32);
-    memcpy(rest, &d, 4);
-    memcpy(rest + 4 * n, &bias, 4);
-    memcpy(rest + 8 * n, &zero[0], 4);
-    memcpy(rest + 12 * n, &zero[1], 4);
+    const float d = quantise_block(x, planes, q);
+    for (size_t k = 0; k < 32; k++) sum += whole(q, planes, k);
+    memcpy(block + 32 * planes * i, q, 32 * planes);
+    store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
 }
 
-static int acts_scalar(rvm_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
+static int acts_scalar(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                        size_t token_begin, size_t token_end, void *acts) {
     if (rvm_acts_refuses(kind, x, x_stride, tokens, cols, token_begin, token_end, acts))
         return RVM_BAD_ARGUMENT;
     for (size_t t = token_begin; t < token_end; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
+        const size_t planes = act_planes(kind);
         const float *row = x + t * x_stride;
-        if (is_quantised(kind)) {
-            for (size_t k = 0; k < cols; k += 32)
-                act_block(row + k, i, n, acts_block(acts, cols, t0, n, k / 32));
-        } else {
+        uint8_t *panel = acts_panel(acts, planes, cols, t0);
+        if (kind == RVM_ACTS_FLOAT) {
             for (size_t k = 0; k < cols; k++) memcpy(acts_float(acts, cols, t0) + k * n + i, row + k, 4);
+        } else {
+            for (size_t k = 0; k < cols; k += 32, panel += n * act_bytes(planes))
+                act_block(row + k, planes, i, n, panel);
         }
     }
     return RVM_OK;
 }
 
 /* sum_k w[k] * q[k] for row r of a block of 32 columns */
-static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q) {
+static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q, size_t planes) {
     int32_t sum = 0;
     for (size_t k = 0; k < 32; k++) {
         if (kind == RVM_Q8) {
-            sum += w[k / 4 * 64 + 4 * r + k % 4] * q[k];
+            sum += w[k / 4 * 64 + 4 * r + k % 4] * whole(q, planes, k);
         } else {
             const int both = w[k % 16 / 4 * 64 + 4 * r + k % 4];
-            sum += (k < 16 ? both & 15 : both >> 4) * q[k];
+            sum += (k < 16 ? both & 15 : both >> 4) * whole(q, planes, k);
         }
     }
     return sum;
@@ -69,18 +74,19 @@ static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t
 
 /* Row r of a tile times token i of a panel of n. */
 static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t r, const uint8_t *act,
-                           size_t i, size_t n) {
+                           size_t planes, size_t i, size_t n) {
     float y = 0, s = 0, b = 0;
-    for (size_t k = 0; k < spec->cols; k += 32, act += n * ACT_BYTES, p += block_bytes(spec->kind)) {
+    for (size_t k = 0; k < spec->cols; k += 32, act += n * act_bytes(planes), p += block_bytes(spec->kind)) {
+        const uint8_t *rest = act + 32 * planes * n;
         if (k % spec->group == 0) {
             s = float_at(p, spec->scale_kind, r);
             b = spec->affine ? float_at(p, spec->scale_kind, TILE + r) : 0;
             p += scales_bytes(spec);
         }
-        int32_t sum = block_dot(p, spec->kind, r, (const int8_t *)act + 32 * i);
-        if (!spec->affine) sum += act_i32(act + (spec->kind == RVM_Q4 ? 40 : 44) * n + 4 * i);
-        y = fmaf(s * float_at(act + 32 * n, RVM_F32, i), (float)sum, y);
-        if (spec->affine) y = fmaf(b, float_at(act + 36 * n, RVM_F32, i), y);
+        int32_t sum = block_dot(p, spec->kind, r, (const int8_t *)act + 32 * planes * i, planes);
+        if (!spec->affine) sum += act_i32(rest + (spec->kind == RVM_Q4 ? 8 : 12) * n + 4 * i);
+        y = fmaf(s * float_at(rest, RVM_F32, i), (float)sum, y);
+        if (spec->affine) y = fmaf(b, float_at(rest + 4 * n, RVM_F32, i), y);
     }
     return y;
 }
@@ -93,19 +99,19 @@ static float dot_float(const rvm_matrix_spec *spec, const uint8_t *tile, size_t 
     return y;
 }
 
-static int matmul_scalar(const rvm_matrix *w, const void *acts, size_t tokens, size_t tile_begin,
-                         size_t tile_end, float *y, size_t y_stride) {
-    if (rvm_matmul_refuses(w, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
+static int matmul_scalar(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
+                         size_t tile_begin, size_t tile_end, float *y, size_t y_stride) {
+    if (rvm_matmul_refuses(w, kind, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
     const rvm_matrix_spec *spec = &w->spec;
-    const int quantised = is_quantised(spec->kind);
+    const size_t planes = act_planes(kind);
     for (size_t t = 0; t < tokens; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
         for (size_t row = tile_begin * TILE; row < smaller(tile_end * TILE, spec->rows); row++) {
             const uint8_t *tile = tile_at(w, row / TILE);
             const float sum =
-                quantised
-                    ? dot_quantised(spec, tile, row % TILE, acts_block(acts, spec->cols, t0, n, 0), i, n)
-                    : dot_float(spec, tile, row % TILE, acts_float(acts, spec->cols, t0), i, n);
+                kind == RVM_ACTS_FLOAT
+                    ? dot_float(spec, tile, row % TILE, acts_float(acts, spec->cols, t0), i, n)
+                    : dot_quantised(spec, tile, row % TILE, acts_panel(acts, planes, spec->cols, t0), planes, i, n);
             memcpy(y + t * y_stride + row, &sum, 4);
         }
     }

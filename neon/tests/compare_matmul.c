@@ -11,6 +11,7 @@ typedef struct {
     rvm_kind kind;
     size_t rows, cols, group, tokens;
     rvm_kind scale_kind;
+    rvm_acts_kind acts;
     int affine, odd_values;
 } round_of;
 
@@ -112,12 +113,12 @@ static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *
     const size_t some_tokens = noise() % (r->tokens + 1), some_tiles = noise() % (tiles + 1);
     float *y = floats(n);
     for (size_t i = 0; i < n; i++) y[i] = 12345;
-    CHECK(m->acts(r->kind, x, r->cols + 1, r->tokens, r->cols, some_tokens, r->tokens, acts) == RVM_OK);
-    CHECK(m->acts(r->kind, x, r->cols + 1, r->tokens, r->cols, 0, some_tokens, acts) == RVM_OK);
-    CHECK(m->matmul(w, acts, r->tokens, some_tiles, tiles, y, stride) == RVM_OK);
+    CHECK(m->acts(r->acts, x, r->cols + 1, r->tokens, r->cols, some_tokens, r->tokens, acts) == RVM_OK);
+    CHECK(m->acts(r->acts, x, r->cols + 1, r->tokens, r->cols, 0, some_tokens, acts) == RVM_OK);
+    CHECK(m->matmul(w, r->acts, acts, r->tokens, some_tiles, tiles, y, stride) == RVM_OK);
     for (size_t t = 0; t < r->tokens; t++)
         for (size_t i = 0; i < some_tiles * 16 && i < r->rows; i++) CHECK(y[t * stride + i] == 12345);
-    CHECK(m->matmul(w, acts, r->tokens, 0, some_tiles, y, stride) == RVM_OK);
+    CHECK(m->matmul(w, r->acts, acts, r->tokens, 0, some_tiles, y, stride) == RVM_OK);
     for (size_t t = 0; t + 1 < r->tokens; t++)
         for (size_t i = r->rows; i < stride; i++) CHECK(y[t * stride + i] == 12345);
     return y;
@@ -130,7 +131,7 @@ static int same(float a, float b) {
 static void compare(const rvm_matmul *m, const round_of *r) {
     rvm_matrix *w = matrix(r);
     float *x = activations(r);
-    const size_t bytes = rvm_acts_bytes(r->kind, r->tokens, r->cols),
+    const size_t bytes = rvm_acts_bytes(r->acts, r->tokens, r->cols),
                  n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
     float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
@@ -138,25 +139,26 @@ static void compare(const rvm_matmul *m, const round_of *r) {
     int bad = 0;
     for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
     if (bad && failed++ < 20)
-        printf("%s: kind %d, %zux%zu group %zu scales %d affine %d T %zu odd %d: %d of %zu differ\n", m->name,
-               (int)r->kind, r->rows, r->cols, r->group, (int)r->scale_kind, r->affine, r->tokens,
+        printf("%s: kind %d, %zux%zu group %zu scales %d affine %d acts %d T %zu odd %d: %d of %zu differ\n", m->name,
+               (int)r->kind, r->rows, r->cols, r->group, (int)r->scale_kind, r->affine, (int)r->acts, r->tokens,
                r->odd_values, bad, n);
     free(w), free(x - 1), free(acts[0]), free(acts[1]), free(got - 1), free(want - 1);
 }
 
 static int rounds;
 
-static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine) {
+static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine,
+                      rvm_acts_kind acts) {
     const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33},
-                 tokens[] = {1, 2, 3, 4, 7, 16, 33};
+                 tokens[] = {1, 2, 3, 4, 7, 16, 17, 33};
     const int quantised = kind == RVM_Q4 || kind == RVM_Q8;
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 3; j++)
-            for (size_t t = 0; t < 7; t++)
+            for (size_t t = 0; t < 8; t++)
                 for (int odd = 0; odd < 2; odd++, rounds++) {
                     round_of r = {kind,   rows[i],   quantised ? group * blocks[j] : cols[j],
                                   group,  tokens[t], scale_kind,
-                                  affine, odd};
+                                  acts,   affine,    odd};
                     state = (uint32_t)rounds;
                     compare(m, &r);
                 }
@@ -166,32 +168,61 @@ static void all_kinds(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_Q4; kind <= RVM_Q8; kind++)
         for (rvm_kind scale_kind = RVM_F16; scale_kind <= RVM_F32; scale_kind++)
             for (size_t group = 32; group <= 128; group *= 2)
-                for (int affine = 0; affine < 2; affine++) all_sizes(m, kind, scale_kind, group, affine);
-    for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0);
+                for (int affine = 0; affine < 2; affine++) {
+                    all_sizes(m, kind, scale_kind, group, affine, RVM_ACTS_8);
+                    all_sizes(m, kind, scale_kind, group, affine, RVM_ACTS_16);
+                }
+    for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
-/* The largest products that 16 and 32 bits have to hold: all weights and activations at their ends. */
+/* All weights 0 or all at their end, all activations x: what 16 and 32 bits have to hold at most. */
+static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rvm_acts_kind acts_kind, float x) {
+    rvm_matrix_spec spec;
+    uint8_t w[16 * 64];
+    float s[32], b[32], rows[3 * 64], y[3 * 16];
+    const float most = kind == RVM_Q4 ? 15 : 255, zero = affine ? 0 : kind == RVM_Q4 ? -8 : -128;
+    memset(w, high ? 255 : 0, sizeof w);
+    for (int i = 0; i < 32; i++) s[i] = 1, b[i] = zero;
+    for (int k = 0; k < 3 * 64; k++) rows[k] = x;
+    CHECK(rvm_matrix_plan(kind, 16, 64, 32, s, b, RVM_F32, &spec) == RVM_OK && spec.affine == (uint32_t)affine);
+    rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
+    void *acts = aligned(rvm_acts_bytes(acts_kind, 3, 64));
+    CHECK(rvm_matrix_pack(&spec, w, s, b, RVM_F32, 0, 16, p) == RVM_OK);
+    CHECK(m->acts(acts_kind, rows, 64, 3, 64, 0, 3, acts) == RVM_OK);
+    CHECK(m->matmul(p, acts_kind, acts, 3, 0, 1, y, 16) == RVM_OK);
+    const float want = 64 * x * ((high ? most : 0) + zero);
+    for (int i = 0; i < 3 * 16; i++) CHECK(y[i] == want);
+    free(p), free(acts);
+}
+
 static void extremes(const rvm_matmul *m) {
-    for (int bits = 4; bits <= 8; bits += 4)
+    for (rvm_kind kind = RVM_Q4; kind <= RVM_Q8; kind++)
         for (int high = 0; high < 2; high++)
-            for (int sign = -1; sign <= 1; sign += 2) {
-                rvm_matrix_spec spec;
-                uint8_t w[16 * 64];
-                float s[32], b[32], x[64], y[16];
-                const rvm_kind kind = bits == 4 ? RVM_Q4 : RVM_Q8;
-                memset(w, high ? 255 : 0, sizeof w);
-                for (int i = 0; i < 32; i++) s[i] = 1, b[i] = 0;
-                for (int k = 0; k < 64; k++) x[k] = (float)(127 * sign);
-                CHECK(rvm_matrix_plan(kind, 16, 64, 32, s, b, RVM_F32, &spec) == RVM_OK);
-                rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
-                void *acts = aligned(rvm_acts_bytes(kind, 1, 64));
-                CHECK(rvm_matrix_pack(&spec, w, s, b, RVM_F32, 0, 16, p) == RVM_OK);
-                CHECK(m->acts(kind, x, 64, 1, 64, 0, 1, acts) == RVM_OK);
-                CHECK(m->matmul(p, acts, 1, 0, 1, y, 16) == RVM_OK);
-                const float want = high ? (float)(64 * 127 * sign * ((1 << bits) - 1)) : 0;
-                for (int i = 0; i < 16; i++) CHECK(y[i] == want);
-                free(p), free(acts);
-            }
+            for (int affine = 0; affine < 2; affine++)
+                for (int sign = -1; sign <= 1; sign += 2) {
+                    extreme(m, kind, high, affine, RVM_ACTS_8, (float)(127 * sign));
+                    extreme(m, kind, high, affine, RVM_ACTS_16, (float)(32385 * sign));
+                }
+}
+
+/* Every 16-bit integer as an activation, beside one that makes the scale 1: halves come back as they were. */
+static void every_integer(const rvm_matmul *m) {
+    uint8_t w[32 * 32 / 2] = {0};
+    float s[32], b[32], x[32], y[32];
+    rvm_matrix_spec spec;
+    for (int i = 0; i < 32; i++) w[16 * i + i / 2] = i % 2 ? 16 : 1, s[i] = 1, b[i] = 0; /* the identity */
+    CHECK(rvm_matrix_plan(RVM_Q4, 32, 32, 32, s, b, RVM_F32, &spec) == RVM_OK);
+    rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
+    void *acts = aligned(rvm_acts_bytes(RVM_ACTS_16, 1, 32));
+    CHECK(rvm_matrix_pack(&spec, w, s, b, RVM_F32, 0, 32, p) == RVM_OK);
+    x[0] = -32385;
+    for (int v = -32385; v <= 32385; v += 31) {
+        for (int i = 1; i < 32; i++) x[i] = v + i > 32386 ? 0 : (float)(v + i - 1);
+        CHECK(m->acts(RVM_ACTS_16, x, 32, 1, 32, 0, 1, acts) == RVM_OK);
+        CHECK(m->matmul(p, RVM_ACTS_16, acts, 1, 0, 2, y, 32) == RVM_OK);
+        CHECK(memcmp(x, y, sizeof x) == 0);
+    }
+    free(p), free(acts);
 }
 
 int main(void) {
@@ -199,6 +230,7 @@ int main(void) {
         const rvm_matmul *m = rvm_matmul_impl(rvm_matmul_impl_name(i));
         all_kinds(m);
         extremes(m);
+        every_integer(m);
         printf("%s: compared\n", m->name);
     }
     printf("%d rounds of matrices, %d differences\n", rounds, failed);

@@ -2,11 +2,12 @@
  *
  * Rates count each thread's own processor time, so that other programs on a shared machine do not
  * count; the limits are measured between the kernels, in the same rounds. Medians of ROUNDS.
- *   GEMV  one token (or the two that the decoder makes of one); matrices are cycled through so that
+ *   GEMV  one or two tokens; matrices are cycled through so that
  *         WORKING_SET bytes of weights pass each round; GB/s of packed weights, and as a fraction of a
  *         plain read of as many bytes
  *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
- * KIND, TOKENS and THREADS in the environment choose among the rows. */
+ * WORKING_SET: megabytes, 160 unless the environment says so; a few fit into the caches. BITS: of activations
+ * before quantised weights, 8 or 16 (default). KIND, TOKENS and THREADS choose among the rows. */
 #define _POSIX_C_SOURCE 200112L
 #include "rvm.h"
 
@@ -17,8 +18,8 @@
 #include <time.h>
 
 enum { ROUNDS = 7, MAX_THREADS = 8, FEW = 2 };
-static const size_t WORKING_SET = (size_t)160 << 20;
-static int n_threads = 1;
+static size_t WORKING_SET = (size_t)160 << 20;
+static int n_threads = 1, bits = RVM_ACTS_16;
 
 static double cpu_time(void) {
     struct timespec t;
@@ -97,6 +98,7 @@ typedef struct {
     const rvm_matmul *impl;
     rvm_matrix **w;
     size_t count, tokens;
+    rvm_acts_kind kind;
     void *acts;
     float *y;
     int thread;
@@ -119,7 +121,7 @@ static void *work(void *arg) {
     pthread_barrier_wait(&barrier);
     const double start = cpu_time();
     for (size_t i = 0; i < j->count; i++)
-        j->impl->matmul(j->w[i], j->acts, j->tokens, begin, end, j->y, rows);
+        j->impl->matmul(j->w[i], j->kind, j->acts, j->tokens, begin, end, j->y, rows);
     j->seconds = cpu_time() - start;
     return NULL;
 }
@@ -180,15 +182,17 @@ static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec
     }
     float *x = memory(4 * tokens * spec.cols), *y = memory(4 * tokens * spec.rows);
     for (size_t i = 0; i < tokens * spec.cols; i++) x[i] = (float)(rand() % 2001 - 1000) / 1000;
-    void *acts = memory(rvm_acts_bytes(spec.kind, tokens, spec.cols));
+    const rvm_acts_kind kind = spec.group ? (rvm_acts_kind)bits : RVM_ACTS_FLOAT;
+    void *acts = memory(rvm_acts_bytes(kind, tokens, spec.cols));
     const double start = cpu_time();
-    impl->acts(spec.kind, x, spec.cols, tokens, spec.cols, 0, tokens, acts);
+    impl->acts(kind, x, spec.cols, tokens, spec.cols, 0, tokens, acts);
     const double acts_us = 1e6 * (cpu_time() - start);
     double seconds[ROUNDS], share[ROUNDS], read;
     job j = {.impl = impl,
              .w = w,
              .count = count,
              .tokens = tokens,
+             .kind = kind,
              .acts = acts,
              .y = y,
              .buffer = tokens <= FEW ? buffer : NULL};
@@ -219,6 +223,8 @@ int main(int argc, char **argv) {
                  {"q8 g64", {RVM_Q8, RVM_F16, 1, 64, 0, 0}}, {"f16", {RVM_F16, 0, 0, 0, 0, 0}},
                  {"bf16", {RVM_BF16, 0, 0, 0, 0, 0}},        {"f32", {RVM_F32, 0, 0, 0, 0, 0}}};
     const char *only_kind = getenv("KIND"), *only_tokens = getenv("TOKENS"), *threads = getenv("THREADS");
+    if (getenv("WORKING_SET")) WORKING_SET = (size_t)atol(getenv("WORKING_SET")) << 20;
+    if (getenv("BITS")) bits = atoi(getenv("BITS"));
     uint8_t *buffer = memory(WORKING_SET);
     const double int8 = peak(1), fma = peak(0);
     if (int8 > 0) printf("one thread: vpdpbusd %.0f GMAC/s, fma %.0f GMAC/s\n", int8 / 1e9, fma / 1e9);

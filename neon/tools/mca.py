@@ -3,7 +3,7 @@
 
     python neon/tools/mca.py [--clang clang-16] [--mca llvm-mca-16]
 
-Compiles one tile's product with one token for each NEON implementation, cuts out the innermost loop (32
+Compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the innermost loop (32
 columns of 16 rows, scales included) and lets llvm-mca schedule 200 rounds of it. LLVM's apple-m1 model is
 Cyclone's: six wide, three vector units; a real M1 is eight wide and has four. Caches count as hit.
 """
@@ -30,7 +30,7 @@ LOOP = """
 #include "{source}/matrix_{impl}.c"
 void gemv(const uint8_t *p, const uint8_t *act, float *y, size_t cols) {{
     const rvm_matrix_spec spec = {{{kind}, RVM_F16, {affine}, 32, 16, cols}};
-    quantised_tile(&spec, p, act, 1, 0, 1, {kind}, {affine}, y, 16, 16);
+    quantised_tile(&spec, p, act, 1, 0, 1, 2, {kind}, {affine}, y, 16, 16);
 }}
 """
 

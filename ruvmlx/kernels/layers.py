@@ -34,7 +34,6 @@ _SIGNATURES: dict[str, list[Any]] = {
     "top_k": [_P, _N, _N, _P],
     "to_half": [_P, _N, _P],
     "from_half": [_P, _N, _P],
-    "residual": [_P, _N, _P],
     "lora_project": [_P, _P, _F, _N, _N, _N, _P],
     "lora_add": [_P, _P, _N, _N, _N, _N, _N, _P, _N],
     "append": [_P, _P, _N, _P, _N, _N, _N, _P, _P],
@@ -187,21 +186,6 @@ def from_half(x: Half, impl: str | None = None) -> Array:
     y = np.empty(x.shape, np.float32)
     _done("from_half", functions(impl).from_half(_in(x, _U16), x.size, _inout(y)))
     return y
-
-
-def residual(x: Array, impl: str | None = None) -> Array:
-    """What 8 bits leave over of x, in blocks of 32: x - d * round(x / d), d = max |x| / 127."""
-    y = np.empty_like(x)
-    _done("residual", functions(impl).residual(_in(x), x.size, _inout(y)))
-    return y
-
-
-def residual_ref(x: Array) -> Array:
-    blocks = x.reshape(-1, 32)
-    most = np.abs(blocks).max(1, keepdims=True)
-    step = most / np.float32(127)
-    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
-    return (blocks - step * np.rint(blocks * inverse)).reshape(x.shape)
 
 
 def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:

@@ -3,7 +3,7 @@
     w = Matrix(weight, scales, biases, cols)      # MLX's affine layout, or a float array [out, in]
     y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
 
-In front of quantised weights x becomes 8 bits a value; see neon/include/rvm.h for the formula. All
+In front of quantised weights x becomes 16 or 8 bits a value; see neon/include/rvm.h for the formula. All
 implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types
 raise ValueError; NaN and infinities make the row of their token NaN.
 """
@@ -21,12 +21,14 @@ from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
 BLOCK = 32  # activations with one scale
+MOST = {8: 127, 16: 32385}  # what the largest of them becomes
+_FLOAT = 32  # activations in front of float weights
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
 # Field order and argument types of struct rvm_matmul.
 SIGNATURES: dict[str, list[Any]] = {
     "acts": [_I, _P, _N, _N, _N, _N, _N, _P],
-    "matmul": [_P, _P, _N, _N, _N, _P, _N],
+    "matmul": [_P, _I, _P, _N, _N, _N, _P, _N],
     "page_queries": [_I, _P, _N, _N, _P],
     "page_scores": [_I, _P, _P, _N, _N, _P, _P],
     "page_values": [_I, _P, _P, _N, _N, _P, _P, _N],
@@ -101,30 +103,37 @@ class Matrix:
         return out
 
 
-def activations(w: Matrix, x: Array, impl: str | None = None) -> NDArray[np.uint8]:
-    """x [T, cols] in the form that matrices of w's kind multiply."""
+    def acts_kind(self, bits: int) -> int:
+        """What activations of so many bits are for this matrix: those of float weights stay float."""
+        return bits if self.group else _FLOAT
+
+
+def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
+    """x [T, cols] in the form that matrices of w's kind multiply; bits: 8 or 16 before quantised ones."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
         raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
     tokens = len(x)
-    to = aligned(_lib().rvm_acts_bytes(w.kind, tokens, w.cols))
-    _done(functions(impl).acts(w.kind, x.ctypes.data, w.cols, tokens, w.cols, 0, tokens, to.ctypes.data))
+    kind = w.acts_kind(bits)
+    to = aligned(_lib().rvm_acts_bytes(kind, tokens, w.cols))
+    _done(functions(impl).acts(kind, x.ctypes.data, w.cols, tokens, w.cols, 0, tokens, to.ctypes.data))
     return to
 
 
-def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = None) -> Array:
-    """y [T, rows] = W times activations of T tokens."""
+def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = None, bits: int = 16) -> Array:
+    """y [T, rows] = W times activations of T tokens and so many bits."""
     if y.dtype != np.float32 or y.ndim != 2 or y.shape[1] != w.rows or not y.flags.c_contiguous:
         raise ValueError(f"y must be contiguous float32 [T, {w.rows}], got {y.dtype} {list(y.shape)}")
-    if acts.nbytes != _lib().rvm_acts_bytes(w.kind, len(y), w.cols):
-        raise ValueError(f"these are not the activations of {len(y)} tokens for {w.cols} columns")
+    kind = w.acts_kind(bits)
+    if acts.nbytes != _lib().rvm_acts_bytes(kind, len(y), w.cols):
+        raise ValueError(f"these are not the {bits}-bit activations of {len(y)} tokens for {w.cols} columns")
     run = functions(impl).matmul
-    _done(run(w.memory.ctypes.data, acts.ctypes.data, len(y), 0, w.tiles, y.ctypes.data, w.rows))
+    _done(run(w.memory.ctypes.data, kind, acts.ctypes.data, len(y), 0, w.tiles, y.ctypes.data, w.rows))
     return y
 
 
-def matmul(w: Matrix, x: Array, impl: str | None = None) -> Array:
+def matmul(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> Array:
     """x @ W^T: [T, cols] -> [T, rows]."""
-    return product(w, activations(w, x, impl), np.empty((len(x), w.rows), np.float32), impl)
+    return product(w, activations(w, x, impl, bits), np.empty((len(x), w.rows), np.float32), impl, bits)
 
 
 def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
@@ -135,17 +144,17 @@ def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, b
     return q * scales.astype(np.float64).repeat(group, 1) + biases.astype(np.float64).repeat(group, 1)
 
 
-def quantise_ref(x: Array) -> np.ndarray:
-    """What is left of x [T, cols] after 8 bits: d * round(x / d), d = max |x| / 127 over 32 columns."""
-    blocks = x.reshape(len(x), -1, BLOCK)
+def quantise_ref(x: Array, bits: int) -> np.ndarray:
+    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MOST[bits] over 32 columns."""
+    blocks, top = x.reshape(len(x), -1, BLOCK), np.float32(MOST[bits])
     most = np.abs(blocks).max(-1, keepdims=True)
-    inverse = np.where(most < 1e-30, 0, np.float32(127) / np.where(most < 1e-30, 1, most)).astype(np.float32)
-    return (np.rint(blocks * inverse) * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
+    inverse = np.where(most < 1e-30, 0, top / np.where(most < 1e-30, 1, most)).astype(np.float32)
+    return (np.rint(blocks * inverse) * (most / top).astype(np.float64)).reshape(x.shape)
 
 
-def matmul_ref(w: np.ndarray, x: Array, quantised: bool) -> np.ndarray:
-    """x @ w^T in float64, with w dequantised."""
-    return (quantise_ref(x) if quantised else x.astype(np.float64)) @ w.astype(np.float64).T
+def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None) -> np.ndarray:
+    """x @ w^T in float64, with w dequantised and x quantised to so many bits."""
+    return (quantise_ref(x, bits) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
 
 
 def _done(rc: int) -> None:

@@ -103,17 +103,6 @@ def test_rounding_to_half(impl):
     np.testing.assert_array_equal(layers.to_half(x, impl), want)
 
 
-def test_residual(impl):
-    """What 8 bits leave over is at most half a step."""
-    x = random(12, 32, spread=4).reshape(-1)
-    x[:32] = 0
-    x[40] = 1e-40
-    got = layers.residual(x, impl)
-    np.testing.assert_allclose(got, layers.residual_ref(x), atol=1e-6 * np.abs(x).max())
-    step = np.abs(x.reshape(-1, 32)).max(1) / 127
-    assert (np.abs(got.reshape(-1, 32)) <= 0.5001 * step[:, None]).all()
-
-
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize(("tokens", "width", "out"), [(1, 5, 3), (4, 33, 1030)])
 def test_lora_add(impl, tokens, width, out, rank):
@@ -153,7 +142,5 @@ def test_bad_arguments(impl):
     x = random(2, 4)
     with pytest.raises(ValueError, match="weight has shape"):
         layers.rms_norm(x, random(5), 1e-5, impl)
-    with pytest.raises(ValueError, match="residual"):
-        layers.residual(random(33), impl)
     with pytest.raises(ValueError, match="top_k"):
         layers.top_k(random(4), 5, impl)

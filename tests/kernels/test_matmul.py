@@ -14,6 +14,7 @@ SHAPES = [(1, 32), (3, 96), (17, 160), (33, 256)]
 TOKENS = [1, 2, 3, 7, 33]
 SCALES = [np.float16, ml_dtypes.bfloat16, np.float32]
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32]
+ACTS = [8, 16]  # bits of activations
 
 
 def quantised(rng, rows, cols, bits, group, dtype=np.float16, symmetric=False):
@@ -40,7 +41,8 @@ def close(got, want, x, w):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_quantised_products_equal_their_formula(impl, bits, symmetric):
+@pytest.mark.parametrize("acts", ACTS)
+def test_quantised_products_equal_their_formula(impl, bits, symmetric, acts):
     """Odd, unequal sizes, every group and every number of tokens."""
     rng = np.random.default_rng(bits)
     for rows, cols in SHAPES:
@@ -50,7 +52,7 @@ def test_quantised_products_equal_their_formula(impl, bits, symmetric):
             assert w.affine == (not symmetric)
             for tokens in TOKENS:
                 x = rng.normal(size=(tokens, cols)).astype(np.float32)
-                close(m.matmul(w, x, impl), m.matmul_ref(plain, x, quantised=True), x, np.abs(plain) + 4)
+                close(m.matmul(w, x, impl, acts), m.matmul_ref(plain, x, acts), x, np.abs(plain) + 4)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -63,31 +65,33 @@ def test_float_products_equal_their_formula(impl, dtype):
         w = m.Matrix(plain)
         for tokens in [*TOKENS, 4, 16]:
             x = rng.normal(size=(tokens, cols)).astype(np.float32)
-            want = m.matmul_ref(plain.astype(np.float32), x, quantised=False)
+            want = m.matmul_ref(plain.astype(np.float32), x)
             close(m.matmul(w, x, impl), want, x, plain.astype(np.float32))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_eight_bit_activations_cost_less_than_a_percent(bits):
+@pytest.mark.parametrize(("acts", "most"), [(8, 0.01), (16, 4e-5)])
+def test_what_quantised_activations_cost(bits, acts, most):
     """The whole error against exact activations, as a share of the result's spread."""
     rng = np.random.default_rng(2)
     arrays = quantised(rng, 64, 576, bits, 64, symmetric=True)
     plain, x = m.dequantise_ref(*arrays, bits), rng.normal(size=(8, 576)).astype(np.float32)
-    want = m.matmul_ref(plain, x, quantised=False)
-    error = m.matmul(m.Matrix(*arrays, 576), x) - want
-    assert 0 < np.sqrt(np.mean(error**2) / np.mean(want**2)) < 0.01
+    want = m.matmul_ref(plain, x)
+    error = m.matmul(m.Matrix(*arrays, 576), x, bits=acts) - want
+    assert most / 10 < np.sqrt(np.mean(error**2) / np.mean(want**2)) < most
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_a_token_does_not_depend_on_its_neighbours(impl):
+@pytest.mark.parametrize("acts", ACTS)
+def test_a_token_does_not_depend_on_its_neighbours(impl, acts):
     """Bit for bit the same alone and among 40: a draft that is verified in a batch stays what it was."""
     rng = np.random.default_rng(3)
     for bits in (4, 8):
         w = m.Matrix(*quantised(rng, 40, 128, bits, 32), 128)
         x = rng.normal(size=(40, 128)).astype(np.float32)
-        together = m.matmul(w, x, impl)
+        together = m.matmul(w, x, impl, acts)
         for t in range(40):
-            assert np.array_equal(m.matmul(w, x[t : t + 1], impl)[0], together[t])
+            assert np.array_equal(m.matmul(w, x[t : t + 1], impl, acts)[0], together[t])
 
 
 @pytest.mark.parametrize("dtype", SCALES)
@@ -145,30 +149,32 @@ def test_storage_is_the_narrowest_that_loses_nothing():
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_bad_activation_spoils_its_token_only(impl, bits, value):
+@pytest.mark.parametrize("acts", ACTS)
+def test_a_bad_activation_spoils_its_token_only(impl, bits, value, acts):
     """NaN in, NaN out, in every row of y; other tokens are as before."""
     rng = np.random.default_rng(7)
     w = m.Matrix(*quantised(rng, 33, 96, bits, 32), 96)
     x = rng.normal(size=(5, 96)).astype(np.float32)
-    before = m.matmul(w, x, impl)
+    before = m.matmul(w, x, impl, acts)
     x[2, 50] = value
-    after = m.matmul(w, x, impl)
+    after = m.matmul(w, x, impl, acts)
     assert np.isnan(after[2]).all()
     keep = [0, 1, 3, 4]
     assert np.array_equal(after[keep], before[keep])
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_tiny_activations_count_as_zero(impl):
+@pytest.mark.parametrize("acts", ACTS)
+def test_tiny_activations_count_as_zero(impl, acts):
     """Denormals would make 127 / max infinite; a block of them beside a normal one changes nothing."""
     rng = np.random.default_rng(8)
     w = m.Matrix(*quantised(rng, 16, 64, 4, 32), 64)
     x = rng.normal(size=(1, 64)).astype(np.float32)
     x[0, :32] = 0
-    want = m.matmul(w, x, impl)
+    want = m.matmul(w, x, impl, acts)
     x[0, :32] = np.float32(1e-40) * np.arange(32)
-    assert np.array_equal(m.matmul(w, x, impl), want)
-    assert np.array_equal(m.matmul(w, 0 * x, impl), np.zeros((1, 16), np.float32))
+    assert np.array_equal(m.matmul(w, x, impl, acts), want)
+    assert np.array_equal(m.matmul(w, 0 * x, impl, acts), np.zeros((1, 16), np.float32))
 
 
 def test_unaligned_arrays():
@@ -190,19 +196,21 @@ def off_by(a, n):
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_tiles_and_tokens_may_be_split(impl):
+@pytest.mark.parametrize("bits", ACTS)
+def test_tiles_and_tokens_may_be_split(impl, bits):
     """Threads share the tiles of a product and the tokens of its activations; nothing else is written."""
     rng = np.random.default_rng(10)
     w = m.Matrix(*quantised(rng, 70, 64, 8, 64), 64)
     x, f = rng.normal(size=(20, 64)).astype(np.float32), m.functions(impl)
-    want, acts = m.matmul(w, x, impl), m.activations(w, x, impl)
+    want, acts = m.matmul(w, x, impl, bits), m.activations(w, x, impl, bits)
     parts = m.aligned(acts.nbytes)
     for begin, end in [(17, 20), (0, 5), (5, 17)]:
-        assert f.acts(w.kind, x.ctypes.data, 64, 20, 64, begin, end, parts.ctypes.data) == m.OK
-    assert np.array_equal(m.product(w, parts, np.empty_like(want), impl), want)
+        assert f.acts(bits, x.ctypes.data, 64, 20, 64, begin, end, parts.ctypes.data) == m.OK
+    assert np.array_equal(m.product(w, parts, np.empty_like(want), impl, bits), want)
     y = np.full((20, 80), 5, np.float32)
     for begin, end in [(3, 5), (0, 1), (2, 2)]:
-        assert f.matmul(w.memory.ctypes.data, acts.ctypes.data, 20, begin, end, y.ctypes.data, 80) == m.OK
+        args = acts.ctypes.data, 20, begin, end, y.ctypes.data, 80
+        assert f.matmul(w.memory.ctypes.data, bits, *args) == m.OK
     assert np.array_equal(y[:, :16], want[:, :16])
     assert np.array_equal(y[:, 48:70], want[:, 48:])
     assert (y[:, 16:48] == 5).all()
@@ -220,6 +228,8 @@ def test_bad_shapes_are_refused():
         m.matmul(w, x.astype(np.float64))
     with pytest.raises(ValueError, match="activations of 3 tokens"):
         m.product(w, m.activations(w, x), np.zeros((3, 16), np.float32))
+    with pytest.raises(ValueError, match="8-bit activations"):
+        m.product(w, m.activations(w, x), np.zeros((2, 16), np.float32), bits=8)
     with pytest.raises(IndexError, match="row 16"):
         w[16]
     with pytest.raises(ValueError, match="groups of 16"):
@@ -229,23 +239,29 @@ def test_bad_shapes_are_refused():
 def test_bad_calls_return_an_error():
     """The C functions themselves: null pointers, ranges past the end, memory that is no matrix."""
     w, f = m.Matrix(np.ones((40, 8), np.float32)), m.functions()
-    memory, acts = w.memory.ctypes.data, m.aligned(256)
+    memory, acts, kind = w.memory.ctypes.data, m.aligned(256), w.acts_kind(16)
     x, y = np.zeros((1, 8), np.float32), np.zeros((1, 40), np.float32)
     a, px, py, bad = acts.ctypes.data, x.ctypes.data, y.ctypes.data, m.BAD_ARGUMENT
-    assert f.acts(w.kind, px, 8, 1, 8, 0, 1, a) == m.OK
-    assert f.acts(w.kind, None, 8, 1, 8, 0, 1, a) == bad
-    assert f.acts(w.kind, px, 7, 1, 8, 0, 1, a) == bad
-    assert f.acts(w.kind, px, 8, 1, 8, 0, 2, a) == bad
-    assert f.acts(0, px, 8, 1, 8, 0, 1, a) == bad  # 4 bits need multiples of 32 columns
-    assert f.acts(w.kind, px, 8, 1, 8, 0, 1, a + 4) == bad
-    assert f.matmul(memory, a, 1, 0, 3, py, 40) == m.OK
-    assert f.matmul(memory, a, 1, 0, 4, py, 40) == bad
-    assert f.matmul(memory, a, 1, 2, 1, py, 40) == bad
-    assert f.matmul(memory, a, 0, 0, 3, py, 40) == bad
-    assert f.matmul(memory, a, 1, 0, 3, py, 39) == bad
-    assert f.matmul(memory, None, 1, 0, 3, py, 40) == bad
-    assert f.matmul(None, a, 1, 0, 3, py, 40) == bad
-    assert f.matmul(a, a, 1, 0, 3, py, 40) == bad
+    assert f.acts(kind, px, 8, 1, 8, 0, 1, a) == m.OK
+    assert f.acts(kind, None, 8, 1, 8, 0, 1, a) == bad
+    assert f.acts(kind, px, 7, 1, 8, 0, 1, a) == bad
+    assert f.acts(kind, px, 8, 1, 8, 0, 2, a) == bad
+    assert f.acts(8, px, 8, 1, 8, 0, 1, a) == bad  # 8 and 16 bits need multiples of 32 columns
+    assert f.acts(16, px, 8, 1, 8, 0, 1, a) == bad
+    assert f.acts(4, px, 8, 1, 8, 0, 1, a) == bad
+    assert f.acts(kind, px, 8, 1, 8, 0, 1, a + 4) == bad
+    assert f.matmul(memory, kind, a, 1, 0, 3, py, 40) == m.OK
+    assert f.matmul(memory, kind, a, 1, 0, 4, py, 40) == bad
+    assert f.matmul(memory, kind, a, 1, 2, 1, py, 40) == bad
+    assert f.matmul(memory, kind, a, 0, 0, 3, py, 40) == bad
+    assert f.matmul(memory, kind, a, 1, 0, 3, py, 39) == bad
+    assert f.matmul(memory, kind, None, 1, 0, 3, py, 40) == bad
+    assert f.matmul(None, kind, a, 1, 0, 3, py, 40) == bad
+    assert f.matmul(a, kind, a, 1, 0, 3, py, 40) == bad
+    assert f.matmul(memory, 16, a, 1, 0, 3, py, 40) == bad  # float weights take float activations
+    packed = m.Matrix(*quantised(np.random.default_rng(12), 16, 32, 4, 32), 32).memory.ctypes.data
+    assert f.matmul(packed, 16, a, 1, 0, 1, py, 16) == m.OK
+    assert f.matmul(packed, kind, a, 1, 0, 1, py, 16) == bad
 
 
 def test_a_mapped_matrix_is_checked():
@@ -267,8 +283,8 @@ def test_a_size_that_overflows_is_refused():
     lib = m._lib()
     lib.rvm_matrix_bytes.restype = C.c_size_t
     assert lib.rvm_matrix_bytes(C.byref(spec)) == 0
-    assert lib.rvm_acts_bytes(0, 1 << 31, 32) == 0
-    assert lib.rvm_acts_bytes(4, 1, 1 << 31) == 0
+    assert lib.rvm_acts_bytes(16, 1 << 31, 32) == 0
+    assert lib.rvm_acts_bytes(32, 1, 1 << 31) == 0
     assert lib.rvm_acts_bytes(9, 1, 32) == 0
 
 
