@@ -30,6 +30,7 @@ typedef struct {
     const float *bias;
     lora lora;
     size_t in, out, tiles;
+    int quantised;
 } linear;
 
 typedef struct {
@@ -72,11 +73,6 @@ struct rvm_decoder {
     _Atomic int status; /* of the call that runs */
     atomic_flag busy;
 };
-
-static inline int is_quantised(const rvm_matrix *m) {
-    const rvm_kind kind = rvm_matrix_kind(m);
-    return kind == RVM_Q4 || kind == RVM_Q8;
-}
 
 /* One call. Every thread has a copy, which says all that the order of the phases depends on. */
 typedef struct {

@@ -64,6 +64,7 @@ static int set_linear(linear *l, const rvm_matrix *m, const float *bias, size_t 
     *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
     if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;
     l->tiles = rvm_matrix_tiles(m);
+    l->quantised = rvm_matrix_kind(m) == RVM_Q4 || rvm_matrix_kind(m) == RVM_Q8;
     return 1;
 }
 

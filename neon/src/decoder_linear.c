@@ -46,7 +46,7 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
         x = to->x + begin * in;
     }
     for (size_t i = 0; i < count; i++) {
-        if (is_quantised(l[i].matrix)) quantised = 1;
+        if (l[i].quantised) quantised = 1;
         else plain = 1;
         if (l[i].lora.rank)
             checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
@@ -71,9 +71,8 @@ static void multiply(const stage *s, const linear *l, size_t i, const input *fro
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
     const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
-    const int quantised = is_quantised(l->matrix);
-    checked(s->c, d->matmul->matmul(l->matrix, quantised ? d->acts : RVM_ACTS_FLOAT,
-                                    quantised ? from->acts_q : from->acts_f, s->n, begin, end, y, stride));
+    checked(s->c, d->matmul->matmul(l->matrix, l->quantised ? d->acts : RVM_ACTS_FLOAT,
+                                    l->quantised ? from->acts_q : from->acts_f, s->n, begin, end, y, stride));
     if (l->bias)
         for (size_t t = 0; t < s->n; t++)
             for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
@@ -117,15 +116,16 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
     add_rows_to(d->x + s->first * dim, y, s->n, dim, row, smaller(end * RVM_TILE_ROWS, dim) - row);
 }
 
+/* Adding 1 to an exponent of all ones reaches the sign bit: and, add, or are vector operations of any machine,
+ * which the largest of unsigned numbers is not. */
 static int all_finite(const float *x, size_t n) {
-    uint32_t top = 0;
+    uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t m;
-        memcpy(&m, x + i, 4);
-        m &= 0x7fffffffu;
-        top = m > top ? m : top;
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bad |= (bits & 0x7f800000u) + 0x00800000u;
     }
-    return top < 0x7f800000u;
+    return bad >> 31 == 0;
 }
 
 static void do_head(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
@@ -165,9 +165,8 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
     if (rank)
         checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.scale, end - begin, in, rank,
                                                d->shared.u + begin * rank));
-    const int quantised = is_quantised(l->matrix);
-    checked(s->c, d->matmul->acts(quantised ? d->acts : RVM_ACTS_FLOAT, x, in, s->n, in, begin, end,
-                                  quantised ? d->shared.acts_q : d->shared.acts_f));
+    checked(s->c, d->matmul->acts(l->quantised ? d->acts : RVM_ACTS_FLOAT, x, in, s->n, in, begin, end,
+                                  l->quantised ? d->shared.acts_q : d->shared.acts_f));
 }
 
 void head_phases(const stage *s) {

@@ -186,12 +186,12 @@ static void quantised_chunk(const rvm_matrix *w, size_t planes, const void *acts
                             size_t end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
     quantised_panel *panel = panel_for(spec, planes);
+    const size_t apart = tile_bytes(spec); /* two divisions: not for each tile */
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
-        const uint8_t *act = acts_panel(acts, planes, spec->cols, t);
-        for (size_t tile = begin; tile < end; tile++)
-            panel(spec, tile_at(w, tile), act, n, y + t * y_stride + tile * TILE, y_stride,
-                  smaller(TILE, spec->rows - tile * TILE));
+        const uint8_t *act = acts_panel(acts, planes, spec->cols, t), *p = tile_at(w, begin);
+        for (size_t tile = begin; tile < end; tile++, p += apart)
+            panel(spec, p, act, n, y + t * y_stride + tile * TILE, y_stride, smaller(TILE, spec->rows - tile * TILE));
     }
 }
 

@@ -20,7 +20,7 @@ from tests.models.make_models import make_gguf_model, make_safetensors_model
 from .test_agreement import SHAPES, SIZES, STORED, TOKENS, walk, worst
 
 # Largest difference of any logit, as a share of the largest logit. Keys and values are rounded to float16
-# (2^-11), activations in front of packed weights to 15 bits; the oracle keeps both in float32.
+# (2^-11), activations in front of packed weights to 16 bits; the oracle keeps both in float32.
 TOLERANCE = 1e-3
 # 8-bit activations, for comparison.
 COARSE_TOLERANCE = 4e-2
