@@ -228,7 +228,8 @@ int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts
                        size_t tile_begin, size_t tile_end, const float *y, size_t y_stride) {
     return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y ||
            is_quantised(w->spec.kind) == (kind == RVM_ACTS_FLOAT) ||
-           rvm_acts_bytes(kind, tokens, w->spec.cols) == 0 || tile_begin > tile_end || tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
+           rvm_acts_bytes(kind, tokens, w->spec.cols) == 0 || tile_begin > tile_end ||
+           tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
 }
 
 size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim) {

@@ -3,9 +3,9 @@
 
     python neon/tools/mca.py [--clang clang-16] [--mca llvm-mca-16]
 
-Compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the innermost loop (32
-columns of 16 rows, scales included) and lets llvm-mca schedule 200 rounds of it. LLVM's apple-m1 model is
-Cyclone's: six wide, three vector units; a real M1 is eight wide and has four. Caches count as hit.
+Compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the innermost
+loop (32 columns of 16 rows, scales included) and lets llvm-mca schedule 200 rounds of it. LLVM's apple-m1
+model is Cyclone's: six wide, three vector units; a real M1 is eight wide and has four. Caches count as hit.
 """
 
 import argparse
@@ -21,9 +21,9 @@ ROUNDS = 200
 IMPLEMENTATIONS = {
     "neon": ("armv8-a", "smlal"),
     "neon_dotprod": ("armv8.2-a+dotprod", "sdot"),
-    "neon_i8mm": ("armv8.2-a+dotprod+i8mm", "usdot"),
+    "neon_i8mm": ("armv8.2-a+dotprod+i8mm", "usmmla"),
 }
-PRODUCTS = {"smlal": 32, "sdot": 32, "usdot": 32}  # at least, in a whole round
+PRODUCTS = {"smlal": 64, "sdot": 64, "usmmla": 32}  # at least, in a whole round
 # name -> kind, biases, bytes of 32 columns x 16 rows with group 32 and half scales
 KINDS = {"q4": ("RVM_Q4", 1, 320), "q4 s": ("RVM_Q4", 0, 288), "q8 s": ("RVM_Q8", 0, 544)}
 LOOP = """

@@ -102,7 +102,6 @@ class Matrix:
             raise IndexError(f"row {row} of a matrix of {self.rows} rows")
         return out
 
-
     def acts_kind(self, bits: int) -> int:
         """What activations of so many bits are for this matrix: those of float weights stay float."""
         return bits if self.group else _FLOAT
