@@ -66,10 +66,13 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """n tokens were appended. What a prompt demotes is little beside reading it: only single tokens have
-        it begun ahead."""
+        """n tokens were appended. A prompt's pages find their tiers now: little beside its reading, and the
+        next token does not wait for it. Single tokens have it begun ahead."""
         self.offset += n
-        if n == 1 and self.offset >= self._look:
+        if n > 1:
+            self._demote_due()
+            self._schedule()
+        elif self.offset >= self._look:
             self._begin_next()
 
     def abandon(self) -> None:

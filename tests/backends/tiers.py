@@ -1,6 +1,6 @@
 """The judge of tiered caches: plain softmax attention over keys and values in float32.
 
-Whole pages go through the twin quantisers, by the policy, when a call begins.
+Whole pages go through the twin quantisers, by the policy, when a call begins and when a chunk is in.
 """
 
 import copy
@@ -41,7 +41,10 @@ class JudgedLayer:
             old = self.keys, self.values
             self.keys, self.values = (np.concatenate(pair, axis=2) for pair in zip(old, new, strict=True))
         first, self.offset = self._first(self.offset), self.keys.shape[2]
-        return tuple(mx.array(x[:, :, first:]).astype(keys.dtype) for x in (self.keys, self.values))
+        seen = tuple(mx.array(x[:, :, first:]).astype(keys.dtype) for x in (self.keys, self.values))
+        if keys.shape[2] > 1:
+            self.lower_what_is_due()
+        return seen
 
     def lower_what_is_due(self) -> None:
         cold, low = self.policy.counts(self.offset)
