@@ -151,6 +151,7 @@ class PagedCache:
     def _drop_left_behind(self) -> None:
         keep = self.window - 1 + SLACK
         while self.window and (self.first + 1) * PAGE <= self.offset - keep:
+            self._stop()  # what was begun may read this page
             page, self.pages[self.first] = self.pages[self.first], None
             if page is not None:
                 self.pool.release(page)
@@ -225,7 +226,7 @@ class PagedCache:
         cold, low = self._due(self.offset + AHEAD)
         for tier, start, stop in ((HOT, self.low, low), (WARM, self.cold, min(cold, self.low))):
             which = range(max(start, self.first), stop)
-            if which:
+            if which and tier not in self._begun:
                 self._begun[tier] = which, self.pool.demote(self._held(which))
 
     def _stop(self) -> None:

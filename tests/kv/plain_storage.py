@@ -24,6 +24,7 @@ class PlainStorage:
     def __init__(self):
         self.pages: dict[int, tuple[int, list]] = {}
         self.made = 0
+        self.reading: list[int] = []  # by demotions whose result nobody has asked for
 
     def page_bytes(self, tier: int) -> int:
         return {COLD: 100, WARM: 200, HOT: 400}[tier]
@@ -37,6 +38,7 @@ class PlainStorage:
         return self._add(tier, [None] * PAGE)
 
     def free(self, page: int, tier: int) -> None:
+        assert page not in self.reading, "a page is freed that a demotion still reads"
         assert self.pages.pop(page)[0] == tier
 
     def copy(self, page: int) -> int:
@@ -45,10 +47,17 @@ class PlainStorage:
         return self._add(HOT, list(content))
 
     def demote(self, pages, tier):
-        content = [list(self.pages[page][1]) for page in pages]
+        content = [self.pages[page][1] for page in pages]
         assert tier > COLD and all(self.pages[page][0] == tier for page in pages)
         assert all(token is not None for page in content for token in page), "a page that is not full"
-        return lambda: [self._add(tier - 1, page) for page in content]
+        self.reading += pages
+
+        def result():
+            for page in pages:
+                self.reading.remove(page)
+            return [self._add(tier - 1, list(page)) for page in content]
+
+        return result
 
     def new_table(self) -> PlainTable:
         return PlainTable()

@@ -128,6 +128,19 @@ def test_begun_demotions_are_used():
     assert len(calls) == 2 * len({offset for offset, _ in calls})  # one to warm, one to cold
 
 
+@pytest.mark.parametrize("window", [0, 100, 257])
+def test_no_page_is_freed_under_a_demotion(window):
+    """However often demotions are begun, and whatever the window drops meanwhile."""
+    pool = new_pool()
+    walker = Walker(PagedCache(pool, SMALL, window))
+    for token in range(1500):
+        walker.cache._look = 0
+        walker.append([token])
+    walker.check()
+    walker.cache.clear()
+    assert pool.storage.pages == {} and pool.storage.reading == []
+
+
 def test_a_trim_leaves_pages_of_full_precision_behind_it():
     """A cut inside a page of 8 or 4 bits goes back to its start, one near cold pages to where `hot` tokens
     more will be read again."""
