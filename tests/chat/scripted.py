@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
+from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 
 
@@ -101,8 +102,8 @@ class ScriptedRuntime:
             900.0,
             400.0,
             42.0,
-            0,
             32 + len(shown),
+            KVStats("tiered", 32 + len(shown), 0, 0, 1 << 20, 1 << 20),
         )
 
     def settle(self):
