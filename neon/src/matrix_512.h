@@ -49,7 +49,6 @@ INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
             w->v[j] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * j), top);
         } else if (j < 4) {
             __m512i both = _mm512_loadu_si512(p + 64 * j);
-            __asm__("" : "+v"(both)); /* one load, not one for each use: loads are what is scarce */
             w->v[j] = _mm512_and_si512(both, low);
             w->v[4 + j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         }
