@@ -1,10 +1,11 @@
 """What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
 
-Store adds the tables up, one file each: Database < Chats < Replies < Adapters.
+Store adds the tables up, one file each: Database < Chats < Replies < Adapters < Signals.
 """
 
 from .adapters import AdapterRow, HeadMoved, RatingRow
-from .adapters import Adapters as Store
 from .replies import ReplyRow
+from .signals import SignalRow
+from .signals import Signals as Store
 
-__all__ = ["AdapterRow", "HeadMoved", "RatingRow", "ReplyRow", "Store"]
+__all__ = ["AdapterRow", "HeadMoved", "RatingRow", "ReplyRow", "SignalRow", "Store"]

@@ -26,8 +26,10 @@ class ReplyRow:
     prompt: str  # the user's words that it answers
     text: str
     finish_reason: str
-    query: np.ndarray | None  # [D] float32, embedding of the prompt
+    query: np.ndarray | None  # [D] float32, pooled state of the question (sona/embedding.py)
     logprob: float | None  # of the tokens drawn, summed, the adapter applied; None: drawn without one
+    examples: tuple[str, ...] = ()  # replies that were put into the prompt as examples
+    latency_ratio: float = 1.0  # time per token against what is usual here
 
 
 class Replies(Chats):
@@ -39,7 +41,7 @@ class Replies(Chats):
         with self.transaction():
             self._db.execute(
                 "INSERT INTO replies VALUES (?, (SELECT coalesce(max(seq), 0) + 1 FROM replies),"
-                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     reply.id,
                     reply.model,
@@ -53,6 +55,8 @@ class Replies(Chats):
                     reply.finish_reason,
                     None if reply.query is None else reply.query.astype("<f4").tobytes(),
                     reply.logprob,
+                    " ".join(reply.examples),
+                    reply.latency_ratio,
                     now,
                 ),
             )
@@ -64,7 +68,7 @@ class Replies(Chats):
         """`reply_id` may be "last" or a unique beginning of an id."""
         columns = (
             "SELECT id, model, fingerprint, adapter, adapter_version, prompt_ids, sampled_ids, prompt, text,"
-            " finish_reason, query, logprob FROM replies "
+            " finish_reason, query, logprob, examples, latency_ratio FROM replies "
         )
         if reply_id == "last":
             rows = self._rows(columns + "ORDER BY seq DESC LIMIT 1")
@@ -82,6 +86,7 @@ class Replies(Chats):
             prompt_ids=_blob_to_ids(rows[0][5]),
             sampled_ids=_blob_to_ids(rows[0][6]),
             query=vector(rows[0][10]),
+            examples=tuple(rows[0][12].split()),
         )
 
     def put_trace(self, reply_id: str, data: bytes) -> None:
@@ -107,8 +112,8 @@ class Replies(Chats):
                 self._db.execute("DELETE FROM traces WHERE reply_id = ?", (reply_id,))
                 self._db.execute(f"DELETE FROM replies WHERE id = ? AND id NOT IN ({rated})", (reply_id,))
                 self._db.execute(
-                    "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x''"
-                    " WHERE id = ?",
+                    "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'',"
+                    " query = NULL WHERE id = ?",
                     (reply_id,),
                 )
         self.truncate_log()

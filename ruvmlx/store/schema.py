@@ -16,7 +16,7 @@ CREATE TABLE replies (
   id TEXT PRIMARY KEY, seq INTEGER NOT NULL UNIQUE, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
   adapter TEXT, adapter_version INTEGER NOT NULL, prompt_ids BLOB NOT NULL, sampled_ids BLOB NOT NULL,
   prompt TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL, query BLOB, logprob REAL,
-  created REAL NOT NULL
+  examples TEXT NOT NULL, latency_ratio REAL NOT NULL, created REAL NOT NULL
 );
 CREATE TABLE messages (
   id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
@@ -42,6 +42,15 @@ CREATE TABLE ratings (  -- version: the one that this rating made
 CREATE INDEX ratings_by_reply ON ratings(reply_id);
 CREATE INDEX ratings_by_adapter ON ratings(fingerprint, adapter, in_force, id);
 CREATE TABLE neutral (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE whitening (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE signals (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, reply_id TEXT NOT NULL REFERENCES replies(id) ON DELETE CASCADE,
+  kind TEXT NOT NULL, label TEXT NOT NULL, quality REAL NOT NULL, reward REAL NOT NULL,
+  latency_ratio REAL NOT NULL, tier INTEGER NOT NULL, context_tokens INTEGER NOT NULL, created REAL NOT NULL
+);
+CREATE INDEX signals_by_reply ON signals(reply_id);
+CREATE TABLE signals_dropped (count INTEGER NOT NULL);
+INSERT INTO signals_dropped VALUES (0);
 """
 
 

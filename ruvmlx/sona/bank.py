@@ -1,0 +1,297 @@
+"""ReasoningBank: the rated questions, found again by likeness, and the patterns that they form.
+
+Entries are unit vectors with a label (a rating, or a weaker sign). k-means puts them into cells, and cells with
+nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with the entries
+of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is one product; new
+ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN entries a lookup is exact.
+
+The bank holds nothing that the store does not: it is rebuilt at start (memory.py).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .signal import INDEX, LABELS, WEIGHTS, rewards
+
+CELLS = 100
+SAMPLE = 4096  # entries that k-means looks at
+SCAN = 1024  # entries that a lookup compares at most, new ones aside
+TAIL = 128  # new entries that may wait before they are sorted in
+NEIGHBOURS = 32
+PRIOR = 4.0  # ratings' worth of weight that the value starts with
+ALIKE = 0.5  # two questions this alike are one question
+SIMILAR = 0.3  # 97% of paraphrases are above, 99% of unrelated questions below (starter model)
+MERGE = 0.9
+PRUNE = 0.3
+_ITERATIONS = 8
+_DEAD = -1
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A kind of question. quality 0 to 1; hits: how often one of its entries was found for a new question."""
+
+    size: int
+    quality: float
+    hits: int
+
+    @property
+    def pruned(self) -> bool:
+        """Not a source of examples; what its ratings say about such questions still counts."""
+        return self.quality < PRUNE
+
+
+@dataclass(frozen=True)
+class Found:
+    """Entries near a query, the nearest first."""
+
+    rows: np.ndarray
+    similarity: np.ndarray
+
+
+class ReasoningBank:
+    """Entries by reply id. Vectors are float32 [dimensions], of length 1."""
+
+    def __init__(self, dimensions: int):
+        self._vectors = np.zeros((64, dimensions), np.float32)
+        self._labels = np.full(64, _DEAD, np.int8)
+        self._pattern = np.zeros(64, np.int16)
+        self._hits = np.zeros(64, np.int64)
+        self._ids: list[str] = []
+        self._at: dict[str, int] = {}
+        self._unplaced: dict[str, int] = {}  # no vector is known: they count, but are never found
+        self.counts = np.zeros(len(LABELS), np.int64)
+        self._centres = np.zeros((0, dimensions), np.float32)
+        self._starts = np.zeros(1, np.int64)  # rows [starts[c], starts[c + 1]) are of cell c
+        self._pattern_of = np.zeros(1, np.int16)  # each cell's pattern
+        self._tally = np.zeros((1, len(LABELS)), np.int64)  # entries by pattern and label
+        self._clustered = 0  # entries at the last k-means
+
+    def __len__(self) -> int:
+        return len(self._at) + len(self._unplaced)
+
+    def __contains__(self, reply_id: str) -> bool:
+        return reply_id in self._at or reply_id in self._unplaced
+
+    def labels(self) -> dict[str, str]:
+        """What is held, by reply id."""
+        held = {reply_id: int(self._labels[row]) for reply_id, row in self._at.items()} | self._unplaced
+        return {reply_id: LABELS[i] for reply_id, i in held.items()}
+
+    # -- entries -------------------------------------------------------------------------------------
+
+    def put(self, reply_id: str, label: str, vector: np.ndarray | None) -> None:
+        """Add an entry, or change its label."""
+        if reply_id in self._at:
+            self._relabel(self._at[reply_id], INDEX[label])
+            return
+        self.remove(reply_id)
+        if vector is None:
+            self._unplaced[reply_id] = INDEX[label]
+            self.counts[INDEX[label]] += 1
+        else:
+            self._append(reply_id, INDEX[label], vector)
+
+    def _relabel(self, row: int, label: int) -> None:
+        """label: _DEAD takes the row out."""
+        for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
+            if old_or_new != _DEAD:
+                self.counts[old_or_new] += change
+                self._tally[self._pattern[row], old_or_new] += change
+        self._labels[row] = label
+
+    def _append(self, reply_id: str, label: int, vector: np.ndarray) -> None:
+        row = len(self._ids)
+        if row == len(self._labels):
+            self._grow()
+        self._vectors[row], self._labels[row], self._hits[row] = vector, _DEAD, 0
+        cell = int(np.argmax(np.vecdot(self._centres, vector))) if len(self._centres) else 0
+        self._pattern[row] = self._pattern_of[cell]
+        self._relabel(row, label)
+        self._ids.append(reply_id)
+        self._at[reply_id] = row
+
+    def _grow(self) -> None:
+        n = len(self._labels)
+        self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
+        self._labels = np.concatenate([self._labels, np.full(n, _DEAD, np.int8)])
+        self._pattern = np.concatenate([self._pattern, np.zeros(n, np.int16)])
+        self._hits = np.concatenate([self._hits, np.zeros(n, np.int64)])
+
+    def remove(self, reply_id: str) -> None:
+        """Take an entry out; no error if it is not there."""
+        if reply_id in self._at:
+            self._relabel(self._at.pop(reply_id), _DEAD)  # skipped from now on; `tend` takes the row away
+        elif reply_id in self._unplaced:
+            self.counts[self._unplaced.pop(reply_id)] -= 1
+
+    # -- lookup --------------------------------------------------------------------------------------
+
+    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS) -> Found:
+        """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond."""
+        rows, similarity = self._compared(query)
+        similarity = np.where(self._labels[rows] == _DEAD, -2.0, similarity)
+        best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
+        best = best[np.argsort(-similarity[best], kind="stable")]
+        best = best[similarity[best] > -2.0]
+        return Found(rows[best], similarity[best])
+
+    def _compared(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that were compared with the query, and their similarities."""
+        n, starts = len(self._ids), self._starts
+        if n <= SCAN:
+            return np.arange(n), np.vecdot(self._vectors[:n], query)
+        spans, left = [(int(starts[-1]), n)], SCAN  # new entries always
+        for c in np.argsort(-np.vecdot(self._centres, query)):
+            first, last = int(starts[c]), int(starts[c + 1])
+            spans.append((first, min(last, first + left)))
+            left -= last - first
+            if left <= 0:
+                break
+        # vecdot, for a matrix product of this size would wake BLAS's threads: 8 ms where they are not free
+        similarity = np.concatenate([np.vecdot(self._vectors[a:b], query) for a, b in spans])
+        return np.concatenate([np.arange(a, b) for a, b in spans]), similarity
+
+    def value(self, query: np.ndarray | None, without: str | None = None) -> float:
+        """V(x) in [-1, 1]: the mean reward of alike questions, shrunk to that of all, and that to zero.
+
+            V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
+            V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
+
+        w: 1 for a rating, less for a weaker sign; r: its reward; s: similarity, of the NEIGHBOURS nearest.
+        without: the reply that is being rated says nothing about itself.
+        """
+        counts, own = self.counts, self._label_of(without)
+        if own is not None:
+            counts = counts.copy()
+            counts[own] -= 1
+        r = rewards(counts)
+        overall = float((counts * WEIGHTS) @ r / (counts @ WEIGHTS + PRIOR))
+        if query is None or not self._at:
+            return overall
+        near = self.lookup(query, NEIGHBOURS + 1)
+        keep = near.rows != self._at.get(without or "", -1)
+        rows, similarity = near.rows[keep][:NEIGHBOURS], near.similarity[keep][:NEIGHBOURS]
+        labels = self._labels[rows]
+        a = WEIGHTS[labels] * np.clip(similarity / ALIKE, 0, 1) ** 2
+        return float((a @ r[labels] + PRIOR * overall) / (a.sum() + PRIOR))
+
+    def _label_of(self, reply_id: str | None) -> int | None:
+        row = self._at.get(reply_id or "")
+        return int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
+
+    def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
+        """Replies that were liked (a reward of a half or more) to similar questions, the most alike first.
+
+        Those of a pruned pattern are left out: what is mostly disliked there is no model to follow.
+        """
+        found = self.lookup(query, k)
+        r = rewards(self.counts)[self._labels[found.rows]]
+        good = (found.similarity >= similar) & (r >= 0.5)
+        good &= self._quality(self._pattern[found.rows]) >= PRUNE
+        return [self._ids[row] for row in found.rows[good]]
+
+    # -- patterns ------------------------------------------------------------------------------------
+
+    def hit(self, reply_id: str) -> None:
+        """Count that an entry was found for a new question."""
+        if reply_id in self._at:
+            self._hits[self._at[reply_id]] += 1
+
+    @property
+    def hits(self) -> int:
+        return int(self._hits[: len(self._ids)].sum())
+
+    def patterns(self) -> list[Pattern]:
+        """As the entries stand now; quality is their weighted mean reward, brought to 0..1."""
+        every = np.arange(len(self._tally))
+        live = np.fromiter(self._at.values(), np.int64, len(self._at))
+        hits = np.bincount(self._pattern[live], self._hits[live], len(every))
+        facts = zip(self._tally.sum(axis=1), self._quality(every), hits, strict=True)
+        return [Pattern(int(size), float(quality), int(hits)) for size, quality, hits in facts if size]
+
+    def _quality(self, patterns: np.ndarray) -> np.ndarray:
+        """Of each pattern named, 0 to 1."""
+        weight = self._tally[patterns] * WEIGHTS
+        mean = weight @ rewards(self.counts) / np.maximum(weight.sum(axis=1), 1e-9)
+        return (mean + 1) / 2
+
+    def tend(self) -> bool:
+        """Sort new entries in, and cluster again when a quarter has been added: work for idle moments.
+
+        True if anything was done.
+        """
+        live, n = len(self._at), len(self._ids)
+        waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)
+        due = live >= 8 and (live > 1.25 * self._clustered or live < 0.5 * self._clustered)
+        if not (due or waiting):
+            return False
+        rows = np.fromiter(self._at.values(), np.int64, live)
+        if due:
+            sample = rows[:: -(-live // SAMPLE)]
+            k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
+            self._centres = clusters(self._vectors[sample], k)
+            self._pattern_of = merged(self._centres)
+            self._clustered = live
+        self._sort(rows)
+        return True
+
+    def _sort(self, rows: np.ndarray) -> None:
+        """Lay the living rows out cell by cell."""
+        some = len(self._centres) > 0
+        cell = nearest(self._vectors[rows], self._centres) if some else np.zeros(len(rows), np.int64)
+        order = np.argsort(cell, kind="stable")
+        rows, cell, n = rows[order], cell[order], len(rows)
+        self._ids = [self._ids[row] for row in rows]
+        self._at = {reply_id: row for row, reply_id in enumerate(self._ids)}
+        for column in (self._vectors, self._labels, self._hits):
+            column[:n] = column[rows]
+        self._labels[n:], self._pattern[:n] = _DEAD, self._pattern_of[cell]
+        self._starts = np.searchsorted(cell, np.arange(max(1, len(self._centres)) + 1))
+        self._tally = np.zeros((int(self._pattern_of.max()) + 1, len(LABELS)), np.int64)
+        np.add.at(self._tally, (self._pattern[:n], self._labels[:n]), 1)
+
+
+def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Index of each vector's nearest centre: [n, E], [k, E] -> [n]."""
+    return np.concatenate(
+        [np.argmax(vectors[i : i + 1024] @ centres.T, axis=1) for i in range(0, len(vectors), 1024)]
+        or [np.zeros(0, np.int64)]
+    )
+
+
+def clusters(vectors: np.ndarray, k: int) -> np.ndarray:
+    """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Seeded: equal entries, equal cells."""
+    centres = _spread(vectors, k)
+    for _ in range(_ITERATIONS):
+        centres = _means(vectors, nearest(vectors, centres))
+    return centres
+
+
+def _spread(vectors: np.ndarray, k: int) -> np.ndarray:
+    """k-means++: each next centre is drawn by its distance to those before."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    chosen = [int(rng.integers(len(vectors)))]
+    distance = 1 - np.vecdot(vectors, vectors[chosen[0]])
+    while len(chosen) < min(k, len(vectors)):
+        mass = np.cumsum(np.maximum(distance, 0) + 1e-9)
+        chosen.append(int(np.searchsorted(mass, rng.random() * mass[-1])))
+        distance = np.minimum(distance, 1 - np.vecdot(vectors, vectors[chosen[-1]]))
+    return vectors[chosen]
+
+
+def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Each group's mean, of length 1; empty groups are left out."""
+    order = np.argsort(at, kind="stable")
+    _, starts = np.unique(at[order], return_index=True)
+    sums = np.add.reduceat(vectors[order], starts, axis=0)
+    return sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9)
+
+
+def merged(centres: np.ndarray) -> np.ndarray:
+    """Each cell's pattern, [k] int16: cells whose centres are more than MERGE alike, step by step, share one."""
+    pattern = np.arange(len(centres))
+    for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
+        pattern[pattern == pattern[b]] = pattern[a]
+    return np.unique(pattern, return_inverse=True)[1].astype(np.int16)

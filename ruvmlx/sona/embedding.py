@@ -1,0 +1,118 @@
+"""Query embeddings: what a question looks like to the model, so that alike questions can be found.
+
+The user's message is read alone, without template or conversation: the same question is the same vector in
+every chat. Its final hidden states are averaged, later ones counting more, for only they have seen the rest
+of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few loud directions that say
+nothing about the topic; whitening by neutral questions takes them down. On 120 questions in 60 pairs of one
+meaning, starter model, the paraphrase came first for 42% with the plain centred mean, 63% with position
+weights, 92% whitened as well.
+"""
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..errors import RuvmlxError
+from ..models.base import Tokenizer
+
+MAX_TOKENS = 128  # of a message; longer ones by their beginning and their end
+WHITENED = 32  # leading directions taken down to the level of the next one
+DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
+
+
+def pooled(hidden: np.ndarray) -> np.ndarray:
+    """Position-weighted mean: [T, D] -> [D] float32, sum_t t h_t / sum_t t with t from 1."""
+    weight = np.arange(1, len(hidden) + 1, dtype=np.float32)
+    return (weight @ hidden / weight.sum()).astype(np.float32)
+
+
+def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray | None:
+    """The pooled state [D] of one message; None without words. One prefill of at most MAX_TOKENS."""
+    states = _states(backend, tokenizer, text)
+    return pooled(states) if len(states) else None
+
+
+def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Hidden states of a message's own tokens: [T, D]. A beginning-of-text token is read but not counted."""
+    most = 16 * MAX_TOKENS  # characters from either end; a pasted book is not tokenized for this
+    ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)
+    if len(ids) > MAX_TOKENS:
+        ids = ids[: MAX_TOKENS // 2] + ids[-MAX_TOKENS // 2 :]
+    if not ids:
+        return np.zeros((0, 0), np.float32)
+    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    return backend.hidden_states(bos + ids)[len(bos) :]
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """From pooled states to unit vectors whose product says how alike two questions are.
+
+    mean [D].  basis [D, k]: leading directions of neutral questions.  gain [k]: sqrt(variance k+1 / variance).
+    On the starter model two questions of one meaning come to about 0.57, of one topic to 0.27, others to 0.
+    """
+
+    mean: np.ndarray
+    basis: np.ndarray
+    gain: np.ndarray
+
+    @property
+    def dimensions(self) -> int:
+        return min(len(self.mean), DIMENSIONS)
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        """[..., D] -> [..., dimensions] float32, each of length 1 (or 0 for a state like the mean)."""
+        x = np.asarray(states, np.float32) - self.mean
+        x = x - ((x @ self.basis) * (1 - self.gain)) @ self.basis.T
+        if x.shape[-1] > DIMENSIONS:
+            x = x @ _projection(x.shape[-1])
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        np.savez(out, mean=self.mean, basis=self.basis, gain=self.gain)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, hidden_size: int) -> "Whitening | None":
+        """None if damaged or of another shape: it can be measured again."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                mean, basis, gain = f["mean"], f["basis"], f["gain"]
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        shapes = mean.shape == (hidden_size,) and basis.shape == (hidden_size, len(gain))
+        return cls(mean, basis, gain) if shapes and np.isfinite(basis).all() else None
+
+
+def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
+    """Read the neutral questions with the model: about 330 tokens of prefill."""
+    questions = json.loads(resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8"))
+    return whitening(np.concatenate([_states(backend, tokenizer, q) for q in questions]))
+
+
+def whitening(states: np.ndarray) -> Whitening:
+    """Statistics of neutral states [T, D]."""
+    if not np.isfinite(states).all():
+        raise RuvmlxError(
+            "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
+        )
+    states = states.astype(np.float64)
+    mean = states.mean(axis=0)
+    _, sigma, rows = np.linalg.svd(states - mean, full_matrices=False)
+    k = min(WHITENED, len(sigma) - 1)
+    gain = sigma[k] / np.maximum(sigma[:k], 1e-12)
+    return Whitening(*(np.ascontiguousarray(a, np.float32) for a in (mean, rows[:k].T, gain)))
+
+
+@cache
+def _projection(width: int) -> np.ndarray:
+    """[width, DIMENSIONS], the same on every machine: cosines survive within about 0.042."""
+    signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (width, DIMENSIONS), dtype=np.int8)
+    return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(DIMENSIONS))

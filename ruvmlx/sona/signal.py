@@ -1,0 +1,124 @@
+"""Learning signals: what a rating, or what the user did instead of one, says about a reply.
+
+    reward = quality * max(0, 2 - latency_ratio)
+
+quality 0 to 1 says what the reply was worth; latency_ratio 1 is as fast as usual here, 2 twice as slow. The
+reward counts speed, so it is for statistics and for routing between models. It does not move weights: no change of
+weights makes a reply faster. What moves weights is the DRO weight (objective.py), which knows quality alone.
+
+What the user did (regenerated, copied, ...) is a weak hint and may mean something else. Unless `implicit_feedback` is
+on, it is not even recorded; where it is, it counts as a small part of a rating, and only until there is one.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from ..errors import UsageError
+from ..store import SignalRow
+
+RATINGS = ("up", "down", "1", "2", "3", "4", "5")
+# What was done with a reply: (reward -1 to 1, weight against a rating's 1).
+IMPLICIT = {
+    "regenerated": (-1.0, 0.2),  # another reply to the same question was wanted
+    "edited": (-0.5, 0.1),  # the question was put again in other words
+    "stopped": (-0.5, 0.1),
+    "copied": (1.0, 0.2),
+    "continued": (0.5, 0.05),  # the talk went on without complaint
+}
+LABELS = (*RATINGS, *IMPLICIT)
+INDEX = {label: i for i, label in enumerate(LABELS)}
+WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
+_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # parameters
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSignal:
+    """One signal about one reply."""
+
+    reply_id: str
+    query: np.ndarray | None  # [E] float32, length 1
+    kind: str  # "explicit" | "implicit"
+    label: str  # a rating, or one of IMPLICIT
+    quality: float  # 0 to 1
+    latency_ratio: float  # time per token against what is usual here
+    tier: int  # of the model: 0 (below 0.5e9 parameters) to 4
+    context_tokens: int  # prompt and reply
+
+    @property
+    def reward(self) -> float:
+        """0 to 2: a good reply at no time at all is worth two."""
+        return self.quality * max(0.0, 2.0 - self.latency_ratio)
+
+    @property
+    def weight(self) -> float:
+        """What it counts for, against a rating's 1."""
+        return float(WEIGHTS[INDEX[self.label]])
+
+    def row(self) -> SignalRow:
+        return SignalRow(
+            self.reply_id, self.kind, self.label, self.quality, self.reward,
+            self.latency_ratio, self.tier, self.context_tokens,
+        )  # fmt: skip
+
+
+def extract(
+    reply_id: str,
+    label: str,
+    counts: np.ndarray,
+    query: np.ndarray | None = None,
+    latency_ratio: float = 1.0,
+    tier: int = 0,
+    context_tokens: int = 0,
+) -> LearningSignal:
+    """counts [len(LABELS)]: what the user gave so far, from which a star gets its meaning."""
+    quality = (reward_of(label, counts) + 1) / 2
+    kind = "implicit" if label in IMPLICIT else "explicit"
+    return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
+
+
+def check_implicit(label: str) -> str:
+    if label not in IMPLICIT:
+        raise UsageError(f"an implicit signal is one of {', '.join(IMPLICIT)}; got {label!r}.")
+    return label
+
+
+def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
+    """r in [-1, 1] of one label: `objective.reward` from counts instead of the whole history."""
+    if label in ("up", "down"):
+        return 1.0 if label == "up" else -1.0
+    if label in IMPLICIT:
+        return IMPLICIT[label][0]
+    stars = [1 + int(counts[i]) for i in range(2, 7)]  # one imaginary rating of each star comes first
+    at = int(label) - 1
+    rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
+    return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))  # mid-ranks of 1 and 5 with no history: 0.1, 0.9
+
+
+def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """r of every label: [len(LABELS)]."""
+    return np.array([reward_of(label, counts) for label in LABELS])
+
+
+def tier(parameters: int) -> int:
+    """The model's size class, 0 to 4."""
+    return sum(parameters >= limit for limit in _TIERS)
+
+
+class Pace:
+    """What a token costs here as a rule: the median of the newest replies."""
+
+    def __init__(self, keep: int = 65):
+        self._ms: deque[float] = deque(maxlen=keep)
+
+    def ratio(self, latency_ms: float, tokens: int) -> float:
+        """This reply's time per token against the median of those before it, which it then joins."""
+        if tokens < 1 or not latency_ms > 0:
+            return 1.0
+        mine = latency_ms / tokens
+        usual = median(self._ms) if self._ms else mine
+        self._ms.append(mine)
+        return mine / usual
