@@ -19,6 +19,7 @@ BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
 _ALLOWED = {
     "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
     "kv": (re.compile("tiered|f16"), "tiered or f16"),
+    "implicit_feedback": (re.compile("on|off"), "on or off"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -35,6 +36,8 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "min_p": (float, None, "0 is off"),
     "max_tokens": (int, 512, "longest reply, in tokens"),
     "system": (str, None, "system prompt of new chats"),
+    "examples": (int, 0, "liked replies to similar questions shown to the model first, at most this many"),
+    "implicit_feedback": (str, "off", "on: what you do with unrated replies counts a little, too"),
 }
 
 

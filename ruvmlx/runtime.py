@@ -19,10 +19,12 @@ from .errors import NotFound
 from .models.base import Message, Model
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
+from .sona.memory import MemoryStatus, check_examples
+from .sona.signal import Pace
 from .sona.trace import Trace
 from .store import ReplyRow, Store
 
-__all__ = ["LearnStatus", "RatingResult", "Runtime", "Turn"]
+__all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,17 @@ class Runtime:
         adapter: str | None,
         sampling: Mapping[str, Any] | None = None,
         kv: str | None = None,
+        examples: int = 0,
+        learn: bool = True,
+        implicit: bool = False,
     ):
         self.store, self.model, self.backend = store, model, backend
+        self.examples, self._implicit = check_examples(examples), implicit
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
         self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
-        self.learner = Learner(store, model, backend, adapter) if adapter else None
+        self.learner = Learner(store, model, backend, adapter, not learn, implicit) if adapter else None
+        self._pace = Pace()
         self.last_reply_id: str | None = None
 
     @classmethod
@@ -65,11 +72,17 @@ class Runtime:
         sampling: Mapping[str, Any] | None = None,
         kv: str | None = None,
         kv_budget: int | None = None,
+        examples: int = 0,
+        learn: bool = True,
+        implicit: bool = False,
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
         sampling: what the user asked for by name ("temperature", ...), for every reply.
         kv: "tiered" or "f16"; None is what the backend does best. kv_budget: MiB for all KV caches.
+        examples: up to so many liked replies to similar questions are put before each message.
+        learn: False records ratings, for examples and for later, but leaves the weights as they are.
+        implicit: what is done with unrated replies (`notice`) counts a little, too.
         """
         from .models.load import load_model
 
@@ -77,13 +90,17 @@ class Runtime:
         try:
             loaded = load_model(model)
             opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
-            return cls(store, loaded, opened, adapter, sampling, kv)
+            return cls(store, loaded, opened, adapter, sampling, kv, examples, learn, implicit)
         except BaseException:
             store.close()
             raise
 
     def close(self) -> None:
-        self.store.close()
+        try:
+            if self.learner is not None:
+                self.learner.memory.flush()
+        finally:
+            self.store.close()
 
     def __enter__(self) -> "Runtime":
         return self
@@ -111,13 +128,40 @@ class Runtime:
 
         `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
         """
-        request = replace(request, input_ids=self.engine.prompt_ids(request))
+        request = self._prepared(request)
         trace = self._new_trace()
         adapter = self.learner.micro if self.learner else None
         for chunk in self.engine.stream(request, adapter, trace):
             if chunk.response is not None:
                 self._commit(request, chunk.response, trace, session_id)
             yield chunk
+
+    def _prepared(self, request: GenerationRequest) -> GenerationRequest:
+        """The request as token ids, with its examples; UsageError when it is empty or too long."""
+        if request.input_ids is None:
+            request = replace(request, input_ids=self.engine.prompt_ids(request))
+            if self.examples and self.learner is not None and request.messages is not None:
+                request = self._with_examples(request)
+        return request
+
+    def _with_examples(self, request: GenerationRequest) -> GenerationRequest:
+        """Liked replies to similar questions, as turns right before the question: the KV cache of what came
+        before them stays good. In no more than a quarter of the context, nor what the reply needs."""
+        assert self.learner is not None and request.messages is not None
+        messages, context = list(request.messages), self.model.config.max_context
+        free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
+        found = self.learner.memory.examples(
+            _question(request),
+            self.examples,
+            min(context // 4, free),
+            size=lambda example: sum(map(self._size, example.messages)),
+            known=[m.content for m in messages if m.role == "user"],
+        )
+        at = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+        messages[at:at] = [m for example in found for m in example.messages]
+        used = tuple(example.reply_id for example in found)
+        longer = replace(request, messages=messages, input_ids=None, examples=used)
+        return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
 
     def _new_trace(self) -> "Trace | _Tokens":
         if self.learner is None:
@@ -126,6 +170,8 @@ class Runtime:
         return self.learner.trace()
 
     def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
+        question = _question(request)
+        memory = self.learner.memory if self.learner else None
         reply = ReplyRow(
             id=request.request_id,
             model=self.model.name,
@@ -134,16 +180,19 @@ class Runtime:
             adapter_version=trace.version,  # a rating may have come in since
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(trace.tokens),
-            prompt=_question(request),
+            prompt=question,
             text=response.text,
             finish_reason=response.finish_reason,
-            query=trace.first_hidden,
+            query=memory.known_state(question) if memory else None,
             logprob=trace.logprob,
+            examples=request.examples,
+            latency_ratio=self._pace.ratio(response.latency_ms, response.generation_tokens),
         )
         self.store.add_reply(reply, session_id)
         self.last_reply_id = reply.id
         if self.learner is not None:
             self.learner.keep(reply.id, trace)
+            self.learner.memory.committed(reply)
 
     def settle(self) -> None:
         """Prepare the newest reply for its rating: what is done while the user reads."""
@@ -195,8 +244,8 @@ class Runtime:
             max_new_tokens=max_new_tokens,
             cancel=cancel,
         )
-        # Refuse an empty or too long message before it is saved.
-        request = replace(request, input_ids=self.engine.prompt_ids(request))
+        request = self._prepared(request)  # refuse an empty or too long message before it is saved
+        self._notice_continued(session_id)
         self.store.add_user_message(session_id, text)
         yield from self.generate(request, session_id)
 
@@ -230,6 +279,21 @@ class Runtime:
 
     def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult:
         return self._learner().rate(reply_id, rating, note)
+
+    def notice(self, reply_id: str, what: str) -> bool:
+        """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
+        `implicit_feedback` is on; a rating of the reply counts instead."""
+        return self.learner is not None and self.learner.memory.noticed(self.store.reply(reply_id), what)
+
+    def _notice_continued(self, session_id: str) -> None:
+        """The talk goes on: that says a little about the last reply, unless it was rated."""
+        last = (self.turns(session_id) or [None])[-1] if self._implicit else None
+        if last is not None and last.reply_id and last.rating is None and last.finish_reason != "cancelled":
+            self.notice(last.reply_id, "continued")
+
+    def memory(self) -> MemoryStatus:
+        """Rated questions that are remembered, and the patterns that they form."""
+        return self._learner().memory.status()
 
     def undo(self) -> LearnStatus:
         return self._learner().ledger.undo()
@@ -289,9 +353,6 @@ class _Tokens:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.first_hidden = None
 
     def add(self, hidden, logits, token: int) -> None:
-        if self.first_hidden is None:
-            self.first_hidden = hidden
         self.tokens.append(token)

@@ -8,7 +8,7 @@ from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import neutral
+from ruvmlx.sona import embedding, neutral
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
@@ -27,7 +27,9 @@ def full(request) -> bool:
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty data folder, and none of the developer's own settings."""
-    names = "MODEL BACKEND ADAPTER THREADS TEMPERATURE SYSTEM MAX_TOKENS KV KV_BUDGET"
+    names = (
+        "MODEL BACKEND ADAPTER THREADS TEMPERATURE SYSTEM MAX_TOKENS KV KV_BUDGET EXAMPLES IMPLICIT_FEEDBACK"
+    )
     for name in names.split():
         monkeypatch.delenv(f"RUVMLX_{name}", raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
@@ -62,15 +64,21 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     return neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context).to_bytes()
 
 
+@pytest.fixture(scope="session")
+def tiny_whitening(tiny, tiny_backend) -> bytes:
+    return embedding.measure(tiny_backend, tiny.tokenizer).to_bytes()
+
+
 @pytest.fixture
-def open_tiny(tiny, tiny_backend, tiny_neutral, home):
+def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
     """Opens a runtime on the tiny model; call it again for a restart."""
 
-    def open_it(adapter="default") -> Runtime:
+    def open_it(adapter="default", **options) -> Runtime:
         store = Store(home / "ruvmlx.db")
         if store.neutral(tiny.fingerprint) is None:
             store.put_neutral(tiny.fingerprint, tiny_neutral)
-        return Runtime(store, tiny, tiny_backend, adapter)
+            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        return Runtime(store, tiny, tiny_backend, adapter, **options)
 
     return open_it
 

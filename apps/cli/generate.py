@@ -111,6 +111,7 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "backend": runtime.backend.name,
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
+        "examples": list(response.examples),
         "kv": asdict(response.kv),
         "peak_rss_bytes": _peak_rss(),
     }

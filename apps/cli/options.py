@@ -27,6 +27,11 @@ _SAMPLING = [
     click.option("--min-p", type=float, help="Least share of the likeliest token's probability."),
     click.option("--top-k", type=int, help="How many tokens may be drawn; 0 is all."),
     click.option("--system", help="System prompt."),
+    click.option(
+        "--examples",
+        type=click.IntRange(0, 8),
+        help="Show the model up to N replies that you liked to similar questions.",
+    ),
 ]
 
 
@@ -67,4 +72,6 @@ def open_runtime(settings: dict[str, Any]):
         {k: settings[k] for k in ("temperature", "top_p", "top_k", "min_p")},
         settings["kv"],
         settings["kv_budget"],
+        examples=settings["examples"],
+        implicit=settings["implicit_feedback"] == "on",
     )

@@ -199,6 +199,7 @@ class _Run:
             cache_tokens=session.cache.offset,
             kv=session.cache.stats(),
             logprobs=self.logprobs,
+            examples=self.request.examples,
         )
 
 

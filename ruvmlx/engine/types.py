@@ -34,6 +34,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
+    examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
 
@@ -63,6 +64,7 @@ class GenerationResponse:
     cache_tokens: int  # in the session's KV cache now
     kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    examples: tuple[str, ...] = ()  # replies that were shown to the model first, by id
 
 
 @dataclass(frozen=True)

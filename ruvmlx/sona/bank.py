@@ -1,9 +1,10 @@
 """ReasoningBank: the rated questions, found again by likeness, and the patterns that they form.
 
-Entries are unit vectors with a label (a rating, or a weaker sign). k-means puts them into cells, and cells with
-nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with the entries
-of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is one product; new
-ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN entries a lookup is exact.
+Entries are unit vectors with a label (a rating, or a weaker sign). k-means puts them into cells, and cells
+with nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with the
+entries of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is one
+product; new ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN entries a
+lookup is exact.
 
 The bank holds nothing that the store does not: it is rebuilt at start (memory.py).
 """
@@ -162,10 +163,7 @@ class ReasoningBank:
         w: 1 for a rating, less for a weaker sign; r: its reward; s: similarity, of the NEIGHBOURS nearest.
         without: the reply that is being rated says nothing about itself.
         """
-        counts, own = self.counts, self._label_of(without)
-        if own is not None:
-            counts = counts.copy()
-            counts[own] -= 1
+        counts = self.counts_without(without)
         r = rewards(counts)
         overall = float((counts * WEIGHTS) @ r / (counts @ WEIGHTS + PRIOR))
         if query is None or not self._at:
@@ -177,9 +175,14 @@ class ReasoningBank:
         a = WEIGHTS[labels] * np.clip(similarity / ALIKE, 0, 1) ** 2
         return float((a @ r[labels] + PRIOR * overall) / (a.sum() + PRIOR))
 
-    def _label_of(self, reply_id: str | None) -> int | None:
+    def counts_without(self, reply_id: str | None) -> np.ndarray:
+        """Entries by label [len(LABELS)], one reply aside."""
         row = self._at.get(reply_id or "")
-        return int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
+        label = int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
+        counts = self.counts.copy()
+        if label is not None:
+            counts[label] -= 1
+        return counts
 
     def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
         """Replies that were liked (a reward of a half or more) to similar questions, the most alike first.
@@ -290,7 +293,7 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def merged(centres: np.ndarray) -> np.ndarray:
-    """Each cell's pattern, [k] int16: cells whose centres are more than MERGE alike, step by step, share one."""
+    """Each cell's pattern, [k] int16. Cells whose centres are more than MERGE alike, step by step, share one."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

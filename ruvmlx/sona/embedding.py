@@ -93,7 +93,9 @@ class Whitening:
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
     """Read the neutral questions with the model: about 330 tokens of prefill."""
-    questions = json.loads(resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8"))
+    questions = json.loads(
+        resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
+    )
     return whitening(np.concatenate([_states(backend, tokenizer, q) for q in questions]))
 
 

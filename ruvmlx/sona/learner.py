@@ -18,6 +18,7 @@ from ..models.base import Model
 from ..store import HeadMoved, ReplyRow, Store
 from . import instant, neutral, objective
 from .ledger import Ledger
+from .memory import Memory
 from .trace import Trace, adapted_logits
 
 _TRACES_IN_MEMORY = 4
@@ -54,9 +55,16 @@ class State:
 class Learner:
     """The instant loop of one adapter on one model. Lives in the backend's thread."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, name: str = "default"):
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, name: str = "default",
+        frozen: bool = False, implicit: bool = False,
+    ):  # fmt: skip
+        """frozen: ratings are recorded, and the bank follows them, but weights stay as they are.
+        implicit: the bank also heeds what the user did with replies that were not rated."""
         self._store, self._model, self._backend = store, model, backend
+        self._frozen = frozen
         self.ledger = Ledger(store, model.fingerprint, name)
+        self.memory = Memory(store, model, backend, self.ledger, implicit)
         self._neutral = self._load_neutral()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
         self._state = self._load(self.ledger.version())
@@ -110,6 +118,7 @@ class Learner:
         """Make the newest replies ready to be rated, in this process or another."""
         for reply_id in self._traces:
             self._settle(reply_id)
+        self.memory.settle()
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
@@ -162,7 +171,7 @@ class Learner:
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
         self.sync()
         before = self._state
-        base = self._without(reply.id)
+        base = before if self._frozen else self._without(reply.id)
         trace = self._trace_of(reply, base)
         weight = self._weight(reply, rating, trace)
         try:
@@ -175,6 +184,7 @@ class Learner:
             before.version, reply.id, rating, note, weight, new.micro.to_bytes(), new.kl, new.micro.norm
         )
         self._state = State(new.micro, version, new.kl)
+        self.memory.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before.micro, new.micro)
         applied = new.micro is not before.micro
@@ -208,11 +218,8 @@ class Learner:
         return state
 
     def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
-        history = [r for r in self.ledger.ratings() if r.reply_id != reply.id]
-        given = [r.rating for r in history]
-        past = [(r.query, objective.reward(r.rating, given)) for r in history if r.query is not None]
-        value = objective.baseline(reply.query, self._neutral.mean, past)
-        w = objective.dro_weight(rating, objective.reward(rating, given), value, trace.log_ratio)
+        r, value = self.memory.weigh(reply, rating)
+        w = 0.0 if self._frozen else objective.dro_weight(rating, r, value, trace.log_ratio)
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: State, trace: Trace, weight: float) -> tuple[State, float]:

@@ -2,7 +2,7 @@
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
-r: what the rating says about the reply, -1 to 1.   V(x): what this user gives to such questions.
+r: what the rating says about the reply, -1 to 1.   V(x): what this user gives to such questions (bank.py).
 rho: how far the reply has already been moved, nats per token.  The last term makes every push vanish at a
 finite log-ratio: a reply cannot be rewarded, or punished, without end.
 """
@@ -14,7 +14,6 @@ import numpy as np
 from ..errors import UsageError
 
 TAU = 0.25
-PRIOR_RATINGS = 4.0  # V(x) starts from zero with the weight of this many ratings
 RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 
 
@@ -38,21 +37,6 @@ def reward(rating: str, history: Sequence[str]) -> float:
     rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
     low, high = 0.1, 0.9  # mid-ranks of 1 and 5 with no history
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
-
-
-def baseline(query: np.ndarray | None, centre: np.ndarray, past: Sequence[tuple[np.ndarray, float]]) -> float:
-    """V(x): mean reward of earlier replies, each weighted by how alike its question was, shrunk to zero.
-
-    query [D]; centre [D], subtracted from all; past: (query, reward) of each earlier rating.
-    """
-    if query is None or not past:
-        return 0.0
-    queries = np.stack([q for q, _ in past]) - centre
-    x = query - centre
-    cosine = queries @ x / (np.linalg.norm(queries, axis=1) * np.linalg.norm(x) + 1e-9)
-    weight = np.clip(cosine, 0, 1) ** 4
-    rewards = np.array([r for _, r in past])
-    return float(weight @ rewards / (weight.sum() + PRIOR_RATINGS))
 
 
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:

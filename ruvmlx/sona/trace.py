@@ -63,11 +63,6 @@ class Trace:
         return np.stack(self._hidden)
 
     @property
-    def first_hidden(self) -> np.ndarray | None:
-        """The state after the prompt [D]: what the question looked like to the model."""
-        return self._hidden[0] if self._hidden else None
-
-    @property
     def log_ratio(self) -> float:
         """rho: mean over tokens of log p_adapter(y) - log p_frozen(y), nats."""
         return (self.logprob - self.frozen_logprob) / len(self.tokens)

@@ -56,6 +56,10 @@ class Signals(Adapters):
         )
         return [SignalRow(*row) for row in rows]
 
+    def signal_count(self) -> int:
+        row = self._row("SELECT count(*) FROM signals")
+        return row[0] if row else 0
+
     def signals_dropped(self) -> int:
         """Signals let go since the store was made."""
         row = self._row("SELECT count FROM signals_dropped")
@@ -82,6 +86,13 @@ class Signals(Adapters):
     def query(self, reply_id: str) -> np.ndarray | None:
         row = self._row("SELECT query FROM replies WHERE id = ?", reply_id)
         return vector(row[0]) if row else None
+
+    def examples_used(self, fingerprint: str) -> list[str]:
+        """Every use of a reply as an example: its id, as often as it was used."""
+        rows = self._rows(
+            "SELECT examples FROM replies WHERE fingerprint = ? AND examples != ''", fingerprint
+        )
+        return [reply_id for row in rows for reply_id in row[0].split()]
 
     def whitening(self, fingerprint: str) -> bytes | None:
         row = self._row("SELECT data FROM whitening WHERE fingerprint = ?", fingerprint)

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from ruvmlx.errors import UsageError
@@ -22,17 +21,6 @@ def test_a_five_means_less_from_someone_who_always_gives_five():
 def test_other_ratings_are_refused(rating):
     with pytest.raises(UsageError, match="up, down or 1 to 5"):
         objective.check_rating(rating)
-
-
-def test_baseline_follows_similar_questions_and_shrinks_to_zero():
-    centre = np.zeros(3)
-    like = (np.array([1.0, 0, 0]), 1.0)
-    unlike = (np.array([0, 1.0, 0]), -1.0)
-    query = np.array([2.0, 0, 0])
-    assert objective.baseline(query, centre, []) == 0
-    few = objective.baseline(query, centre, [like, unlike])
-    many = objective.baseline(query, centre, [like, unlike] * 50)
-    assert 0 < few < many < 1
 
 
 def test_the_push_vanishes_as_the_reply_moves():
