@@ -287,9 +287,9 @@ class Runtime:
 
     def _notice_continued(self, session_id: str) -> None:
         """The talk goes on: that says a little about the last reply, unless it was rated."""
-        last = (self.turns(session_id) or [None])[-1] if self._implicit else None
-        if last is not None and last.reply_id and last.rating is None and last.finish_reason != "cancelled":
-            self.notice(last.reply_id, "continued")
+        for last in self.turns(session_id)[-1:] if self._implicit else []:
+            if last.reply_id and last.rating is None and last.finish_reason != "cancelled":
+                self.notice(last.reply_id, "continued")
 
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ruvmlx import config
 from ruvmlx.backends import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
@@ -27,11 +28,8 @@ def full(request) -> bool:
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty data folder, and none of the developer's own settings."""
-    names = (
-        "MODEL BACKEND ADAPTER THREADS TEMPERATURE SYSTEM MAX_TOKENS KV KV_BUDGET EXAMPLES IMPLICIT_FEEDBACK"
-    )
-    for name in names.split():
-        monkeypatch.delenv(f"RUVMLX_{name}", raising=False)
+    for name in config.SETTINGS:
+        monkeypatch.delenv(f"RUVMLX_{name.upper()}", raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

@@ -1,10 +1,10 @@
 """ReasoningBank: the rated questions, found again by likeness, and the patterns that they form.
 
 Entries are unit vectors with a label (a rating, or a weaker sign). k-means puts them into cells, and cells
-with nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with the
-entries of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is one
-product; new ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN entries a
-lookup is exact.
+with nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with
+the entries of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is
+one product; new ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN
+entries a lookup is exact.
 
 The bank holds nothing that the store does not: it is rebuilt at start (memory.py).
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
+CAPACITY = 10_000  # entries that can be found; older ones are pruned, those of poor patterns first
 CELLS = 100
 SAMPLE = 4096  # entries that k-means looks at
 SCAN = 1024  # entries that a lookup compares at most, new ones aside
@@ -27,6 +28,7 @@ MERGE = 0.9
 PRUNE = 0.3
 _ITERATIONS = 8
 _DEAD = -1
+_GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Pattern:
     hits: int
 
     @property
-    def pruned(self) -> bool:
-        """Not a source of examples; what its ratings say about such questions still counts."""
+    def poor(self) -> bool:
+        """Its entries are the first to be pruned when the bank is full."""
         return self.quality < PRUNE
 
 
@@ -58,10 +60,13 @@ class ReasoningBank:
         self._vectors = np.zeros((64, dimensions), np.float32)
         self._labels = np.full(64, _DEAD, np.int8)
         self._pattern = np.zeros(64, np.int16)
+        self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
+        self._order = np.zeros(64, np.int64)  # in which they came
+        self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        self._unplaced: dict[str, int] = {}  # no vector is known: they count, but are never found
+        self._unplaced: dict[str, int] = {}  # pruned, or no vector is known: they count, but are never found
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
         self._starts = np.zeros(1, np.int64)  # rows [starts[c], starts[c + 1]) are of cell c
@@ -107,6 +112,7 @@ class ReasoningBank:
         if row == len(self._labels):
             self._grow()
         self._vectors[row], self._labels[row], self._hits[row] = vector, _DEAD, 0
+        self._order[row] = self._came = self._came + 1
         cell = int(np.argmax(np.vecdot(self._centres, vector))) if len(self._centres) else 0
         self._pattern[row] = self._pattern_of[cell]
         self._relabel(row, label)
@@ -118,7 +124,9 @@ class ReasoningBank:
         self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
         self._labels = np.concatenate([self._labels, np.full(n, _DEAD, np.int8)])
         self._pattern = np.concatenate([self._pattern, np.zeros(n, np.int16)])
+        self._numbers = np.arange(2 * n)
         self._hits = np.concatenate([self._hits, np.zeros(n, np.int64)])
+        self._order = np.concatenate([self._order, np.zeros(n, np.int64)])
 
     def remove(self, reply_id: str) -> None:
         """Take an entry out; no error if it is not there."""
@@ -132,7 +140,7 @@ class ReasoningBank:
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS) -> Found:
         """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond."""
         rows, similarity = self._compared(query)
-        similarity = np.where(self._labels[rows] == _DEAD, -2.0, similarity)
+        similarity[self._labels[rows] == _DEAD] = -2.0
         best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
         best = best[np.argsort(-similarity[best], kind="stable")]
         best = best[similarity[best] > -2.0]
@@ -142,7 +150,7 @@ class ReasoningBank:
         """Rows that were compared with the query, and their similarities."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
-            return np.arange(n), np.vecdot(self._vectors[:n], query)
+            return self._numbers[:n], np.vecdot(self._vectors[:n], query)
         spans, left = [(int(starts[-1]), n)], SCAN  # new entries always
         for c in np.argsort(-np.vecdot(self._centres, query)):
             first, last = int(starts[c]), int(starts[c + 1])
@@ -150,9 +158,12 @@ class ReasoningBank:
             left -= last - first
             if left <= 0:
                 break
-        # vecdot, for a matrix product of this size would wake BLAS's threads: 8 ms where they are not free
-        similarity = np.concatenate([np.vecdot(self._vectors[a:b], query) for a, b in spans])
-        return np.concatenate([np.arange(a, b) for a, b in spans]), similarity
+        rows = np.concatenate([self._numbers[a:b] for a, b in spans])
+        similarity, at = np.empty(len(rows), np.float32), 0
+        for a, b in spans:  # vecdot: a product of this size with @ wakes BLAS's threads, 8 ms if none is free
+            np.vecdot(self._vectors[a:b], query, out=similarity[at : at + b - a])
+            at += b - a
+        return rows, similarity
 
     def value(self, query: np.ndarray | None, without: str | None = None) -> float:
         """V(x) in [-1, 1]: the mean reward of alike questions, shrunk to that of all, and that to zero.
@@ -185,14 +196,15 @@ class ReasoningBank:
         return counts
 
     def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
-        """Replies that were liked (a reward of a half or more) to similar questions, the most alike first.
+        """Replies to similar questions that were liked, the most alike first.
 
-        Those of a pruned pattern are left out: what is mostly disliked there is no model to follow.
+        Liked: a reward of a half or more, or up, 4 or 5 where the user gives such to everything. Never by
+        weaker signs.
         """
         found = self.lookup(query, k)
-        r = rewards(self.counts)[self._labels[found.rows]]
-        good = (found.similarity >= similar) & (r >= 0.5)
-        good &= self._quality(self._pattern[found.rows]) >= PRUNE
+        labels, r = self._labels[found.rows], rewards(self.counts)
+        liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
+        good = (found.similarity >= similar) & liked[labels]
         return [self._ids[row] for row in found.rows[good]]
 
     # -- patterns ------------------------------------------------------------------------------------
@@ -230,7 +242,8 @@ class ReasoningBank:
         due = live >= 8 and (live > 1.25 * self._clustered or live < 0.5 * self._clustered)
         if not (due or waiting):
             return False
-        rows = np.fromiter(self._at.values(), np.int64, live)
+        rows = self._pruned(np.fromiter(self._at.values(), np.int64, live))
+        live = len(rows)
         if due:
             sample = rows[:: -(-live // SAMPLE)]
             k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
@@ -240,6 +253,18 @@ class ReasoningBank:
         self._sort(rows)
         return True
 
+    def _pruned(self, rows: np.ndarray) -> np.ndarray:
+        """The rows less what is too much: entries of poor patterns go first, then the oldest."""
+        poor = self._quality(self._pattern[rows]) < PRUNE
+        order = np.lexsort((self._order[rows], ~poor))
+        excess = max(0, len(rows) - CAPACITY)
+        for row in rows[order[:excess]]:
+            reply_id, label = self._ids[row], int(self._labels[row])
+            self.remove(reply_id)
+            self._unplaced[reply_id] = label
+            self.counts[label] += 1
+        return rows[np.sort(order[excess:])]
+
     def _sort(self, rows: np.ndarray) -> None:
         """Lay the living rows out cell by cell."""
         some = len(self._centres) > 0
@@ -248,7 +273,7 @@ class ReasoningBank:
         rows, cell, n = rows[order], cell[order], len(rows)
         self._ids = [self._ids[row] for row in rows]
         self._at = {reply_id: row for row, reply_id in enumerate(self._ids)}
-        for column in (self._vectors, self._labels, self._hits):
+        for column in (self._vectors, self._labels, self._hits, self._order):
             column[:n] = column[rows]
         self._labels[n:], self._pattern[:n] = _DEAD, self._pattern_of[cell]
         self._starts = np.searchsorted(cell, np.arange(max(1, len(self._centres)) + 1))
@@ -293,7 +318,7 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def merged(centres: np.ndarray) -> np.ndarray:
-    """Each cell's pattern, [k] int16. Cells whose centres are more than MERGE alike, step by step, share one."""
+    """Each cell's pattern, [k] int16. Cells whose centres are more than MERGE alike, in steps, share one."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

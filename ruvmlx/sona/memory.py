@@ -25,13 +25,13 @@ _UNKNOWN = -1  # version of a bank that must look at the store again
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """entries: rated replies that are held. hits: how often one was found for a new question.
-    dropped: signals let go because the buffer was full.
+    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: how often an
+    entry was used for a new question. dropped: signals let go because the buffer was full.
     """
 
     entries: int
     patterns: int
-    pruned: int
+    poor: int
     hits: int
     signals: int
     dropped: int
@@ -115,7 +115,7 @@ class Memory:
             state = self.state_of(reply.prompt)
             if state is not None:
                 self._store.set_query(reply.id, state)
-        return None if state is None else self.whitening(state)
+        return self._unit(state)
 
     # -- in step with the store ----------------------------------------------------------------------
 
@@ -144,8 +144,13 @@ class Memory:
         return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._ledger.name))
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        state = self._store.query(reply_id) if reply_id not in self.bank else None
-        return None if state is None or len(state) != len(self.whitening.mean) else self.whitening(state)
+        return self._unit(self._store.query(reply_id)) if reply_id not in self.bank else None
+
+    def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
+        """A pooled state as the bank's vector; None for one of another shape, or that is not finite."""
+        if state is None or state.shape != self.whitening.mean.shape or not np.isfinite(state).all():
+            return None
+        return self.whitening(state)
 
     def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
         """A rating was committed as `version`, on top of what the bank reflects."""
@@ -190,7 +195,8 @@ class Memory:
 
         size: tokens of an example.  known: texts already in the conversation; none of them is asked again.
         """
-        state = self.state_of(question) if n else None
+        anything = self._implicit or self._ledger.version() > 0
+        state = self.state_of(question) if n and anything else None
         if state is None:
             return []
         self.sync()
@@ -220,7 +226,7 @@ class Memory:
         return MemoryStatus(
             entries=len(self.bank),
             patterns=len(patterns),
-            pruned=sum(p.pruned for p in patterns),
+            poor=sum(p.poor for p in patterns),
             hits=self.bank.hits,
             signals=self._store.signal_count() + len(self._pending),
             dropped=self._store.signals_dropped(),

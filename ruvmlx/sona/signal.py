@@ -3,11 +3,13 @@
     reward = quality * max(0, 2 - latency_ratio)
 
 quality 0 to 1 says what the reply was worth; latency_ratio 1 is as fast as usual here, 2 twice as slow. The
-reward counts speed, so it is for statistics and for routing between models. It does not move weights: no change of
-weights makes a reply faster. What moves weights is the DRO weight (objective.py), which knows quality alone.
+reward counts speed, so it is for statistics and for routing between models. It does not move weights: no
+change of weights makes a reply faster. What moves them is the DRO weight (objective.py), which knows quality
+alone.
 
-What the user did (regenerated, copied, ...) is a weak hint and may mean something else. Unless `implicit_feedback` is
-on, it is not even recorded; where it is, it counts as a small part of a rating, and only until there is one.
+What the user did (regenerated, copied, ...) is a weak hint and may mean something else. Unless
+`implicit_feedback` is on, it is not even recorded; where it is, it counts as a small part of a rating in the
+bank, and only until there is one.
 """
 
 from collections import deque

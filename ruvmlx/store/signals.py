@@ -1,4 +1,4 @@
-"""What the learning loop remembers beside ratings: question embeddings, signals, the embedding's whitening."""
+"""What the learning loop remembers beside ratings: how questions look to the model, and signals."""
 
 import time
 from dataclasses import dataclass

@@ -1,0 +1,149 @@
+"""Signals: what they are worth, where they are kept, and that weak ones stay weak."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.sona import objective, signal
+from ruvmlx.store import SignalRow
+from ruvmlx.store import signals as store_module
+
+
+def reply(runtime, text="hello there", seed=1) -> str:
+    request = GenerationRequest(prompt=text, max_new_tokens=9, sampling=Sampling(seed=seed), ignore_eos=True)
+    for _ in runtime.generate(request):
+        pass
+    runtime.settle()
+    return request.request_id
+
+
+def counted(history) -> np.ndarray:
+    return np.bincount([signal.INDEX[label] for label in history], minlength=len(signal.LABELS))
+
+
+def test_a_labels_worth_from_counts_is_that_from_the_whole_history():
+    rng = random.Random(5)
+    for _ in range(50):
+        history = rng.choices(signal.RATINGS, k=rng.randrange(30))
+        for rating in signal.RATINGS:
+            assert signal.reward_of(rating, counted(history)) == pytest.approx(
+                objective.reward(rating, history)
+            )
+
+
+def test_the_reward_halves_when_a_reply_takes_half_as_long_again():
+    counts = np.zeros(len(signal.LABELS))
+    usual, slow, hopeless = (signal.extract("r", "up", counts, latency_ratio=x) for x in (1, 1.5, 7))
+    assert (usual.quality, usual.reward, slow.reward, hopeless.reward) == (1, 1, 0.5, 0)
+    assert signal.extract("r", "down", counts).reward == 0
+    assert usual.kind == "explicit" and usual.weight == 1
+
+
+@pytest.mark.parametrize("label", signal.IMPLICIT)
+def test_a_weak_signal_weighs_a_fifth_of_a_rating_at_most(label):
+    found = signal.extract("r", label, np.zeros(len(signal.LABELS)))
+    assert found.kind == "implicit" and 0 < found.weight <= 0.2 and 0 <= found.quality <= 1
+
+
+def test_pace_compares_with_the_median_of_earlier_replies():
+    pace = signal.Pace(keep=3)
+    assert pace.ratio(100, 10) == 1
+    assert pace.ratio(200, 10) == 2
+    assert pace.ratio(150, 10) == 1
+    assert pace.ratio(300, 10) == 2
+    assert pace.ratio(150, 10) == 0.75  # of 20, 15 and 30: the first is forgotten
+    assert pace.ratio(5, 0) == 1
+
+
+def test_tiers_grow_with_the_model():
+    assert [signal.tier(n) for n in (135e6, 1.1e9, 3e9, 7e9, 70e9)] == [0, 1, 2, 3, 4]
+
+
+def test_a_rating_leaves_a_signal(open_tiny):
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "4")
+    with open_tiny() as runtime:  # written when the first one closed
+        (row,) = runtime.store.signals(runtime.model.fingerprint)
+        ids = runtime.store.reply(reply_id)
+    assert (row.reply_id, row.kind, row.label) == (reply_id, "explicit", "4")
+    assert row.reward == pytest.approx(row.quality * max(0, 2 - row.latency_ratio))
+    assert row.context_tokens == len(ids.prompt_ids) + len(ids.sampled_ids)
+
+
+def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
+    with open_tiny() as runtime:
+        assert runtime.notice(reply(runtime), "copied") is False
+        chat(runtime, "one", "two")
+        assert runtime.store.signals(runtime.model.fingerprint) == []
+        with pytest.raises(UsageError, match="copied"):
+            runtime.notice("last", "smiled")
+        with pytest.raises(NotFound):
+            runtime.notice("nope", "copied")
+
+
+def chat(runtime, *texts):
+    session = runtime.new_chat()
+    for text in texts:
+        for _ in runtime.say(session, text, max_new_tokens=4, cancel=threading.Event()):
+            pass
+        runtime.settle()
+    return session
+
+
+def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
+    with open_tiny(implicit=True) as runtime:
+        bank, memory = runtime.learner.memory.bank, runtime.learner.memory
+        reply_id = reply(runtime)
+        assert runtime.notice(reply_id, "copied") and runtime.notice(reply_id, "continued")
+        memory.sync()
+        assert bank.labels() == {reply_id: "copied"}  # the stronger one
+        liked = bank.value(None)
+        assert 0 < liked < 0.1
+        assert bank.liked(memory.query(runtime.store.reply(reply_id))) == []  # never an example
+        runtime.rate(reply_id, "down")
+        runtime.notice(reply_id, "copied")
+        memory.sync()
+        assert bank.labels() == {reply_id: "down"} and bank.value(None) == pytest.approx(-0.2)
+        runtime.undo()
+        memory.sync()
+        assert bank.labels() == {reply_id: "copied"}
+
+
+def test_going_on_and_stopping_are_noticed_where_wanted(open_tiny):
+    with open_tiny(implicit=True) as runtime:
+        session = chat(runtime, "one", "two")
+        first, second = [t.reply_id for t in runtime.turns(session) if t.reply_id]
+        request = GenerationRequest(prompt="and this", max_new_tokens=40, ignore_eos=True)
+        for chunk in runtime.generate(request):
+            if chunk.generated == 2:
+                request.cancel.set()
+        runtime.settle()
+        found = {s.reply_id: s.label for s in runtime.store.signals(runtime.model.fingerprint)}
+        assert found == {first: "continued", request.request_id: "stopped"} and second not in found
+
+
+def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
+    monkeypatch.setattr(store_module, "KEEP_SIGNALS", 5)
+    with open_tiny() as runtime:
+        store, reply_id = runtime.store, reply(runtime)
+        for i in range(4):
+            rows = [SignalRow(reply_id, "implicit", "copied", i, 0, 1, 0, n) for n in range(3)]
+            store.add_signals(rows)
+        kept = store.signals(runtime.model.fingerprint)
+        assert [(s.quality, s.context_tokens) for s in kept] == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
+        assert store.signals_dropped() == 7 and runtime.memory().dropped == 7
+
+
+def test_a_deleted_chat_takes_its_signals_along(open_tiny):
+    with open_tiny(implicit=True) as runtime:
+        session = chat(runtime, "one", "two")
+        assert runtime.store.signal_count() == 1
+        runtime.store.delete_session(session)
+        assert runtime.store.signal_count() == 0 and runtime.store.signals_dropped() == 0
+        runtime.store.add_signals([SignalRow("gone", "implicit", "copied", 1, 1, 1, 0, 5)])
+        assert runtime.store.signal_count() == 0
