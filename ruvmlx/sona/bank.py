@@ -23,11 +23,12 @@ TAIL = 128  # new entries that may wait before they are sorted in
 NEIGHBOURS = 32
 PRIOR = 4.0  # ratings' worth of weight that the value starts with
 ALIKE = 0.5  # two questions this alike are one question
-SIMILAR = 0.3  # 97% of paraphrases are above, 99% of unrelated questions below (starter model)
+SIMILAR = 0.1  # examples must be this alike: 84% of one topic are, 19% of others (starter model)
 MERGE = 0.9
 PRUNE = 0.3
 _ITERATIONS = 8
 _DEAD = -1
+_ANY = np.array([True] * len(LABELS) + [False])
 _GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 
@@ -137,10 +138,13 @@ class ReasoningBank:
 
     # -- lookup --------------------------------------------------------------------------------------
 
-    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS) -> Found:
-        """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond."""
+    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Found:
+        """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond.
+
+        among [len(LABELS) + 1]: which labels are looked for; the last is that of removed entries.
+        """
         rows, similarity = self._compared(query)
-        similarity[self._labels[rows] == _DEAD] = -2.0
+        similarity[~among[self._labels[rows]]] = -2.0
         best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
         best = best[np.argsort(-similarity[best], kind="stable")]
         best = best[similarity[best] > -2.0]
@@ -201,11 +205,10 @@ class ReasoningBank:
         Liked: a reward of a half or more, or up, 4 or 5 where the user gives such to everything. Never by
         weaker signs.
         """
-        found = self.lookup(query, k)
-        labels, r = self._labels[found.rows], rewards(self.counts)
+        r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
-        good = (found.similarity >= similar) & liked[labels]
-        return [self._ids[row] for row in found.rows[good]]
+        found = self.lookup(query, k, np.append(liked, False))
+        return [self._ids[row] for row in found.rows[found.similarity >= similar]]
 
     # -- patterns ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ The ratings in force are the truth: after an undo, a rollback or another process
 store. Questions are embedded while the user reads (`settle`); before a reply only where examples are wanted.
 """
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -215,10 +216,10 @@ class Memory:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> Example | None:
-        """None for a reply that was cut short, or whose chat was deleted."""
+        """None for a reply whose chat was deleted, or of which nothing whole is left."""
         reply = self._store.reply(reply_id)
-        whole = reply.finish_reason == "stop" and reply.prompt.strip() and reply.text.strip()
-        return Example(reply.id, reply.prompt, reply.text) if whole else None
+        text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
+        return Example(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
 
     def status(self) -> MemoryStatus:
         self.sync()
@@ -237,6 +238,12 @@ def check_examples(n: int) -> int:
     if not 0 <= n <= MAX_EXAMPLES:
         raise UsageError(f"examples is {n}; it must be from 0 (none) to {MAX_EXAMPLES}.")
     return n
+
+
+def whole_sentences(text: str) -> str:
+    """A text that was cut off, up to its last whole line or sentence: an example must not end in mid-air."""
+    ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
+    return text[: ends[-1]].rstrip() if ends else ""
 
 
 def _plain(text: str) -> str:

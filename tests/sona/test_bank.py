@@ -12,6 +12,7 @@ from ruvmlx.models.base import Message
 from ruvmlx.sona import bank as bank_module
 from ruvmlx.sona import objective, signal
 from ruvmlx.sona.bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
+from ruvmlx.sona.memory import whole_sentences
 from ruvmlx.store import Store
 
 
@@ -401,7 +402,23 @@ def test_examples_leave_room_for_the_reply(open_tiny):
         assert row.examples == () and len(row.sampled_ids) == 3
 
 
-def test_replies_that_were_cut_short_or_deleted_are_no_examples(open_tiny):
+@pytest.mark.parametrize(
+    "text,whole",
+    [
+        ("With water. And mi", "With water."),
+        ("1. Tea\n2. Milk\n3. sug", "1. Tea\n2. Milk"),
+        ('He said "no." Then h', 'He said "no."'),
+        ("用水。再", "用水。"),
+        ("no end", ""),
+        ("Whole.", "Whole."),
+        ("", ""),
+    ],
+)
+def test_what_was_cut_off_ends_with_a_whole_sentence(text, whole):
+    assert whole_sentences(text) == whole
+
+
+def test_replies_of_which_nothing_whole_is_left_are_no_examples(open_tiny):
     with open_tiny(examples=8) as runtime:
         cut = liked(runtime, "how is tea made?", "with wat")
         runtime.store._db.execute("UPDATE replies SET finish_reason = 'length' WHERE id = ?", (cut,))
