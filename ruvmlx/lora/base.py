@@ -1,6 +1,6 @@
 """BaseLoRA: low-rank changes of any linear layers, what the background loop trains.
 
-    y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
+y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
 
 import io
