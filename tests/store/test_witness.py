@@ -10,8 +10,9 @@ import sys
 import time
 
 import pytest
+from ruvmlx.apps.cli.settings import _CHECKS
 
-from ruvmlx.errors import StoreError
+from ruvmlx.errors import RuvmlxError, StoreError
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 from ruvmlx.store.witness import GENESIS, canonical
@@ -214,9 +215,6 @@ def test_kill_9_leaves_a_whole_chain_with_every_acknowledged_row(path):
 
 
 def test_doctor_checks_the_chain_and_says_where_it_breaks(store, tamper):
-    from ruvmlx.apps.cli.settings import _CHECKS
-    from ruvmlx.errors import RuvmlxError
-
     learned(store)
     assert _CHECKS["witness log"]().startswith("7 rows, unbroken")
     tamper("UPDATE witness SET time = 5 WHERE seq = 4")
