@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..lora.base import BaseLoRA, Pair
-from .cpu_layers import CPUAttention, CPUMLP
+from .cpu_layers import CPUMLP, CPUAttention
 from .mx import mx, nn
 
 

@@ -7,6 +7,7 @@ import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,8 @@ class BaseLoRA:
         return sum(a.nbytes + b.nbytes for a, b in self.pairs.values())
 
     def to_bytes(self) -> bytes:
-        out, arrays = io.BytesIO(), {"scale": np.float32(self.scale)}
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {"scale": np.float32(self.scale)}
         for (module, layer), (a, b) in self.pairs.items():
             arrays |= {f"{layer}.{module}.a": a, f"{layer}.{module}.b": b}
         np.savez(out, **arrays)

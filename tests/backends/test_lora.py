@@ -66,7 +66,7 @@ def model(request, tmp_path):
 
 @pytest.mark.parametrize("name", OPEN)
 def test_agrees_with_fused_weights(model, name):
-    """All modules at odd ranks, the head too: prefill, decode, verify and head; then as if nothing had been."""
+    """All modules, the head too, at odd ranks: prefill, decode, verify, head; then as if it never was."""
     base, backend = random_base(model.config), OPEN[name](model)
     before = walk(backend, TOKENS)
     backend.set_lora(base)
