@@ -103,11 +103,25 @@ def _adapter() -> str:
     return f"{name}, version {version}, {len(ledger.ratings())} ratings"
 
 
+def _witness() -> str:
+    from ruvmlx.store import Store
+    from ruvmlx.store.audit import disagreement
+
+    store = Store(settings.store_file())
+    chain = store.check_chain()
+    if chain.broken is not None:
+        raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
+    if wrong := disagreement(store):
+        raise RuvmlxError(f"the store and its witness log disagree: {wrong}")
+    return f"{chain.rows} rows, unbroken; the last hash begins with {chain.head[:16]}"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "installation": _python,
     "native library": _library,
     "backend": _backend,
     "store": _store,
+    "witness log": _witness,
     "model": _model,
     "adapter": _adapter,
 }

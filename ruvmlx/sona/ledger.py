@@ -69,7 +69,7 @@ class Ledger:
             version = self.version()
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.move_head(*self._mine, self.adapter(version).parent)
+            self._store.move_head(*self._mine, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import NotFound
 from .database import vector
 from .replies import Replies
+from .witness import digest
 
 KEEP_VERSIONS = 64  # ancestors of the head, and newest versions, whose weights are kept
 
@@ -113,6 +114,8 @@ class Adapters(Replies):
         )
         self._set_head(fingerprint, name, version)
         self._forget_old_states(fingerprint, name, version)
+        facts = {"version": version, "parent": parent, "state": digest(state), "kl": kl, "norm": norm}
+        self.record("version", {"model": fingerprint, "adapter": name, **facts})
         return version
 
     def _forget_old_states(self, fingerprint: str, name: str, head: int) -> None:
@@ -128,13 +131,15 @@ class Adapters(Replies):
             "INSERT OR REPLACE INTO adapter_heads VALUES (?, ?, ?)", (fingerprint, name, version)
         )
 
-    def move_head(self, fingerprint: str, name: str, version: int) -> None:
+    def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
         """Make an existing version (0: none) the head; the ratings that led to it are in force.
 
         Call inside a transaction.
         """
         if version != 0:
             self.adapter(fingerprint, name, version)
+        moved = {"version_before": self.adapter_version(fingerprint, name), "version": version}
+        self.record(why, {"model": fingerprint, "adapter": name, **moved})
         self._set_head(fingerprint, name, version)
         mine = (fingerprint, name, version, _ALL)
         self._db.execute(
@@ -155,11 +160,13 @@ class Adapters(Replies):
             "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ? AND reply_id = ?",
             (fingerprint, name, reply_id),
         )
-        self._db.execute(
+        made = self._db.execute(
             "INSERT INTO ratings (fingerprint, adapter, version, reply_id, rating, note, weight,"
             " in_force, created) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)",
             (fingerprint, name, version, reply_id, rating, note, weight, time.time()),
         )
+        facts = {"id": made.lastrowid, "reply": reply_id, "rating": rating, "weight": weight}
+        self.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
 
     def ratings(self, fingerprint: str, name: str) -> list[RatingRow]:
         """Ratings in force, the oldest first."""

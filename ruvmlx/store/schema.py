@@ -42,6 +42,17 @@ CREATE TABLE ratings (  -- version: the one that this rating made
 CREATE INDEX ratings_by_reply ON ratings(reply_id);
 CREATE INDEX ratings_by_adapter ON ratings(fingerprint, adapter, in_force, id);
 CREATE TABLE neutral (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE witness (  -- a hash chain, see witness.py; time is in ns since 1970
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
+  previous TEXT NOT NULL, hash TEXT NOT NULL
+);
+CREATE TRIGGER witness_no_update BEFORE UPDATE ON witness
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
+CREATE TRIGGER witness_no_delete BEFORE DELETE ON witness
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
+CREATE TRIGGER witness_no_insert_before BEFORE INSERT ON witness
+  WHEN NEW.seq != (SELECT coalesce(max(seq), 0) + 1 FROM witness)
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
 """
 
 
