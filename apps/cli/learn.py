@@ -53,19 +53,20 @@ def _ledger(flags: dict[str, Any]):
 
 
 def _show_status(status: Any, as_json: bool) -> None:
+    last = status.last.report if status.last else {}
     facts = {
         "ratings": status.ratings,
         "updates": status.updates,
-        "pending": status.updates,
-        "consolidations": 0,
+        "pending": status.pending,
+        "consolidations": status.consolidations,
         "adapter_version": status.adapter_version,
         "kl": status.kl,
         "kl_cap": status.kl_cap,
         "micro_norm": status.micro_norm,
         "versions": status.versions,
-        "ppl_change": None,
-        "promoted": None,
-        "reason": None,
+        "ppl_change": last.get("ppl_change"),
+        "promoted": last.get("promoted"),
+        "reason": last.get("reason"),
     }
     if as_json:
         print_json(facts)

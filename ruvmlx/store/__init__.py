@@ -1,6 +1,6 @@
 """What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
 
-Store adds the tables up, one file each: Database < Witness < Chats < Replies < Adapters.
+Store adds the tables up, one file each: Database < Witness < Chats < Replies < Bases < Adapters.
 """
 
 from .adapters import AdapterRow, HeadMoved, RatingRow

@@ -28,8 +28,19 @@ CREATE TABLE traces (
 );
 CREATE TABLE adapters (  -- a tree; state is NULL where it is no longer kept
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER NOT NULL,
-  state BLOB, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
+  base INTEGER NOT NULL, state BLOB, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
   PRIMARY KEY (fingerprint, name, version)
+);
+CREATE TABLE bases (  -- what versions stand on; state is NULL where it is no longer kept
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, id INTEGER NOT NULL, state BLOB, report TEXT NOT NULL,
+  created REAL NOT NULL, PRIMARY KEY (fingerprint, name, id)
+);
+CREATE TABLE attempts (  -- consolidations; version is NULL where one was refused
+  id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, name TEXT NOT NULL,
+  parent INTEGER NOT NULL, version INTEGER, report TEXT NOT NULL, created REAL NOT NULL
+);
+CREATE TABLE trainings (
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, PRIMARY KEY (fingerprint, name)
 );
 CREATE TABLE adapter_heads (
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY (fingerprint, name)
