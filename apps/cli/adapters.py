@@ -11,6 +11,7 @@ from ruvmlx.errors import UsageError
 
 from .options import adapter_name, resolve
 from .output import json_option, log, print_json, show, show_facts
+from .settings import note_setting
 
 _model = click.option(
     "--model", "-m", help="Model that the adapter belongs to; the starter model by default."
@@ -106,6 +107,7 @@ def list_adapters(as_json: bool) -> None:
 def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
     """Use NAME from now on; a new name begins from the untouched model, none learns nothing."""
     path = config.save("adapter", name)
+    note_setting("adapter", name)
     setting = config.load()["adapter"]
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")

@@ -53,6 +53,11 @@ class Witness(Database):
         row = (seq + 1, time.time_ns(), kind, canonical(body), previous)
         self._db.execute("INSERT INTO witness VALUES (?, ?, ?, ?, ?, ?)", (*row, _hash(*row)))
 
+    def note(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Append a row about something that the store itself does not hold: a policy, a setting."""
+        with self.transaction():
+            self.record(kind, body)
+
     def _last(self) -> tuple[int, str]:
         row = self._row("SELECT seq, hash FROM witness ORDER BY seq DESC LIMIT 1")
         return (row[0], row[1]) if row else (0, GENESIS)

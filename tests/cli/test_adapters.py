@@ -170,3 +170,15 @@ def test_fuse_writes_a_model_that_says_what_the_adapter_says(learned, tmp_path, 
     assert load_model(str(tmp_path / "out")).config == load_model(str(tiny_folder)).config
     code, _, err = learned("adapters", "fuse", str(tmp_path / "out"))
     assert code == 2 and "exists" in err
+
+
+def test_what_is_used_and_how_caches_are_kept_is_in_the_witness_log(learned, home):
+    learned("adapters", "use", "mine")
+    learned("config", "set", "kv", "f16")
+    learned("config", "set", "system", "my secret")  # words do not belong there
+    learned("adapters", "save", "copy", "--adapter", "default")
+    learned("adapters", "rm", "copy")
+    rows = Store(home / "ruvmlx.db").witnessed()
+    settings = [(r.body["name"], r.body["value"]) for r in rows if r.kind == "setting"]
+    assert settings == [("adapter", "mine"), ("kv", "f16")]
+    assert [r.kind for r in rows if r.kind in ("save", "remove")] == ["save", "remove"] and sound(home)

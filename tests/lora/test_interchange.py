@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import AdapterMismatch, CorruptFile, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base import MODULES, BaseLoRA
@@ -91,6 +92,10 @@ def test_mlx_lm_itself_loads_what_we_export(folder, config, tmp_path, with_micro
     untouched, wanted = logits(mlx_lm_model(folder)), dense_twin(folder, change)
     assert np.abs(wanted - untouched).max() > 0.1
     np.testing.assert_allclose(logits(theirs), wanted, atol=1e-4 * np.abs(wanted).max())
+    ours = ReferenceBackend(load_model(str(folder)))
+    ours.set_lora(load(tmp_path / "out", config))
+    got = ours.head(ours.hidden_states(TOKENS))
+    np.testing.assert_allclose(got, logits(theirs), atol=1e-4 * np.abs(wanted).max())
 
 
 def test_an_adapter_that_mlx_lm_trained_is_read(folder, config, tmp_path):
