@@ -320,3 +320,24 @@ def test_folders_that_are_none_and_folders_of_others(config, tmp_path):
         export(change, config, tmp_path / "mine", "peft")
     with pytest.raises(UsageError, match="nothing yet"):
         export(BaseLoRA({}), config, tmp_path / "x", "peft")
+
+
+@pytest.mark.parametrize("kind, bits", [("mlx-lm", 32), ("mlx-lm", 4), ("peft", 32)])
+def test_mutated_folders_are_refused_in_one_line_or_hold_finite_weights(config, tmp_path, kind, bits):
+    """400 copies with a few bytes changed in the settings or the tensors' header, or cut short."""
+    rng, out = np.random.default_rng(12), tmp_path / "out"
+    export(a_change(config, rng), config, out, kind, bits)
+    files = {path: path.read_bytes() for path in out.iterdir()}
+    for i in range(400):
+        path = sorted(files)[i % len(files)]
+        data = bytearray(files[path])
+        for at in rng.integers(0, min(len(data), 3000), rng.integers(1, 4)):
+            data[at] = rng.integers(256)
+        path.write_bytes(data[: rng.integers(len(data))] if i % 7 == 0 else data)
+        try:
+            found = load(out, config)
+        except RuvmlxError as e:
+            assert "\n" not in str(e)
+        else:
+            assert all(np.isfinite(w).all() for pair in found.pairs.values() for w in pair)
+        path.write_bytes(files[path])
