@@ -8,7 +8,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
@@ -21,6 +21,9 @@ from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
 from .sona.trace import Trace
 from .store import ReplyRow, Store
+
+if TYPE_CHECKING:
+    from .sona.background import Background, Settings
 
 __all__ = ["LearnStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -54,6 +57,7 @@ class Runtime:
         self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
         self.learner = Learner(store, model, backend, adapter) if adapter else None
         self.last_reply_id: str | None = None
+        self._background: Background | None = None
 
     @classmethod
     def open(
@@ -83,6 +87,8 @@ class Runtime:
             raise
 
     def close(self) -> None:
+        if self._background is not None:
+            self._background.close()
         self.store.close()
 
     def __enter__(self) -> "Runtime":
@@ -239,6 +245,31 @@ class Runtime:
 
     def status(self) -> LearnStatus:
         return self._learner().ledger.status()
+
+    def consolidate(
+        self,
+        progress: Callable[[int, int, float], None] | None = None,
+        cancel: threading.Event | None = None,
+        settings: "Settings | None" = None,
+    ) -> dict[str, Any]:
+        """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
+
+        progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
+        stopped goes on where it was at the next call, in another process too.
+        """
+        return self._background_loop(settings).run(progress, cancel)
+
+    def background_due(self) -> bool:
+        """Should `consolidate` be called when nobody waits?"""
+        return self.learner is not None and self.learner.ledger.due()
+
+    def _background_loop(self, settings: "Settings | None" = None) -> "Background":
+        """Imported when wanted: MLX starts with it."""
+        from .sona.background import Background
+
+        if self._background is None or settings is not None:
+            self._background = Background(self._learner(), self.model, settings)
+        return self._background
 
     def _learner(self) -> Learner:
         if self.learner is None:

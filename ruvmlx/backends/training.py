@@ -67,7 +67,7 @@ class Trainer:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._graph = None
+        del self._graph
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
@@ -186,7 +186,7 @@ class Trainer:
         q, k = own.rope(q), own.rope(k)
         q = (q * own.scale).reshape(g, -1, n, d)
         scores = q @ k[0][:, None].swapaxes(-1, -2) + self._positions.mask(n, n).astype(q.dtype)
-        p = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)
+        p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
         out = p @ v[0][:, None]
         return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
 
