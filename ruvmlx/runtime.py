@@ -8,7 +8,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
@@ -22,6 +22,9 @@ from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
 from .sona.trace import Trace
 from .store import NamedRow, ReplyRow, Store
+
+if TYPE_CHECKING:
+    from .sona.background import Background, Settings
 
 __all__ = ["LearnStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -56,6 +59,7 @@ class Runtime:
         self._adapters = Residency(lambda name: Learner(store, model, backend, name), lambda x: x.nbytes)
         self.learner = self._adapters.get(adapter) if adapter else None
         self.last_reply_id: str | None = None
+        self._background: Background | None = None
 
     @classmethod
     def open(
@@ -85,6 +89,8 @@ class Runtime:
             raise
 
     def close(self) -> None:
+        if self._background is not None:
+            self._background.close()
         self.store.close()
 
     def __enter__(self) -> "Runtime":
@@ -242,6 +248,31 @@ class Runtime:
     def status(self) -> LearnStatus:
         return self._learner().ledger.status()
 
+    def consolidate(
+        self,
+        progress: Callable[[int, int, float], None] | None = None,
+        cancel: threading.Event | None = None,
+        settings: "Settings | None" = None,
+    ) -> dict[str, Any]:
+        """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
+
+        progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
+        stopped goes on where it was at the next call, in another process too.
+        """
+        return self._background_loop(settings).run(progress, cancel)
+
+    def background_due(self) -> bool:
+        """Should `consolidate` be called when nobody waits?"""
+        return self.learner is not None and self.learner.ledger.due()
+
+    def _background_loop(self, settings: "Settings | None" = None) -> "Background":
+        """Imported when wanted: MLX starts with it."""
+        from .sona.background import Background
+
+        if self._background is None or settings is not None:
+            self._background = Background(self._learner(), self.model, settings)
+        return self._background
+
     # -- adapters ------------------------------------------------------------------------------------
 
     def use_adapter(self, name: str | None) -> None:
@@ -253,6 +284,7 @@ class Runtime:
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("none is no adapter's name; give another.")
         self.settle()
+        self._background = None  # it trains the adapter that was in use
         if name is None:
             self.learner = None
             self.backend.set_lora(None)

@@ -96,6 +96,10 @@ class Learner:
         self.stand()
 
     @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    @property
     def state(self) -> State:
         return self._state
 
@@ -150,6 +154,10 @@ class Learner:
         return Ground(
             lora, self._frozen.under(self._backend, self._model.tokenizer, self._model.config.max_context)
         )
+
+    def untouched(self) -> None:
+        """Put the model without any base into the backend; `stand` ends it."""
+        self._backend.set_lora(None)
 
     def stand(self) -> None:
         """The backend has the base in use."""

@@ -12,6 +12,9 @@ from ..store import AdapterRow, RatingRow, Store
 from ..store.bases import Attempt, RatedReply
 from .instant import KL_CAP
 
+MINIMUM = 10  # ratings that the background loop wants to see
+DUE = 16  # new ratings after which it starts by itself
+
 
 @dataclass(frozen=True)
 class LearnStatus:
@@ -111,6 +114,15 @@ class Ledger:
         """The newest version on the way to the one in use that brought a base; 0: none did."""
         found = self._store.promotions(*self._mine, self.version())
         return found[-1] if found else 0
+
+    def due(self) -> bool:
+        """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        ratings, attempts = self.ratings(), self.attempts()
+        if len(ratings) < MINIMUM:
+            return False
+        seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
+        new = sum(r.version_after > seen for r in ratings)
+        return new >= DUE or (new > 0 and self.training() is not None)
 
     def training(self) -> bytes | None:
         return self._store.training(*self._mine)

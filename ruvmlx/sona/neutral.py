@@ -5,6 +5,7 @@ over the answers come the directions in which MicroLoRA reads, and the contexts 
 frozen model is measured.
 """
 
+import hashlib
 import io
 import json
 import zipfile
@@ -82,14 +83,18 @@ class Neutral:
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
-        np.savez(out, contexts=self.contexts, mean=self.mean, directions=self.directions)
+        np.savez(
+            out, contexts=self.contexts, mean=self.mean, directions=self.directions, text=np.array(_digest())
+        )
         return out.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes, head) -> "Neutral | None":
-        """None if damaged: it can be measured again."""
+        """None if damaged, or if it is of another text: it can be measured again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                if str(f["text"]) != _digest():
+                    return None
                 return cls(f["contexts"], f["mean"], f["directions"], head)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
@@ -115,6 +120,11 @@ def chosen(states: np.ndarray, count: int) -> np.ndarray:
 def texts() -> list[tuple[str, str]]:
     """(question, answer) of the neutral text."""
     return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
+
+
+def _digest() -> str:
+    """The text's name."""
+    return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
 def read(backend: Backend, tokenizer: Tokenizer, max_context: int) -> np.ndarray:
