@@ -7,6 +7,8 @@ changed ones are never quantised again, which would round most of the change awa
 is untied: the embedding keeps its own weights.
 """
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,17 +59,21 @@ def fuse(
 
     dequantise: spread quantised matrices out too, for tools that do not read MLX's layout.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
     weights = model.load_weights()
     pairs = {full_name(place): pair for place, pair in change.pairs.items()}
     kind = _dtype(dtype or _own_dtype(weights))
     source = _Source(model, weights, pairs, change.scale, kind, dequantise)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(source, folder)
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:  # the folder appears whole or not at all
+        fresh.mkdir(parents=True)
+        _write(source, fresh)
+        fresh.rename(folder)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _write(source: _Source, folder: Path) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from .adapters import Adapters
 from .witness import digest
 
+_MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
+
 
 def disagreement(store: Adapters) -> str:
     """The first adapter version, base or rating that the log does not know as it is; "" if all agree.
@@ -12,7 +14,8 @@ def disagreement(store: Adapters) -> str:
     A row that is gone is no disagreement: adapters and old weights may be deleted.
     """
     versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
-    return _weights(store, *versions) or _weights(store, *bases) or _ratings(store)
+    with store.reading():
+        return _weights(store, *versions) or _weights(store, *bases) or _ratings(store) or _heads(store)
 
 
 def _weights(store: Adapters, kind: str, table: str, number: str) -> str:
@@ -34,6 +37,18 @@ def _ratings(store: Adapters) -> str:
     for rating_id, *facts in store._rows(sql):
         if known.get(rating_id) != tuple(facts):
             return f"rating {rating_id} is not what was written"
+    return ""
+
+
+def _heads(store: Adapters) -> str:
+    """Is every version in use the one that was put in use last?"""
+    last: dict[tuple[str, str], int] = {}
+    for row in store.witnessed():
+        if row.kind in _MOVES:
+            last[row.body["model"], row.body["adapter"]] = row.body["version"]
+    for fingerprint, name, version in store._rows("SELECT fingerprint, name, version FROM adapter_heads"):
+        if last.get((fingerprint, name)) != version:
+            return f"adapter {name!r} is at version {version}, which nothing in the log led to"
     return ""
 
 
