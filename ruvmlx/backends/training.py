@@ -9,9 +9,11 @@ The head is linear and not trained here, so its part of the chain is these formu
 differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from .mx import BLAS, mx, nn
 
 MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
 SLICES = 10  # of a pass over the layers, between which the caller is asked whether to go on
+KNOWN = 512  # texts whose states in front of the first trained layer are kept
 TARGETS = MODULES[:7]  # attention and MLP
 
 
@@ -46,7 +49,10 @@ class Text:
         return len(self.tokens) - self.first
 
 
-Value = tuple[mx.array, mx.array]  # a number, its gradient by the hidden states [n, D]
+Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V]
+Pairs = dict[Place, Pair]
+Weigh = Callable[[float], float]
+Pause = Callable[[], None]  # called between slices; may raise to leave
 
 
 class Trainer:
@@ -63,11 +69,12 @@ class Trainer:
         self._positions = cpu_layers.Positions(self._graph.model.layers[0].self_attn.rope, model.config)
         self._dtype = how.dtype
         self._own = how.dtype == mx.float32 and kind == "cpu"
+        self._known: OrderedDict[tuple[Text, int], mx.array] = OrderedDict()
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
         """Give the memory back."""
-        del self._graph
+        del self._graph, self._known
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
@@ -82,18 +89,27 @@ class Trainer:
             ]
 
     def reply(
-        self, base: BaseLoRA, text: Text, pause: Callable[[], None] | None = None
-    ) -> tuple[float, dict[Place, Pair]]:
-        """Mean log-probability of what was said, and its gradient by the base's factors."""
-        return self._run(base, text, partial(_logprob, said=mx.array(text.tokens[text.first :])), pause)
+        self, base: BaseLoRA, text: Text, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
+    ) -> tuple[float, Pairs]:
+        """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
+
+        Where the weight is 0 there is no gradient, and no way back.
+        """
+        said = mx.array(text.tokens[text.first :])
+        return self._run(base, text, partial(_logprob, said=said), weigh, pause)
 
     def neutral(
-        self, base: BaseLoRA, text: Text, frozen: np.ndarray, pause: Callable[[], None] | None = None
-    ) -> tuple[float, dict[Place, Pair]]:
+        self,
+        base: BaseLoRA,
+        text: Text,
+        frozen: np.ndarray,
+        weigh: Weigh = lambda value: 1.0,
+        pause: Pause | None = None,
+    ) -> tuple[float, Pairs]:
         """Mean KL(frozen || p) and its gradient. frozen: hidden states of the untouched model [n, D]."""
         with mx.stream(self._device):
             logits = graph.head(self._graph, mx.array(frozen).astype(self._dtype)).astype(mx.float32)
-        return self._run(base, text, partial(_divergence, frozen=logits), pause)
+        return self._run(base, text, partial(_divergence, frozen=logits), weigh, pause)
 
     def hidden(self, base: BaseLoRA | None, text: Text) -> np.ndarray:
         """Inputs of the head where something was said [n, D]; None: the untouched model's."""
@@ -103,7 +119,14 @@ class Trainer:
 
     # -- one text ------------------------------------------------------------------------------------
 
-    def _run(self, base: BaseLoRA, text: Text, value: Callable[[mx.array], Value], pause):
+    def _run(
+        self,
+        base: BaseLoRA,
+        text: Text,
+        value: Callable[[mx.array], Value],
+        weigh: Weigh,
+        pause: Pause | None,
+    ) -> tuple[float, Pairs]:
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops: list[mx.array] = []
@@ -115,13 +138,14 @@ class Trainer:
                 out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
-            factors = self._factors(base)
-            _, grads = mx.value_and_grad(loss)(factors)
-            for array in _in_slices([*stops, out[0]], grads):
-                mx.eval(array)
-                if pause is not None:
-                    pause()
-            return out[0].item(), self._pairs(base, grads)
+            _, grads = mx.value_and_grad(loss)(self._factors(base))
+            _evaluate(([x] for x in (*stops, out[0])), pause)
+            number = float(cast(float, out[0].item()))
+            weight = weigh(number)
+            if weight == 0:
+                return number, {}
+            _evaluate(_from_the_last_layer(grads), pause)
+            return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
         """The body's factors under flat names, the scale in lora_b."""
@@ -132,12 +156,12 @@ class Trainer:
                 out[f"{layer}.{module}.b"] = mx.array(b * np.float32(base.scale))
         return out
 
-    def _pairs(self, base: BaseLoRA, grads: Mapping[str, mx.array]) -> dict[Place, Pair]:
+    def _pairs(self, base: BaseLoRA, grads: Mapping[str, mx.array], weight: float) -> Pairs:
         out = {}
         for module, layer in base.pairs:
             if module != "lm_head":
                 a, b = (np.array(grads[f"{layer}.{module}.{f}"]) for f in "ab")
-                out[module, layer] = (a, b * np.float32(base.scale))
+                out[module, layer] = (a * np.float32(weight), b * np.float32(base.scale * weight))
         return out
 
     def _valued(self, hidden: mx.array, value: Callable[[mx.array], Value]) -> Value:
@@ -158,15 +182,27 @@ class Trainer:
 
     def _body(self, factors: Mapping[str, mx.array], text: Text, stops: list[mx.array]) -> mx.array:
         """-> hidden [n, D], what predicts the tokens that were said; `stops` gets a few states on the way."""
-        tokens = mx.array([text.tokens[:-1]])
-        x = self._graph.model.embed_tokens(tokens)[0]
         layers = self._graph.model.layers
-        every = -(-len(layers) // SLICES)
-        for i, layer in enumerate(layers):
-            x = self._layer(x, layer, partial(_linear, factors, i))
+        first = min((int(name.split(".")[0]) for name in factors), default=len(layers))
+        x, every = self._below(text, first), -(-len(layers) // SLICES)
+        for i in range(first, len(layers)):
+            x = self._layer(x, layers[i], partial(_linear, factors, i))
             if i % every == every - 1:
                 stops.append(x)
         return self._graph.model.norm(x[text.first - 1 :])
+
+    def _below(self, text: Text, first: int) -> mx.array:
+        """The text in front of layer `first`, [T, D]: no training changes it, so it is computed once."""
+        x = self._known.pop((text, first), None)
+        if x is None:
+            x = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0]
+            for layer in self._graph.model.layers[:first]:
+                x = self._layer(x, layer, partial(_linear, {}, 0))
+            mx.eval(x)
+        self._known[text, first] = x
+        while len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+        return x
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable) -> mx.array:
         """x [T, D] -> [T, D]."""
@@ -255,9 +291,16 @@ def _divergence(logits: mx.array, frozen: mx.array) -> Value:
     return kl.mean(), (p - q) * (1.0 / len(logits))
 
 
-def _in_slices(values: Sequence[mx.array], grads: Mapping[str, mx.array]) -> Iterator[list[mx.array]]:
-    """What to evaluate step by step: the way forward, then the gradients from the last layer to the first."""
-    yield from ([v] for v in values)
+def _evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
+    """One slice after another: what a later one needs of an earlier one is kept until then."""
+    for arrays in slices:
+        mx.eval(*arrays)
+        if pause is not None:
+            pause()
+
+
+def _from_the_last_layer(grads: Mapping[str, mx.array]) -> Iterator[list[mx.array]]:
+    """The gradients of a few layers at a time."""
     layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
     every = max(1, -(-len(layers) // SLICES))
     for start in range(0, len(layers), every):

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Settings:
     nll: float = 0.1
     kl: float = 0.5
     modules: tuple[str, ...] = TARGETS
+    depth: float = 1.0  # share of the layers that is trained, counted from the last
     minimum: int = MINIMUM
 
     def rate(self, step: int) -> float:
@@ -129,7 +131,8 @@ class Background:
         state, old = self._learner.state, self._learner.base
         rng, pairs = np.random.default_rng(state.version), {}
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
-        for layer in range(self._model.config.n_layers):
+        layers = self._model.config.n_layers
+        for layer in range(layers - max(1, round(layers * self.settings.depth)), layers):
             for module in self.settings.modules:
                 known = old.pairs.get((module, layer)) if old else None
                 pairs[module, layer] = (
@@ -175,20 +178,17 @@ class Background:
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, gathered text by text."""
         assert self._trainer is not None
-        base, trainer, total, loss = training.base, self._trainer, _Sum(), 0.0
+        base, trainer, total = training.base, self._trainer, _Sum()
         examples, texts = buffer.batch(training.facts["version"], training.step)
         for example in examples:
-            now, grads = trainer.reply(base, example.text, pause)
-            c = coefficient(example, now, frozen[example.reply_id], self.settings.nll)
-            loss -= c * now / len(examples)
-            total.add(grads, -c / len(examples))
+            push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
+            total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))
         for text in texts:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text)
-            kl, grads = trainer.neutral(base, text, self._frozen[text], pause)
-            loss += self.settings.kl * kl / len(texts)
-            total.add(grads, self.settings.kl / len(texts))
-        return loss, total.pairs
+            hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
+            total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
+        return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Background:
                 continue
 
 
-def coefficient(example: Example, now: float, frozen: float, nll: float) -> float:
+def coefficient(example: Example, frozen: float, nll: float, now: float) -> float:
     """How hard the reply's mean log-probability is pushed up, or down below zero. Means per token, nats."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
     if w < 0:  # what it would hardly say any more needs no push: TOPR's taper, as in trace.py
@@ -231,20 +231,30 @@ def coefficient(example: Example, now: float, frozen: float, nll: float) -> floa
 
 
 class _Sum:
-    """Weighted gradients, added up."""
+    """Losses and gradients of a step, added up."""
 
     def __init__(self) -> None:
-        self.pairs: dict[Place, Pair] = {}
+        self.loss, self.pairs = 0.0, dict[Place, Pair]()
+        self._weight = 0.0
 
-    def add(self, grads: dict[Place, Pair], weight: float) -> None:
-        c = np.float32(weight)
-        for place, (a, b) in grads.items():
+    def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
+        """The same weight times share, remembered for the text's loss."""
+
+        def weight(value: float) -> float:
+            self._weight = weigh(value) * share
+            return self._weight
+
+        return weight
+
+    def add(self, value: float, grads: dict[Place, Pair]) -> None:
+        """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
+        self.loss += self._weight * value
+        for place, pair in grads.items():
             if place in self.pairs:
-                total_a, total_b = self.pairs[place]
-                total_a += c * a
-                total_b += c * b
+                for total, more in zip(self.pairs[place], pair, strict=True):
+                    total += more
             else:
-                self.pairs[place] = (c * a, c * b)
+                self.pairs[place] = pair
 
 
 def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:

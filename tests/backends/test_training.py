@@ -107,7 +107,7 @@ def test_packed_weights_as_on_a_gpu(tmp_path, monkeypatch):
 def test_a_pass_can_be_left_between_slices(model):
     base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
     calls = []
-    want = trainer.reply(base, TEXT, lambda: calls.append(1))
+    want = trainer.reply(base, TEXT, pause=lambda: calls.append(1))
     assert len(calls) >= model.config.n_layers + 2
 
     def stop():
@@ -116,9 +116,27 @@ def test_a_pass_can_be_left_between_slices(model):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trainer.reply(base, TEXT, stop)
+        trainer.reply(base, TEXT, pause=stop)
     again = trainer.reply(base, TEXT)
     assert again[0] == want[0]
+
+
+def test_weights_and_the_upper_layers_alone(model):
+    """A weight scales the gradients, 0 spares the way back; what lies below the trained layers is read once."""
+    whole, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
+    value, _ = trainer.reply(whole, TEXT)
+    seen = []
+    again, none = trainer.reply(whole, TEXT, lambda v: seen.append(v) or 0.0)
+    assert again == pytest.approx(value, abs=1e-5) and none == {} and seen == [again]
+    last = model.config.n_layers - 1
+    upper = BaseLoRA({p: pair for p, pair in whole.pairs.items() if p[1] == last}, whole.scale)
+    lower = BaseLoRA({p: (a, 0 * b) for p, (a, b) in whole.pairs.items()} | dict(upper.pairs), whole.scale)
+    for _ in range(2):
+        got, want = trainer.reply(upper, TEXT, lambda v: -2.5), trainer.reply(lower, TEXT)
+        assert got[0] == pytest.approx(want[0], abs=1e-5)
+        for place in upper.pairs:
+            for x, y in zip(got[1][place], want[1][place], strict=True):
+                np.testing.assert_allclose(x, -2.5 * y, rtol=1e-3, atol=1e-5)
 
 
 def test_only_named_places_have_gradients(model):

@@ -244,7 +244,7 @@ def test_a_fifth_is_held_out_by_id():
 def test_the_push_fades_with_the_log_ratio(rating, reward):
     """DRO: full at the frozen model, none when the reply is far enough on its way."""
     example = Example("a", rating, Text((1, 2), 1), reward, 0.0, 1, None)
-    pushes = [coefficient(example, -2.0 + reward * moved, -2.0, 0.0) * reward for moved in (0, 1, 2, 4.5)]
+    pushes = [coefficient(example, -2.0, 0.0, -2.0 + reward * moved) * reward for moved in (0, 1, 2, 4.5)]
     assert pushes[0] == pytest.approx(1.0) and pushes[-1] == pytest.approx(0.0, abs=1e-6)
     assert pushes == sorted(pushes, reverse=True)
 
