@@ -8,21 +8,25 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
 from .backends.select import cache_policy, open_backend
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
-from .errors import NotFound
+from .errors import NotFound, UsageError
+from .lora.residency import Residency, Resident
 from .models.base import Message, Model
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
 from .sona.memory import MemoryStatus, check_examples
 from .sona.signal import Pace
 from .sona.trace import Trace
-from .store import ReplyRow, Store
+from .store import NamedRow, ReplyRow, Store
+
+if TYPE_CHECKING:
+    from .sona.background import Background, Settings
 
 __all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -58,9 +62,13 @@ class Runtime:
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
         self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
-        self.learner = Learner(store, model, backend, adapter, not learn, implicit) if adapter else None
+        self._adapters = Residency(
+            lambda name: Learner(store, model, backend, name, learn, implicit), lambda x: x.nbytes
+        )
+        self.learner = self._adapters.get(adapter) if adapter else None
         self._pace = Pace()
         self.last_reply_id: str | None = None
+        self._background: Background | None = None
 
     @classmethod
     def open(
@@ -96,9 +104,11 @@ class Runtime:
             raise
 
     def close(self) -> None:
+        if self._background is not None:
+            self._background.close()
         try:
-            if self.learner is not None:
-                self.learner.memory.flush()
+            for learner in self._adapters.loaded():
+                learner.memory.flush()
         finally:
             self.store.close()
 
@@ -303,6 +313,58 @@ class Runtime:
 
     def status(self) -> LearnStatus:
         return self._learner().ledger.status()
+
+    def consolidate(
+        self,
+        progress: Callable[[int, int, float], None] | None = None,
+        cancel: threading.Event | None = None,
+        settings: "Settings | None" = None,
+    ) -> dict[str, Any]:
+        """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
+
+        progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
+        stopped goes on where it was at the next call, in another process too.
+        """
+        return self._background_loop(settings).run(progress, cancel)
+
+    def background_due(self) -> bool:
+        """Should `consolidate` be called when nobody waits?"""
+        return self.learner is not None and self.learner.ledger.due()
+
+    def _background_loop(self, settings: "Settings | None" = None) -> "Background":
+        """Imported when wanted: MLX starts with it."""
+        from .sona.background import Background
+
+        if self._background is None or settings is not None:
+            self._background = Background(self._learner(), self.model, settings)
+        return self._background
+
+    # -- adapters ------------------------------------------------------------------------------------
+
+    def use_adapter(self, name: str | None) -> None:
+        """Go on with another adapter (None: without one), in the middle of a chat: the model stays loaded.
+
+        Chats keep their KV caches where only the head differs; under another base they are read again at
+        their next turn.
+        """
+        if name is not None and config.parse("adapter", name, "the request") == "none":
+            raise UsageError("none is no adapter's name; give another.")
+        self.settle()
+        self._background = None  # it trains the adapter that was in use
+        if name is None:
+            self.learner = None
+            self.backend.set_lora(None)
+            return
+        self.learner = self._adapters.get(name)
+        self.learner.sync()
+
+    def adapters(self) -> list[NamedRow]:
+        """Adapters of this model that have learned something."""
+        return self.store.named_adapters(self.model.fingerprint)
+
+    def residents(self) -> list[Resident]:
+        """Adapters used since the start, and whether they are in memory."""
+        return self._adapters.tiers()
 
     def _learner(self) -> Learner:
         if self.learner is None:

@@ -1,5 +1,10 @@
 """`rate` and `learn`: what the model learns from you, and how to take it back."""
 
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -52,21 +57,26 @@ def _ledger(flags: dict[str, Any]):
     return Ledger(Store(config.store_file()), model.fingerprint, name)
 
 
-def _show_status(status: Any, as_json: bool) -> None:
-    facts = {
+def _facts(status: Any) -> dict[str, Any]:
+    last = status.last.report if status.last else {}
+    return {
         "ratings": status.ratings,
         "updates": status.updates,
-        "pending": status.updates,
-        "consolidations": 0,
+        "pending": status.pending,
+        "consolidations": status.consolidations,
         "adapter_version": status.adapter_version,
         "kl": status.kl,
         "kl_cap": status.kl_cap,
         "micro_norm": status.micro_norm,
         "versions": status.versions,
-        "ppl_change": None,
-        "promoted": None,
-        "reason": None,
+        "ppl_change": last.get("ppl_change"),
+        "promoted": last.get("promoted"),
+        "reason": last.get("reason"),
     }
+
+
+def _show_status(status: Any, as_json: bool) -> None:
+    facts = _facts(status)
     if as_json:
         print_json(facts)
     else:
@@ -96,6 +106,55 @@ def undo(as_json: bool, **flags: Any) -> None:
 def rollback(version: int, as_json: bool, **flags: Any) -> None:
     """Use an earlier adapter VERSION again (0 is the untouched model)."""
     _show_status(_ledger(flags).rollback(version), as_json)
+
+
+@learn.command()
+@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; 30 unless given.")
+@model_options
+@json_option
+def consolidate(steps: int | None, as_json: bool, **flags: Any) -> None:
+    """Train a base LoRA on all your ratings now; it is used only if held-out ratings prefer it.
+
+    Ctrl-C stops it; the next call goes on from there.
+    """
+    from ruvmlx.sona.background import Settings
+
+    settings = Settings(steps=steps) if steps else Settings()
+    cancel = threading.Event()
+    with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
+        report = runtime.consolidate(_progress(), cancel, settings)
+        status = runtime.status()
+    if as_json:
+        print_json(_facts(status) | report)
+    else:
+        show(("promoted: " if report["promoted"] else "not promoted: ") + report["reason"])
+        show_facts(_facts(status) | report)
+    if cancel.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _stopped_by_ctrl_c(cancel: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C lets the training put its state away; the second one ends the program."""
+
+    def stop(signum: int, frame: object) -> None:
+        cancel.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _progress() -> Callable[[int, int, float], None] | None:
+    """A line on stderr that counts the steps; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda done, total, loss: click.echo(
+        f"\rstep {done} of {total}, loss {loss:+.4f} " + ("\n" if done == total else ""), err=True, nl=False
+    )
 
 
 @learn.command()

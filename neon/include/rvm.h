@@ -85,9 +85,10 @@ typedef struct {
                               size_t dim, size_t vocab, size_t rank, double *out);
 
     /* *out = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
-     * p0: [M, V] frozen probabilities; a row need not sum to exactly 1   u: [M, R] = hidden @ lora_a */
-    int (*kl_to_frozen)(const float *p0, const float *u, const float *lora_b, float s, size_t contexts,
-                        size_t vocab, size_t rank, double *out);
+     * p0: [M, V] probabilities without d; a row need not sum to exactly 1   u: [M, R] = hidden @ lora_a
+     * log_ratio: [M, V] = log(p0 / frozen), or NULL where p0 is the frozen one itself */
+    int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
+                        size_t contexts, size_t vocab, size_t rank, double *out);
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);

@@ -233,33 +233,45 @@ static int k_direction_variance(const float *hidden, const float *logits, const 
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Sums over v of p0, p0 e^x and p0 e^x x, with x = d - max d so far. */
+/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max d so far. */
 typedef struct {
     float max;
-    double p0, s, t;
+    double p0, s, t, r;
 } tilt;
 
-static void tilt_add(tilt *a, const float *p0, const float *d, size_t n) {
+static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const float *d, size_t n) {
     float m = max_of(d, n, a->max);
     if (m > a->max) {
         double rise = (double)m - a->max, keep = exp_f32((float)-rise);
         a->t = keep * (a->t - rise * a->s);
         a->s *= keep;
+        a->r *= keep;
         a->max = m;
     }
-    float sum_p = 0, sum_s = 0, sum_t = 0;
-    SIMD(reduction(+ : sum_p, sum_s, sum_t))
-    for (size_t i = 0; i < n; i++) {
-        float x = d[i] - m, w = p0[i] * exp_f32(x);
-        sum_p += p0[i];
-        sum_s += w;
-        sum_t += w * x;
+    float sum_p = 0, sum_s = 0, sum_t = 0, sum_r = 0;
+    if (log_ratio) {
+        SIMD(reduction(+ : sum_p, sum_s, sum_t, sum_r))
+        for (size_t i = 0; i < n; i++) {
+            float x = d[i] - m, w = p0[i] * exp_f32(x);
+            sum_p += p0[i];
+            sum_s += w;
+            sum_t += w * x;
+            sum_r += w * log_ratio[i];
+        }
+    } else {
+        SIMD(reduction(+ : sum_p, sum_s, sum_t))
+        for (size_t i = 0; i < n; i++) {
+            float x = d[i] - m, w = p0[i] * exp_f32(x);
+            sum_p += p0[i];
+            sum_s += w;
+            sum_t += w * x;
+        }
     }
-    a->p0 += sum_p, a->s += sum_s, a->t += sum_t;
+    a->p0 += sum_p, a->s += sum_s, a->t += sum_t, a->r += sum_r;
 }
 
-static int k_kl_to_frozen(const float *p0, const float *u, const float *lora_b, float s, size_t contexts,
-                          size_t vocab, size_t rank, double *out) {
+static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
+                          size_t contexts, size_t vocab, size_t rank, double *out) {
     REQUIRE(p0 && u && lora_b && out && contexts && vocab && !bad_rank(rank));
     float c[GROUP][RVM_MAX_RANK], d[BLOCK];
     *out = 0;
@@ -267,18 +279,19 @@ static int k_kl_to_frozen(const float *p0, const float *u, const float *lora_b, 
         size_t nm = min_size(GROUP, contexts - m0);
         tilt acc[GROUP];
         for (size_t m = 0; m < nm; m++) {
-            acc[m] = (tilt){-FLT_MAX, 0, 0, 0};
+            acc[m] = (tilt){-FLT_MAX, 0, 0, 0, 0};
             for (size_t k = 0; k < rank; k++) c[m][k] = s * u[(m0 + m) * rank + k];
         }
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
-                tilt_add(&acc[m], p0 + (m0 + m) * vocab + v, d, n);
+                const size_t at = (m0 + m) * vocab + v;
+                tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, n);
             }
         }
         for (size_t m = 0; m < nm; m++)
-            *out += (acc[m].t / acc[m].s - log(acc[m].s / acc[m].p0)) / (double)contexts;
+            *out += ((acc[m].t + acc[m].r) / acc[m].s - log(acc[m].s / acc[m].p0)) / (double)contexts;
     }
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }

@@ -72,7 +72,7 @@ static void run(const rvm_kernels *k, world *w) {
                                 x[E_B], w->trace);
     *rc++ = k->direction_variance(x[H], x[Z], x[A], x[B], x[G_A], x[G_B], 0.1f, n.tokens, n.dim, n.vocab,
                                   n.rank, &w->scalar[1]);
-    *rc++ = k->kl_to_frozen(x[P0], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[2]);
+    *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[2]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
     w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
 }

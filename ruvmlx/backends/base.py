@@ -11,6 +11,7 @@ import numpy as np
 
 from ..kv.cache import KVStats
 from ..kv.policy import TierPolicy
+from ..lora.base import BaseLoRA
 
 
 class Step(NamedTuple):
@@ -51,6 +52,11 @@ class KVCache(Protocol):
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "hybrid" | "reference"
     kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
+    lora: BaseLoRA | None  # what `set_lora` was given last; a cache belongs to the one it was filled under
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        """Change the linear layers named in it from now on, and no others; None: the model as it was, bit for
+        bit. Caches filled before are stale. AdapterMismatch, and nothing changes, if it does not fit."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
         """Without a policy: the backend's plain cache, nothing in fewer than 16 bits."""
@@ -75,7 +81,7 @@ class Backend(Protocol):
         """Inputs of the output head for a sequence of its own: [T, D] float32."""
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
-        """The frozen output head: [T, D] -> [T, V] float32."""
+        """The output head, the base's pair for it included: [T, D] -> [T, V] float32."""
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """One vector for a text: the mean hidden state, [D] float32."""

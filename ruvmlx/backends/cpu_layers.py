@@ -7,7 +7,7 @@ operations that the compiler vectorised. float32 only. Twin: mlx-lm's modules (t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..models.base import ModelConfig
 from .mx import mx, nn
@@ -150,33 +150,45 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Linear maps of one input as one product; packed (quantised) ones stay apart."""
+    """Linear maps of one input as one product; packed (quantised) ones stay apart.
+
+    change: what a BaseLoRA adds to all of them, [..., in] -> [..., sum of widths].
+    """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):
         super().__init__()
-        scales = scales or [1.0] * len(linears)
+        self.factors = scales = scales or [1.0] * len(linears)
         self.widths = [linear.weight.shape[0] for linear in linears]
+        self.change: Callable[[mx.array], mx.array] | None = None
         self.joined = not any(isinstance(linear, nn.QuantizedLinear) for linear in linears)
         if self.joined:
             self.weight = mx.concatenate([m.weight * s for m, s in zip(linears, scales, strict=True)])
             self.bias = _joined_bias(linears, scales, self.weight)
         else:
-            self.linears, self.scales = list(linears), list(scales)
+            self.linears = list(linears)
 
     def __call__(self, x: mx.array) -> mx.array:
         """[1, L, in] -> [1, L, sum of widths]."""
         if not self.joined:
             return mx.concatenate(self.split(x), axis=-1)
         y = x @ self.weight.T
-        return y if self.bias is None else y + self.bias
+        y = y if self.bias is None else y + self.bias
+        return y if self.change is None else y + self.change(x)
 
     def split(self, x: mx.array) -> list[mx.array]:
         """One [1, L, width] per map. Rows of many tokens are kept contiguous: one product each."""
-        if not self.joined:
-            return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.scales, strict=True)]
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
-        if x.shape[1] == 1:
+        if self.joined and x.shape[1] == 1:
             return list(mx.split(self(x), stops, axis=-1))
+        parts = self._parts(x, stops)
+        if self.change is None:
+            return parts
+        return [y + d for y, d in zip(parts, mx.split(self.change(x), stops, axis=-1), strict=True)]
+
+    def _parts(self, x: mx.array, stops: list[int]) -> list[mx.array]:
+        """Each map's own product."""
+        if not self.joined:
+            return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.factors, strict=True)]
         parts = [x @ w.T for w in mx.split(self.weight, stops)]
         if self.bias is None:
             return parts

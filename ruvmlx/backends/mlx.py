@@ -15,8 +15,9 @@ from ..kv.cache import PagedCache
 from ..kv.mlx import MLXStorage
 from ..kv.policy import F16, TierPolicy
 from ..kv.pool import PagePool
+from ..lora.base import BaseLoRA
 from ..models.base import Model, Weights
-from . import cpu, cpu_layers, graph, tiered
+from . import changes, cpu, cpu_layers, graph, tiered
 from .base import HeadAdapter, KVCache, Step
 from .kvcache import MLXCache
 from .mx import BLAS, mx, nn
@@ -48,6 +49,15 @@ class MLXBackend:
         self._forward = cpu_layers.forward if how.own_layers else _forward
         self.pool = PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
+        self.lora: BaseLoRA | None = None
+        self._head_change: changes.Change | None = None
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        if base is not None:
+            base.check(self.config)
+        with mx.stream(self._device):
+            self._head_change = changes.install(self._graph, base, self._compute_dtype())
+        self.lora = base
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
         """Without a policy, or with F16: in the precision that the backend computes in."""
@@ -97,7 +107,7 @@ class MLXBackend:
     def head(self, hidden: np.ndarray) -> np.ndarray:
         with mx.stream(self._device):
             x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
-            return _numpy(graph.head(self._graph, x))
+            return _numpy(self._head(x))
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -119,16 +129,20 @@ class MLXBackend:
     def _last(self, hidden: mx.array) -> list[mx.array]:
         """[T, D] -> logits [V], hidden [D] of the last token."""
         last = hidden[-1:]
-        return [graph.head(self._graph, last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+        return [self._head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
 
     def _all(self, hidden: mx.array) -> list[mx.array]:
-        return [graph.head(self._graph, hidden).astype(mx.float32), hidden.astype(mx.float32)]
+        return [self._head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
 
     def _hidden(self, hidden: mx.array) -> list[mx.array]:
         return [hidden.astype(mx.float32)]
 
     def _none(self, hidden: mx.array) -> list[mx.array]:
         return []
+
+    def _head(self, hidden: mx.array) -> mx.array:
+        logits = graph.head(self._graph, hidden)
+        return logits if self._head_change is None else logits + self._head_change(hidden)
 
     def _compute_dtype(self) -> mx.Dtype:
         return self._graph.model.norm.weight.dtype

@@ -20,6 +20,7 @@ from ..kv.cache import PagedCache
 from ..kv.native import NativeStorage
 from ..kv.policy import F16, TierPolicy
 from ..kv.pool import PagePool
+from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig
 from . import cpu
 from .base import HeadAdapter, KVCache, Step
@@ -47,6 +48,17 @@ class NativeBackend:
         self._work = float(model.parameters)  # multiply-adds per token
         self._load = None if threads else cpu.OtherLoad()
         self.kernels = describe_kernels(n, self.decoder.matmul_name)
+        self.lora: BaseLoRA | None = None
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        if base is not None:
+            base.check(self.config)
+        now = base.pairs if base else {}
+        for place in (self.lora.pairs if self.lora else {}).keys() - now.keys():
+            self.decoder.set_lora(*place, None, None)
+        for place, (a, b) in now.items():
+            self.decoder.set_lora(*place, a, b, base.scale if base else 1.0)
+        self.lora = base
 
     def new_cache(self, policy: TierPolicy | None = None) -> PagedCache:
         return PagedCache(self.pool, policy or F16, self.config.sliding_window or 0)
@@ -105,7 +117,7 @@ class NativeBackend:
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)
         try:
-            return self.decoder.head(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+            return self.decoder.head(x.reshape(-1, x.shape[-1]), lora=True).reshape(*x.shape[:-1], -1)
         except NotFinite:
             raise RuvmlxError(NAN) from None
 

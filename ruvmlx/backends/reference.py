@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import CorruptFile, RuvmlxError, UsageError
 from ..kv.cache import KVStats
 from ..kv.policy import F16, TierPolicy
+from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig, Weights
 from .base import HeadAdapter, KVCache, Step
 
@@ -65,6 +66,12 @@ class ReferenceBackend:
         self.chunk = chunk
         self._weights = unpacked(model.load_weights(), model.config)
         self._frequencies = rope_frequencies(model.config)
+        self.lora: BaseLoRA | None = None
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        if base is not None:
+            base.check(self.config)
+        self.lora = base
 
     def new_cache(self, policy: TierPolicy | None = None) -> ReferenceCache:
         if policy not in (None, F16):
@@ -99,7 +106,8 @@ class ReferenceBackend:
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         tied = self.config.tie_word_embeddings
-        return hidden @ self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+        logits = hidden @ self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+        return self._changed(logits, hidden, "lm_head", 0)
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -149,7 +157,15 @@ class ReferenceBackend:
         """x [T, in] @ W [out, in]^T (+ bias)."""
         y = x @ self._weights[f"{path}.weight"].T
         bias = self._weights.get(f"{path}.bias")
-        return y if bias is None else y + bias
+        y = y if bias is None else y + bias
+        return self._changed(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
+
+    def _changed(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
+        """y + scale * (x @ lora_a) @ lora_b, where the base changes that module."""
+        if self.lora is None or (module, layer) not in self.lora.pairs:
+            return y
+        a, b = self.lora.pairs[module, layer]
+        return y + np.float32(self.lora.scale) * (x @ a) @ b
 
     def _validate(self, tokens: Sequence[int]) -> None:
         if not len(tokens):

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 
 from ..backends.base import Backend, KVCache
 from ..kv.policy import TierPolicy
+from ..lora.base import BaseLoRA
 
 
 @dataclass
 class Session:
-    """A cache and the token ids that it holds, in order."""
+    """A cache, the token ids that it holds, in order, and the base under which they were read."""
 
     cache: KVCache
+    base: BaseLoRA | None = None
     tokens: list[int] = field(default_factory=list)
 
 
@@ -44,8 +46,11 @@ class SessionManager:
     def rewind(self, session: Session, prompt: list[int]) -> int:
         """Cut the cache back to what it shares with the prompt; return how many tokens that is.
 
+        Under another base than before, nothing of it is of use.
         At least one prompt token is always left to prefill: its logits start the reply.
         """
+        if session.base is not self._backend.lora:
+            session.cache, session.base, session.tokens = self._new().cache, self._backend.lora, []
         keep = min(common_prefix(session.tokens, prompt), len(prompt) - 1)
         extra = len(session.tokens) - keep
         if extra and not session.cache.trim(extra):
@@ -54,7 +59,7 @@ class SessionManager:
         return len(session.tokens)
 
     def _new(self) -> Session:
-        return Session(self._backend.new_cache(self._policy))
+        return Session(self._backend.new_cache(self._policy), self._backend.lora)
 
     def drop(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)

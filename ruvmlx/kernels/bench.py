@@ -72,7 +72,7 @@ def cases(dim: int, vocab: int, rank: int, tokens: int = 64, contexts: int = 32)
             "kl_to_frozen",
             f"M={contexts} {one}",
             contexts * row + lora,
-            lambda i: micro.kl_to_frozen(p0, u, b, 1e-2, i),
+            lambda i: micro.kl_to_frozen(p0, u, b, 1e-2, impl=i),
         ),
         Case("logprobs", many, tokens * row, lambda i: micro.logprobs(z, ids, i)),
         Case("exp", f"n={vocab}", 2 * row, lambda i: micro.exp(z[0], i)),

@@ -27,7 +27,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],
     "trace_accumulate": [_P, _P, _P, _P, _F, _N, _N, _N, _N, _P, _P, _P],
     "direction_variance": [_P, _P, _P, _P, _P, _P, _F, _N, _N, _N, _N, _P],
-    "kl_to_frozen": [_P, _P, _P, _F, _N, _N, _N, _P],
+    "kl_to_frozen": [_P, _P, _P, _P, _F, _N, _N, _N, _P],
     "logprobs": [_P, _P, _N, _N, _P],
 }
 KERNELS = tuple(_SIGNATURES)

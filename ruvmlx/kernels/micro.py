@@ -191,25 +191,40 @@ def direction_variance_ref(
     return float(np.mean(np.sum(p * (dz - mean) ** 2, axis=-1)))
 
 
-def kl_to_frozen(p0: Array, u: Array, lora_b: Array, s: float, impl: str | None = None) -> float:
+def kl_to_frozen(
+    p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
+) -> float:
     """Mean over M contexts of KL(new || frozen), with new ~ p0 * exp(s * u @ lora_b).
 
-    p0: [M, V] frozen probabilities; u: [M, R] = hidden @ lora_a. Absolute error about 1e-6 nats.
+    p0: [M, V] probabilities without this adapter; u: [M, R] = hidden @ lora_a. log_ratio: [M, V] =
+    log(p0 / frozen); None where p0 is the frozen one itself. Absolute error about 1e-6 nats.
     """
     contexts, vocab = p0.shape
     rank = lora_b.shape[0]
     _shape("u", u, (contexts, rank))
     _shape("lora_b", lora_b, (rank, vocab))
+    if log_ratio is not None:
+        _shape("log_ratio", log_ratio, p0.shape)
     out = C.c_double()
-    args = _in(p0), _in(u), _in(lora_b), s, contexts, vocab, rank
+    args = (
+        _in(p0),
+        None if log_ratio is None else _in(log_ratio),
+        _in(u),
+        _in(lora_b),
+        s,
+        contexts,
+        vocab,
+        rank,
+    )
     _done("kl_to_frozen", functions(impl).kl_to_frozen(*args, _address(out)))
     return out.value
 
 
-def kl_to_frozen_ref(p0: Array, u: Array, lora_b: Array, s: float) -> float:
+def kl_to_frozen_ref(p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None) -> float:
     p0_64 = p0.astype(np.float64)
-    frozen = np.log(p0_64 / p0_64.sum(axis=-1, keepdims=True))
-    new = _log_softmax(frozen + s * (u.astype(np.float64) @ lora_b))
+    before = np.log(p0_64 / p0_64.sum(axis=-1, keepdims=True))
+    new = _log_softmax(before + s * (u.astype(np.float64) @ lora_b))
+    frozen = before if log_ratio is None else before - log_ratio
     return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1)))
 
 

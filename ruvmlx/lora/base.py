@@ -1,16 +1,18 @@
 """BaseLoRA: low-rank changes of any linear layers, what the background loop trains.
 
-    y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
+y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
 
 import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptFile
+from ..errors import AdapterMismatch, CorruptFile
+from ..models.base import ModelConfig
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
@@ -37,7 +39,8 @@ class BaseLoRA:
         return sum(a.nbytes + b.nbytes for a, b in self.pairs.values())
 
     def to_bytes(self) -> bytes:
-        out, arrays = io.BytesIO(), {"scale": np.float32(self.scale)}
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {"scale": np.float32(self.scale)}
         for (module, layer), (a, b) in self.pairs.items():
             arrays |= {f"{layer}.{module}.a": a, f"{layer}.{module}.b": b}
         np.savez(out, **arrays)
@@ -58,3 +61,33 @@ class BaseLoRA:
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile("the stored base adapter is damaged; `ruvmlx learn rollback` goes back.") from e
         return cls(pairs, scale)
+
+    def shrunk(self, factor: float) -> "BaseLoRA":
+        """The same change, `factor` times as large."""
+        return BaseLoRA(self.pairs, self.scale * factor)
+
+    def check(self, config: ModelConfig) -> None:
+        """AdapterMismatch, unless every pair fits a linear layer of the model and is finite."""
+        for (module, layer), (a, b) in self.pairs.items():
+            shape = place_shape(config, module, layer)
+            if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:
+                raise AdapterMismatch(
+                    f"the adapter changes {module} of layer {layer} by {a.shape} and {b.shape}; "
+                    f"the model's has (inputs, outputs) {shape}. Load the adapter's own model."
+                )
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                raise CorruptFile(
+                    f"the adapter holds NaN or Inf in {module} of layer {layer}; "
+                    "`ruvmlx learn rollback` goes back."
+                )
+
+
+def place_shape(config: ModelConfig, module: str, layer: int) -> tuple[int, int] | None:
+    """(in, out) of a linear layer; None if the model has no such."""
+    c, d = config, config.hidden_size
+    q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
+    shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
+    shapes |= {"gate_proj": (d, ffn), "up_proj": (d, ffn), "down_proj": (ffn, d)}
+    if module == "lm_head":
+        return (d, c.vocab_size) if layer == 0 else None
+    return shapes.get(module) if 0 <= layer < c.n_layers else None

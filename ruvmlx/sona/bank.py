@@ -86,6 +86,11 @@ class ReasoningBank:
         held = {reply_id: int(self._labels[row]) for reply_id, row in self._at.items()} | self._unplaced
         return {reply_id: LABELS[i] for reply_id, i in held.items()}
 
+    def vector(self, reply_id: str) -> np.ndarray | None:
+        """An entry's own [dimensions]; None where none is known."""
+        row = self._at.get(reply_id)
+        return None if row is None else self._vectors[row].copy()
+
     # -- entries -------------------------------------------------------------------------------------
 
     def put(self, reply_id: str, label: str, vector: np.ndarray | None) -> None:

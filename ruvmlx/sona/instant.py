@@ -59,10 +59,14 @@ def update(adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral) ->
 
 
 def capped(adapter: MicroLoRA, neutral: Neutral, eta: float = 0.0) -> Update:
-    """Scale lora_b until KL(new || frozen) is within the cap: one or two rounds, KL is nearly quadratic."""
-    kl = _finite(neutral.kl(adapter))
-    while kl > KL_CAP:
-        adapter = adapter.shrunk(0.999 * math.sqrt(KL_CAP / kl))
+    """Scale lora_b until KL(new || frozen) is within the cap: one or two rounds, KL is nearly quadratic.
+
+    What a base does by itself, the floor, no scaling takes away: a base at the cap leaves MicroLoRA nothing.
+    """
+    kl, floor = _finite(neutral.kl(adapter)), neutral.floor
+    while kl > max(KL_CAP, floor + 1e-5):
+        share = max(0.0, KL_CAP - floor) / (kl - floor)  # the chord from the floor stays above a convex curve
+        adapter = adapter.shrunk(0.999 * (share if floor else math.sqrt(share)))
         kl = _finite(neutral.kl(adapter))
     return Update(adapter, kl, eta)
 

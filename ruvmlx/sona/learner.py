@@ -13,17 +13,20 @@ from ..backends.base import Backend
 from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
+from ..lora.base import BaseLoRA
 from ..lora.micro import RANK
 from ..models.base import Model
 from ..store import HeadMoved, ReplyRow, Store
-from . import instant, neutral, objective
+from . import instant, objective
 from .ledger import Ledger
 from .memory import Memory
+from .neutral import Neutral, measure
 from .trace import Trace, adapted_logits
 
 _TRACES_IN_MEMORY = 4
 _ATTEMPTS = 5  # when another process rates at the same time
 _NEVER_STORED = -1
+_BASES_IN_MEMORY = 3
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,23 @@ class RatingResult:
 
 @dataclass(frozen=True)
 class State:
-    """Weights, their version and their distance to the frozen model, nats per token."""
+    """Weights, their version and their distance to the frozen model, nats per token.
+
+    base: id of the BaseLoRA that the micro stands on, 0: none.
+    """
 
     micro: MicroLoRA
+    base: int
     version: int
     kl: float
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What MicroLoRA stands on: a base (None: the frozen model) and the neutral text as it is read there."""
+
+    lora: BaseLoRA | None
+    neutral: Neutral
 
 
 class Learner:
@@ -57,17 +72,19 @@ class Learner:
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, name: str = "default",
-        frozen: bool = False, implicit: bool = False,
+        learn: bool = True, implicit: bool = False,
     ):  # fmt: skip
-        """frozen: ratings are recorded, and the bank follows them, but weights stay as they are.
+        """learn: False records ratings, and the bank follows them, but weights stay as they are.
         implicit: the bank also heeds what the user did with replies that were not rated."""
         self._store, self._model, self._backend = store, model, backend
-        self._frozen = frozen
+        self._learns = learn
         self.ledger = Ledger(store, model.fingerprint, name)
         self.memory = Memory(store, model, backend, self.ledger, implicit)
-        self._neutral = self._load_neutral()
+        backend.set_lora(None)
+        self._frozen = self._load_neutral()
+        self._grounds: OrderedDict[int, Ground] = OrderedDict()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
-        self._state = self._load(self.ledger.version())
+        self._take(self._load(self.ledger.version()))
 
     # -- the adapter in use --------------------------------------------------------------------------
 
@@ -83,21 +100,92 @@ class Learner:
         """Take up the stored adapter, if another process (or an undo) has moved on."""
         version = self.ledger.version()
         if version != self._state.version:
-            self._state = self._load(version)
+            self._take(self._load(version))
+        self.stand()
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def base(self) -> BaseLoRA | None:
+        return self._ground.lora
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds in weights and in what it knows of the neutral text."""
+        known = sum(g.neutral.nbytes + (g.lora.nbytes if g.lora else 0) for g in self._grounds.values())
+        return self.micro.nbytes + self._frozen.nbytes + known
+
+    @property
+    def neutral(self) -> Neutral:
+        """The neutral text under the base in use."""
+        return self._ground.neutral
+
+    @property
+    def frozen(self) -> Neutral:
+        """The neutral text in the untouched model. Its contexts' probabilities are known, its head is not
+        the untouched one's any more when there is a base."""
+        return self._frozen
+
+    def _take(self, state: State) -> None:
+        """Use these weights from now on."""
+        self._ground = self._ground_of(state.base)
+        self._state = state
+
+    def _ground_of(self, base: int) -> Ground:
+        """Put a base into the backend and read the neutral text under it, unless that is known."""
+        if base == 0:
+            self._backend.set_lora(None)
+            return Ground(None, self._frozen)
+        ground = self._grounds.pop(base, None)
+        if ground is None:
+            ground = self.ground(self.ledger.base(base))
+        elif self._backend.lora is not ground.lora:
+            self._backend.set_lora(ground.lora)
+        self._grounds[base] = ground
+        while len(self._grounds) > _BASES_IN_MEMORY:
+            self._grounds.popitem(last=False)
+        return ground
+
+    def ground(self, lora: BaseLoRA) -> Ground:
+        """Put a base into the backend and read the neutral text under it. Whoever tries a base out calls
+        `stand` when done."""
+        if "probabilities" not in vars(self._frozen):
+            self._backend.set_lora(None)
+            self._frozen.probabilities  # noqa: B018 - asked of the untouched head while it is in place
+        self._backend.set_lora(lora)
+        return Ground(
+            lora, self._frozen.under(self._backend, self._model.tokenizer, self._model.config.max_context)
+        )
+
+    def untouched(self) -> None:
+        """Put the model without any base into the backend; `stand` ends it."""
+        self._backend.set_lora(None)
+
+    def stand(self) -> None:
+        """The backend has the base in use."""
+        if self._backend.lora is not self._ground.lora:
+            self._backend.set_lora(self._ground.lora)
 
     def _load(self, version: int) -> State:
         config = self._model.config
         if version == 0:
-            return State(MicroLoRA.fresh(self._neutral.directions, config.vocab_size), 0, 0.0)
+            return State(MicroLoRA.fresh(self._frozen.directions, config.vocab_size), 0, 0, 0.0)
         row = self.ledger.adapter(version)
-        return State(MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size), version, row.kl)
+        micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
+        return State(micro, row.base, version, row.kl)
 
-    def _load_neutral(self) -> neutral.Neutral:
+    def _load_neutral(self) -> Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
         stored = self._store.neutral(self._model.fingerprint)
-        known = neutral.Neutral.from_bytes(stored, self._backend.head) if stored else None
+        known = Neutral.from_bytes(stored, self._backend.head) if stored else None
         if known is None:
-            known = neutral.measure(self._backend, tokenizer, RANK, config.vocab_size, config.max_context)
+            known = measure(self._backend, tokenizer, RANK, config.vocab_size, config.max_context)
             self._store.put_neutral(self._model.fingerprint, known.to_bytes())
         return known
 
@@ -122,7 +210,7 @@ class Learner:
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
-        if trace.variance is None:
+        if trace.variance is None and self.ledger.base_of(trace.version) == self._state.base:
             trace.settle(self._backend.head)
             self._store.put_trace(reply_id, trace.to_bytes())
 
@@ -131,8 +219,8 @@ class Learner:
         if reply.id in self._traces:
             self._settle(reply.id)
         trace = self._traces.get(reply.id) or self._stored_trace(reply, state)
-        if trace is None:
-            return self._replay(reply, state)
+        if trace is None or self.ledger.base_of(max(0, trace.version)) != state.base:
+            return self._replay(reply, state)  # its hidden states are those of another base
         if trace.version != state.version:
             return trace.replayed(state.micro, state.version, self._backend.head)
         return trace
@@ -171,7 +259,7 @@ class Learner:
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
         self.sync()
         before = self._state
-        base = before if self._frozen else self._without(reply.id)
+        base = self._without(reply.id) if self._learns else before
         trace = self._trace_of(reply, base)
         weight = self._weight(reply, rating, trace)
         try:
@@ -183,7 +271,7 @@ class Learner:
         version = self.ledger.commit(
             before.version, reply.id, rating, note, weight, new.micro.to_bytes(), new.kl, new.micro.norm
         )
-        self._state = State(new.micro, version, new.kl)
+        self._state = State(new.micro, before.base, version, new.kl)
         self.memory.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before.micro, new.micro)
@@ -203,7 +291,10 @@ class Learner:
         return reply
 
     def _without(self, reply_id: str) -> State:
-        """The weights in use less every push that earlier ratings of this reply gave them."""
+        """The weights in use less every push that earlier ratings of this reply gave them.
+
+        What a consolidation has read since is part of the base, and stays.
+        """
         state = self._state
         steps = self.ledger.steps_of_reply(state.version, reply_id)
         while steps and steps[-1][1] == state.version:  # the newest ones: what was before is stored
@@ -213,22 +304,24 @@ class Learner:
                 origin, pushed = self._load(version_before), self._load(version_after)
             except NotFound:
                 continue  # too long ago to be known: that push stays
-            taken = instant.capped(state.micro.moved(origin.micro, pushed.micro), self._neutral)
-            state = State(taken.adapter, _NEVER_STORED, taken.kl)
+            if origin.base != state.base:
+                continue
+            taken = instant.capped(state.micro.moved(origin.micro, pushed.micro), self.neutral)
+            state = State(taken.adapter, state.base, _NEVER_STORED, taken.kl)
         return state
 
     def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
         r, value = self.memory.weigh(reply, rating)
-        w = 0.0 if self._frozen else objective.dro_weight(rating, r, value, trace.log_ratio)
+        w = objective.dro_weight(rating, r, value, trace.log_ratio) if self._learns else 0.0
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: State, trace: Trace, weight: float) -> tuple[State, float]:
         """The update alone, timed in microseconds; the same weights when there is nothing to push."""
-        self._neutral.kl(base.micro)  # the first use computes the frozen probabilities
+        self.neutral.kl(base.micro)  # the first use computes the frozen probabilities
         started = time.perf_counter()
-        update = instant.update(base.micro, trace, weight, self._neutral)
+        update = instant.update(base.micro, trace, weight, self.neutral)
         apply_us = 1e6 * (time.perf_counter() - started)
-        return (State(update.adapter, _NEVER_STORED, update.kl) if update else base), apply_us
+        return (State(update.adapter, base.base, _NEVER_STORED, update.kl) if update else base), apply_us
 
     def _logprobs(self, trace: Trace, before: MicroLoRA, after: MicroLoRA) -> tuple[float, float]:
         """Mean log-probability per token of the traced reply under two adapters."""

@@ -4,25 +4,35 @@ It needs the store alone, no weights: `learn status` and `learn undo` answer wit
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import NotFound
+from ..lora.base import BaseLoRA
 from ..store import AdapterRow, RatingRow, Store
+from ..store.bases import Attempt, RatedReply
 from .instant import KL_CAP
+
+MINIMUM = 10  # ratings that the background loop wants to see
+DUE = 16  # new ratings after which it starts by itself
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """updates: ratings that moved the weights. kl, kl_cap: nats per token on neutral text.
-    versions: those that rollback can reach.
+    """updates: ratings that moved the weights; pending: ratings that no consolidation has read yet.
+    kl, kl_cap: nats per token on neutral text. versions: those that rollback can reach. last: the newest
+    attempt to consolidate.
     """
 
     ratings: int
     updates: int
+    pending: int
+    consolidations: int
     adapter_version: int
     kl: float
     kl_cap: float
     micro_norm: float
     versions: list[int]
+    last: Attempt | None
 
 
 class Ledger:
@@ -37,6 +47,17 @@ class Ledger:
 
     def adapter(self, version: int) -> AdapterRow:
         return self._store.adapter(*self._mine, version)
+
+    def base_of(self, version: int) -> int:
+        """Id of the base that a version stands on; 0: none."""
+        return self._store.base_of(*self._mine, version)
+
+    def base(self, id_: int) -> BaseLoRA:
+        return BaseLoRA.from_bytes(self._store.base(*self._mine, id_))
+
+    def leads_to(self, version: int, head: int) -> bool:
+        """Is the version the head, or an ancestor of it?"""
+        return version == 0 or self._store.is_ancestor(*self._mine, version, head)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
@@ -63,13 +84,62 @@ class Ledger:
             self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
         return version
 
-    def undo(self) -> LearnStatus:
-        """Take the last rating back: the adapter is again, bit for bit, what it was before it."""
+    def promote(
+        self, parent: int, base: BaseLoRA, state: bytes, kl: float, norm: float, report: dict[str, Any]
+    ) -> int:
+        """A version on a base of its own, in one transaction with what led to it; returns the version.
+
+        HeadMoved, if the version in use is not `parent` any more: nothing is written then.
+        """
         with self._store.transaction():
-            version = self.version()
+            id_ = self._store.add_base(*self._mine, base.to_bytes(), report)
+            version = self._store.add_version(*self._mine, parent, state, kl, norm, id_)
+            self._store.add_attempt(*self._mine, parent, version, report)
+        return version
+
+    def refuse(self, parent: int, report: dict[str, Any]) -> None:
+        """Remember a consolidation that changed nothing, and why."""
+        with self._store.transaction():
+            self._store.add_attempt(*self._mine, parent, None, report)
+
+    def attempts(self) -> list[Attempt]:
+        """Consolidations that came to an end, the oldest first."""
+        return self._store.attempts(*self._mine)
+
+    def rated_replies(self, limit: int) -> list[RatedReply]:
+        """What the background loop trains on, the newest `limit` of them."""
+        return self._store.rated_replies(*self._mine, limit)
+
+    def last_promotion(self) -> int:
+        """The newest version on the way to the one in use that brought a base; 0: none did."""
+        found = self._store.promotions(*self._mine, self.version())
+        return found[-1] if found else 0
+
+    def due(self) -> bool:
+        """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        ratings, attempts = self.ratings(), self.attempts()
+        if len(ratings) < MINIMUM:
+            return False
+        seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
+        new = sum(r.version_after > seen for r in ratings)
+        return new >= DUE or (new > 0 and self.training() is not None)
+
+    def training(self) -> bytes | None:
+        return self._store.training(*self._mine)
+
+    def put_training(self, state: bytes | None) -> None:
+        self._store.put_training(*self._mine, state)
+
+    def undo(self) -> LearnStatus:
+        """Take the last rating back: the adapter is again, bit for bit, what it was before it.
+
+        A consolidation that came after it is gone with it.
+        """
+        with self._store.transaction():
+            version = self._store.last_rating(*self._mine, self.version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.move_head(*self._mine, self.adapter(version).parent)
+            self._store.move_head(*self._mine, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
@@ -81,12 +151,17 @@ class Ledger:
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
+        promotions, attempts = self._store.promotions(*self._mine, version), self.attempts()
+        read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
             updates=sum(r.weight != 0 for r in ratings),
+            pending=sum(r.version_after > read for r in ratings),
+            consolidations=len(promotions),
             adapter_version=version,
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
             versions=self._store.adapter_versions(*self._mine),
+            last=attempts[-1] if attempts else None,
         )

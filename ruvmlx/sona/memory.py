@@ -5,7 +5,8 @@ store. Questions are embedded while the user reads (`settle`); before a reply on
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,7 +70,8 @@ class Memory:
         stored = self._store.whitening(self._model.fingerprint)
         known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
         if known is None:
-            known = embedding.measure(self._backend, self._model.tokenizer)
+            with self._untouched():
+                known = embedding.measure(self._backend, self._model.tokenizer)
             self._store.put_whitening(self._model.fingerprint, known.to_bytes())
         return known
 
@@ -82,13 +84,26 @@ class Memory:
     def state_of(self, text: str) -> np.ndarray | None:
         """A question's pooled state [D]; reads it with the model, once."""
         if text not in self._questions:
-            state = embedding.read_question(self._backend, self._model.tokenizer, text)
+            with self._untouched():
+                state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
                 return None
             while len(self._questions) >= 8:
                 self._questions.pop(next(iter(self._questions)))
             self._questions[text] = state
         return self._questions[text]
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Questions are read by the model without its base LoRA: they stay comparable when that changes."""
+        lora = self._backend.lora
+        if lora is not None:
+            self._backend.set_lora(None)
+        try:
+            yield
+        finally:
+            if lora is not None:
+                self._backend.set_lora(lora)
 
     def known_state(self, text: str) -> np.ndarray | None:
         """The same, if this process has read it lately."""
@@ -188,6 +203,12 @@ class Memory:
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
+
+    def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
+        """(r, V(x)) of a rating in force, as the others in force have it."""
+        self.sync()
+        r = signal.reward_of(rating, self.bank.counts_without(reply_id))
+        return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def examples(
         self, question: str, n: int, room: int, size: Callable[[Example], int], known: Collection[str] = ()

@@ -5,9 +5,11 @@ over the answers come the directions in which MicroLoRA reads, and the contexts 
 frozen model is measured.
 """
 
+import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -28,36 +30,71 @@ _CONTEXTS = range(4, 257)
 class Neutral:
     """contexts [M, D]: hidden states to measure KL on.  mean [D].  directions [D, r].
 
-    `head` turns hidden [T, D] into frozen logits [T, V].
+    `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
+    `under`), and `frozen` is what the model without it says there: log-probabilities [M, V].
     """
 
     contexts: np.ndarray
     mean: np.ndarray
     directions: np.ndarray
-    head: object
+    head: Callable[[np.ndarray], np.ndarray]
+    frozen: np.ndarray | None = None
+
+    @cached_property
+    def log_probabilities(self) -> np.ndarray:
+        """What the model says in each context, without MicroLoRA: [M, V] float32."""
+        z = self.head(self.contexts)
+        z = z - z.max(axis=1, keepdims=True)
+        return np.ascontiguousarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)), np.float32)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """What the frozen model says in each context: [M, V] float32."""
-        z = self.head(self.contexts)  # type: ignore[operator]
-        p = np.exp(z - z.max(axis=1, keepdims=True))
+        p = np.exp(self.log_probabilities)
         return np.ascontiguousarray(p / p.sum(axis=1, keepdims=True), np.float32)
+
+    @cached_property
+    def log_ratio(self) -> np.ndarray | None:
+        """log(p_base / p_frozen) [M, V]; None without a base."""
+        return None if self.frozen is None else self.log_probabilities - self.frozen
+
+    @cached_property
+    def floor(self) -> float:
+        """Mean over contexts of KL(base || frozen), nats: what no scaling of MicroLoRA takes away."""
+        if self.log_ratio is None:
+            return 0.0
+        return float(np.mean(np.sum(self.probabilities.astype(np.float64) * self.log_ratio, axis=1)))
 
     def kl(self, adapter: MicroLoRA) -> float:
         """Mean over contexts of KL(adapted || frozen), nats."""
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        return kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale)
+        return kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
+
+    def under(self, backend: Backend, tokenizer: Tokenizer, max_context: int) -> "Neutral":
+        """The same text under the base that the backend has now. `self` must be the frozen model's, and must
+        have been asked for a KL before the base was set: its head is the backend's."""
+        contexts = chosen(read(backend, tokenizer, max_context), len(self.contexts))
+        new = Neutral(contexts, self.mean, self.directions, backend.head, self.log_probabilities)
+        new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
+        return new
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
-        np.savez(out, contexts=self.contexts, mean=self.mean, directions=self.directions)
+        np.savez(
+            out, contexts=self.contexts, mean=self.mean, directions=self.directions, text=np.array(_digest())
+        )
         return out.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes, head) -> "Neutral | None":
-        """None if damaged: it can be measured again."""
+        """None if damaged, or if it is of another text: it can be measured again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                if str(f["text"]) != _digest():
+                    return None
                 return cls(f["contexts"], f["mean"], f["directions"], head)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
@@ -65,25 +102,45 @@ class Neutral:
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, max_context: int) -> Neutral:
     """Read the neutral text with the frozen model: about 700 tokens of prefill."""
-    pairs = json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
-    states = np.concatenate([_answer_states(backend, tokenizer, q, a, max_context) for q, a in pairs])
+    states = read(backend, tokenizer, max_context)
     if not np.isfinite(states).all():
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
     count = min(max(_CONTEXTS[0], _ELEMENTS // vocab_size), _CONTEXTS[-1], len(states))
-    chosen = np.linspace(0, len(states) - 1, count).round().astype(int)
-    return Neutral(
-        np.ascontiguousarray(states[chosen]), states.mean(axis=0), directions(states, rank), backend.head
-    )
+    return Neutral(chosen(states, count), states.mean(axis=0), directions(states, rank), backend.head)
 
 
-def _answer_states(backend: Backend, tokenizer: Tokenizer, question: str, answer: str, limit: int):
-    """Hidden states that predict the answer's tokens: [T, D]."""
+def chosen(states: np.ndarray, count: int) -> np.ndarray:
+    """`count` rows, evenly spread."""
+    rows = np.linspace(0, len(states) - 1, count).round().astype(int)
+    return np.ascontiguousarray(states[rows])
+
+
+def texts() -> list[tuple[str, str]]:
+    """(question, answer) of the neutral text."""
+    return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
+
+
+def _digest() -> str:
+    """The text's name."""
+    return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
+
+
+def read(backend: Backend, tokenizer: Tokenizer, max_context: int) -> np.ndarray:
+    """Hidden states that predict the answers' tokens, and what follows them: [T, D]."""
+    parts = []
+    for question, answer in texts():
+        tokens, first = encoded(tokenizer, question, answer, max_context)
+        parts.append(backend.hidden_states(tokens)[first - 1 :])
+    return np.concatenate(parts)
+
+
+def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
+    """Tokens of a question with its answer, and where the answer begins."""
     prompt = tokenizer.encode_chat([Message("user", question)])
     tokens = prompt + tokenizer.encode(answer, add_bos=False)
-    first = min(len(prompt), limit // 2) - 1
-    return backend.hidden_states(tokens[:limit])[first:]
+    return tokens[:limit], min(len(prompt), limit // 2)
 
 
 def directions(states: np.ndarray, rank: int) -> np.ndarray:

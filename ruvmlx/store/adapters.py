@@ -9,12 +9,14 @@ A rating and its version are one transaction: neither can be found without the o
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import NotFound
+from .bases import Bases
 from .database import vector
-from .replies import Replies
+from .witness import digest
 
 KEEP_VERSIONS = 64  # ancestors of the head, and newest versions, whose weights are kept
 
@@ -38,6 +40,7 @@ class AdapterRow:
 
     version: int
     parent: int
+    base: int  # id of the base that it stands on, 0: none
     state: bytes
     kl: float
     norm: float
@@ -55,7 +58,7 @@ class RatingRow:
     query: np.ndarray | None  # [D] float32, embedding of the prompt
 
 
-class Adapters(Replies):
+class Adapters(Bases):
     """Named adapters of a model, each a tree of versions."""
 
     def adapter_version(self, fingerprint: str, name: str) -> int:
@@ -67,7 +70,7 @@ class Adapters(Replies):
 
     def adapter(self, fingerprint: str, name: str, version: int) -> AdapterRow:
         row = self._row(
-            "SELECT version, parent, state, kl, norm FROM adapters"
+            "SELECT version, parent, base, state, kl, norm FROM adapters"
             " WHERE fingerprint = ? AND name = ? AND version = ?",
             fingerprint,
             name,
@@ -75,7 +78,7 @@ class Adapters(Replies):
         )
         if row is None:
             raise NotFound(f"adapter {name!r} has no version {version}; `ruvmlx learn status` lists them.")
-        if row[2] is None:
+        if row[3] is None:
             raise NotFound(
                 f"version {version} of adapter {name!r} is no longer kept (about {KEEP_VERSIONS} are); "
                 "`ruvmlx learn status` lists them."
@@ -93,11 +96,19 @@ class Adapters(Replies):
         return [row[0] for row in rows]
 
     def add_version(
-        self, fingerprint: str, name: str, parent: int, state: bytes, kl: float, norm: float
+        self,
+        fingerprint: str,
+        name: str,
+        parent: int,
+        state: bytes,
+        kl: float,
+        norm: float,
+        base: int | None = None,
     ) -> int:
         """Add a version to the head and make it the head. Call inside a transaction.
 
-        Its number was never used before. HeadMoved, if the head is not `parent` any more.
+        Its number was never used before. base: an id, None is the parent's. HeadMoved, if the head is not
+        `parent` any more.
         """
         if self.adapter_version(fingerprint, name) != parent:
             raise HeadMoved
@@ -107,13 +118,58 @@ class Adapters(Replies):
             name,
         )
         version = int(newest[0] if newest else 0) + 1
+        base = self.base_of(fingerprint, name, parent) if base is None else base
         self._db.execute(
-            "INSERT INTO adapters VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (fingerprint, name, version, parent, state, kl, norm, time.time()),
+            "INSERT INTO adapters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (fingerprint, name, version, parent, base, state, kl, norm, time.time()),
         )
         self._set_head(fingerprint, name, version)
         self._forget_old_states(fingerprint, name, version)
+        facts: dict[str, Any] = {"version": version, "parent": parent, "base": base}
+        facts |= {"state": digest(state), "kl": kl, "norm": norm}
+        self.record("version", {"model": fingerprint, "adapter": name, **facts})
         return version
+
+    def base_of(self, fingerprint: str, name: str, version: int) -> int:
+        """Id of the base that a version stands on; known even where its weights are no longer kept."""
+        row = self._row(
+            "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?",
+            fingerprint,
+            name,
+            version,
+        )
+        return row[0] if row else 0
+
+    def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
+        """Is the version the head, or on the way to it?"""
+        sql = _CHAIN + "SELECT 1 FROM chain WHERE version = ?5"
+        return self._row(sql, fingerprint, name, head, _ALL, version) is not None
+
+    def last_rating(self, fingerprint: str, name: str, head: int) -> int:
+        """The newest version on the way to the head that a rating made; 0: none did."""
+        row = self._row(
+            _CHAIN + "SELECT max(version) FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
+            " AND version IN (SELECT version FROM chain)",
+            fingerprint,
+            name,
+            head,
+            _ALL,
+        )
+        return (row[0] if row else 0) or 0
+
+    def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
+        """Versions on the way to the head that brought another base with them, the oldest first."""
+        rows = self._rows(
+            _CHAIN + "SELECT a.version FROM adapters a LEFT JOIN adapters p ON p.fingerprint = a.fingerprint"
+            " AND p.name = a.name AND p.version = a.parent WHERE a.fingerprint = ?1 AND a.name = ?2"
+            " AND a.version IN (SELECT version FROM chain) AND a.base != coalesce(p.base, 0)"
+            " ORDER BY a.version",
+            fingerprint,
+            name,
+            head,
+            _ALL,
+        )
+        return [row[0] for row in rows]
 
     def _forget_old_states(self, fingerprint: str, name: str, head: int) -> None:
         """Keep the weights of the newest versions and of the head's nearest ancestors."""
@@ -122,19 +178,22 @@ class Adapters(Replies):
             " AND state IS NOT NULL AND version <= ?3 - ?4 AND version NOT IN (SELECT version FROM chain)",
             (fingerprint, name, head, KEEP_VERSIONS),
         )
+        self._forget_old_bases(fingerprint, name)
 
     def _set_head(self, fingerprint: str, name: str, version: int) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO adapter_heads VALUES (?, ?, ?)", (fingerprint, name, version)
         )
 
-    def move_head(self, fingerprint: str, name: str, version: int) -> None:
+    def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
         """Make an existing version (0: none) the head; the ratings that led to it are in force.
 
         Call inside a transaction.
         """
         if version != 0:
             self.adapter(fingerprint, name, version)
+        moved = {"version_before": self.adapter_version(fingerprint, name), "version": version}
+        self.record(why, {"model": fingerprint, "adapter": name, **moved})
         self._set_head(fingerprint, name, version)
         mine = (fingerprint, name, version, _ALL)
         self._db.execute(
@@ -155,11 +214,13 @@ class Adapters(Replies):
             "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ? AND reply_id = ?",
             (fingerprint, name, reply_id),
         )
-        self._db.execute(
+        made = self._db.execute(
             "INSERT INTO ratings (fingerprint, adapter, version, reply_id, rating, note, weight,"
             " in_force, created) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)",
             (fingerprint, name, version, reply_id, rating, note, weight, time.time()),
         )
+        facts = {"id": made.lastrowid, "reply": reply_id, "rating": rating, "weight": weight}
+        self.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
 
     def ratings(self, fingerprint: str, name: str) -> list[RatingRow]:
         """Ratings in force, the oldest first."""

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass
 
 from ..errors import NotFound
-from .database import Database
+from .witness import Witness
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MessageRow:
     finish_reason: str | None
 
 
-class Chats(Database):
+class Chats(Witness):
     """Sessions hold messages; an assistant message points at its reply."""
 
     def new_session(self, model: str, system: str | None = None) -> str:

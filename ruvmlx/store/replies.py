@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class Replies(Chats):
             if session_id is not None:
                 self._add_message(session_id, "assistant", reply.text, reply.id, now)
                 self._db.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session_id))
+            self.record("reply", _facts(reply))
 
     def reply(self, reply_id: str) -> ReplyRow:
         """`reply_id` may be "last" or a unique beginning of an id."""
@@ -101,7 +103,8 @@ class Replies(Chats):
             )
 
     def delete_session(self, session_id: str) -> None:
-        """Delete a chat with its replies. Of a rated reply only the fact stays that it was rated."""
+        """Delete a chat with its replies. Of a rated reply only the fact stays that it was rated;
+        of every reply the witness log keeps the id and the length."""
         self.session(session_id)
         mine = "SELECT reply_id FROM messages WHERE session_id = ? AND reply_id IS NOT NULL"
         rated = "SELECT reply_id FROM ratings"
@@ -121,6 +124,18 @@ class Replies(Chats):
     def trace(self, reply_id: str) -> bytes | None:
         row = self._row("SELECT data FROM traces WHERE reply_id = ?", reply_id)
         return row[0] if row else None
+
+
+def _facts(reply: ReplyRow) -> dict[str, Any]:
+    """What the witness log says of a reply: no words, and no tokens that words could be read from."""
+    return {
+        "reply": reply.id,
+        "model": reply.fingerprint,
+        "adapter": reply.adapter,
+        "version": reply.adapter_version,
+        "prompt_tokens": len(reply.prompt_ids),
+        "tokens": len(reply.sampled_ids),
+    }
 
 
 def _ids_to_blob(ids: list[int]) -> bytes:

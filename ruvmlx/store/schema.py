@@ -28,8 +28,19 @@ CREATE TABLE traces (
 );
 CREATE TABLE adapters (  -- a tree; state is NULL where it is no longer kept
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, parent INTEGER NOT NULL,
-  state BLOB, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
+  base INTEGER NOT NULL, state BLOB, kl REAL NOT NULL, norm REAL NOT NULL, created REAL NOT NULL,
   PRIMARY KEY (fingerprint, name, version)
+);
+CREATE TABLE bases (  -- what versions stand on; state is NULL where it is no longer kept
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, id INTEGER NOT NULL, state BLOB, report TEXT NOT NULL,
+  created REAL NOT NULL, PRIMARY KEY (fingerprint, name, id)
+);
+CREATE TABLE attempts (  -- consolidations; version is NULL where one was refused
+  id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, name TEXT NOT NULL,
+  parent INTEGER NOT NULL, version INTEGER, report TEXT NOT NULL, created REAL NOT NULL
+);
+CREATE TABLE trainings (
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, PRIMARY KEY (fingerprint, name)
 );
 CREATE TABLE adapter_heads (
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY (fingerprint, name)
@@ -51,6 +62,17 @@ CREATE TABLE signals (
 CREATE INDEX signals_by_reply ON signals(reply_id);
 CREATE TABLE signals_dropped (count INTEGER NOT NULL);
 INSERT INTO signals_dropped VALUES (0);
+CREATE TABLE witness (  -- a hash chain, see witness.py; time is in ns since 1970
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
+  previous TEXT NOT NULL, hash TEXT NOT NULL
+);
+CREATE TRIGGER witness_no_update BEFORE UPDATE ON witness
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
+CREATE TRIGGER witness_no_delete BEFORE DELETE ON witness
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
+CREATE TRIGGER witness_no_insert_before BEFORE INSERT ON witness
+  WHEN NEW.seq != (SELECT coalesce(max(seq), 0) + 1 FROM witness)
+  BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
 """
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .adapters import Adapters
 from .database import vector
+from .named import Named
 
 KEEP_SIGNALS = 10_000  # the newest; how many older ones were let go is counted
 
@@ -25,7 +25,7 @@ class SignalRow:
     context_tokens: int
 
 
-class Signals(Adapters):
+class Signals(Named):
     """The trajectory buffer: bounded, and it never drops a signal silently."""
 
     def add_signals(self, rows: list[SignalRow]) -> None:

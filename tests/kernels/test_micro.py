@@ -226,7 +226,25 @@ def test_kl_to_frozen(impl, vocab, rank, rng):
         u, b = odd(rng, contexts, rank), odd(rng, rank, vocab)
         for s in (0.0, 0.02, 1.3):
             want = micro.kl_to_frozen_ref(p0, u, b, s)
-            assert micro.kl_to_frozen(p0, u, b, s, impl) == pytest.approx(want, rel=1e-4, abs=2e-6)
+            assert micro.kl_to_frozen(p0, u, b, s, impl=impl) == pytest.approx(want, rel=1e-4, abs=2e-6)
+
+
+@pytest.mark.parametrize("impl", available("kl_to_frozen"))
+@pytest.mark.parametrize("vocab", [1, 7, 1023, 3001])
+def test_kl_to_frozen_from_a_base(impl, vocab, rng):
+    """p0 is not the frozen model's: its log-ratio to that is given. Without a push it is KL(p0 || frozen)."""
+    z, far = odd(rng, 33, vocab, spread=3).astype(np.float64), odd(rng, 33, vocab, spread=0.3)
+    p0 = (np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)).astype(np.float32)
+    log_frozen = np.log(p0.astype(np.float64)) - far
+    log_frozen -= np.log(np.exp(log_frozen).sum(axis=1, keepdims=True))
+    ratio = (np.log(p0.astype(np.float64)) - log_frozen).astype(np.float32)
+    u, b = odd(rng, 33, 2), odd(rng, 2, vocab)
+    assert micro.kl_to_frozen_ref(p0, u, b, 0.0, ratio) == pytest.approx(
+        (p0 * ratio).sum(axis=1).mean(), abs=1e-5
+    )
+    for s in (0.0, 0.02, 1.3):
+        want = micro.kl_to_frozen_ref(p0, u, b, s, ratio)
+        assert micro.kl_to_frozen(p0, u, b, s, ratio, impl) == pytest.approx(want, rel=1e-4, abs=4e-6)
 
 
 @pytest.mark.parametrize("impl", available("kl_to_frozen"))
@@ -235,7 +253,7 @@ def test_kl_does_not_overflow_where_the_adapter_is_far_off(impl, rng):
     p0 = np.full((2, 2050), 1 / 2050, np.float32)
     u, b = np.float32([[1], [-1]]), odd(rng, 1, 2050, spread=100)
     want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
-    assert micro.kl_to_frozen(p0, u, b, 1.0, impl) == pytest.approx(want, rel=1e-5)
+    assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("impl", available("logprobs"))
@@ -253,7 +271,7 @@ SCALARS = {
     "direction_variance": lambda big, small, b, impl: micro.direction_variance(
         small, big, b[:, :1], b, b[:, 1:2], b, 1.0, impl
     ),
-    "kl_to_frozen": lambda big, small, b, impl: micro.kl_to_frozen(big, small, b, 1.0, impl),
+    "kl_to_frozen": lambda big, small, b, impl: micro.kl_to_frozen(big, small, b, 1.0, impl=impl),
     "dot": lambda big, small, b, impl: micro.dot(big, big, impl),
 }
 

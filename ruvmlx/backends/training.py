@@ -1,0 +1,308 @@
+"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The weights are frozen.
+
+A text is a run of tokens of which those from `first` on were said by the model. Its value is one number:
+
+    reply:    mean log p(said)                                    d / d logits = (onehot(said) - p) / n
+    neutral:  mean KL(frozen || p)                                d / d logits = (p - frozen) / n
+
+The head is linear and not trained here, so its part of the chain is these formulas and one product; MLX
+differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from ..lora.base import MODULES, BaseLoRA, Pair, Place
+from ..lora.micro import MicroLoRA
+from ..models.base import Model
+from . import cpu, cpu_layers, graph
+from .mlx import default_device, plan
+from .mx import BLAS, mx, nn
+
+MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
+SLICES = 10  # of a pass over the layers, between which the caller is asked whether to go on
+KNOWN = 512  # texts whose states in front of the first trained layer are kept
+TARGETS = MODULES[:7]  # attention and MLP
+
+
+@dataclass(frozen=True)
+class Text:
+    """tokens [T]; those from `first` on count, first >= 1."""
+
+    tokens: tuple[int, ...]
+    first: int
+
+    @classmethod
+    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "Text":
+        """At most `limit` tokens: a long reply's first half of it, behind the end of the prompt."""
+        said = said[: max(limit // 2, limit - len(prompt))]
+        prompt = prompt[-(limit - len(said)) :]
+        return cls((*prompt, *said), len(prompt))
+
+    @property
+    def said(self) -> int:
+        return len(self.tokens) - self.first
+
+
+Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V]
+Pairs = dict[Place, Pair]
+Weigh = Callable[[float], float]
+Pause = Callable[[], None]  # called between slices; may raise to leave
+
+
+class Trainer:
+    """A graph of one model, and the change of its output head that is in force throughout."""
+
+    def __init__(self, model: Model, device: str | None = None):
+        kind = device or default_device()
+        self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
+        self._load = cpu.OtherLoad()
+        with mx.stream(self._device):
+            how = plan(model.load_weights(), kind)
+            self._graph = graph.build(model.config, model.load_weights(), how.dtype, how.unpack)
+            mx.clear_cache()
+        self._positions = cpu_layers.Positions(self._graph.model.layers[0].self_attn.rope, model.config)
+        self._dtype = how.dtype
+        self._own = how.dtype == mx.float32 and kind == "cpu"
+        self._known: OrderedDict[tuple[Text, int], mx.array] = OrderedDict()
+        self._head: list[tuple[mx.array, mx.array]] = []
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._graph, self._known
+        mx.clear_cache()
+
+    def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
+        """What is added to the frozen head's logits from now on."""
+        changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
+        if base and ("lm_head", 0) in base.pairs:
+            a, b = base.pairs["lm_head", 0]
+            changes.append((a, b * np.float32(base.scale)))
+        with mx.stream(self._device):
+            self._head = [
+                (mx.array(a).astype(self._dtype), mx.array(b).astype(self._dtype)) for a, b in changes
+            ]
+
+    def reply(
+        self, base: BaseLoRA, text: Text, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
+    ) -> tuple[float, Pairs]:
+        """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
+
+        Where the weight is 0 there is no gradient, and no way back.
+        """
+        said = mx.array(text.tokens[text.first :])
+        return self._run(base, text, partial(_logprob, said=said), weigh, pause)
+
+    def neutral(
+        self,
+        base: BaseLoRA,
+        text: Text,
+        frozen: np.ndarray,
+        weigh: Weigh = lambda value: 1.0,
+        pause: Pause | None = None,
+    ) -> tuple[float, Pairs]:
+        """Mean KL(frozen || p) and its gradient. frozen: hidden states of the untouched model [n, D]."""
+        with mx.stream(self._device):
+            logits = graph.head(self._graph, mx.array(frozen).astype(self._dtype)).astype(mx.float32)
+        return self._run(base, text, partial(_divergence, frozen=logits), weigh, pause)
+
+    def hidden(self, base: BaseLoRA | None, text: Text) -> np.ndarray:
+        """Inputs of the head where something was said [n, D]; None: the untouched model's."""
+        with mx.stream(self._device):
+            factors = self._factors(base or BaseLoRA({}))
+            return np.array(self._body(factors, text, []).astype(mx.float32))
+
+    # -- one text ------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        base: BaseLoRA,
+        text: Text,
+        value: Callable[[mx.array], Value],
+        weigh: Weigh,
+        pause: Pause | None,
+    ) -> tuple[float, Pairs]:
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops: list[mx.array] = []
+            out: list[mx.array] = []
+
+            def loss(factors):
+                hidden = self._body(factors, text, stops)
+                number, slope = self._valued(mx.stop_gradient(hidden), value)
+                out.append(number)
+                return mx.sum(hidden.astype(mx.float32) * slope)
+
+            _, grads = mx.value_and_grad(loss)(self._factors(base))
+            _evaluate(([x] for x in (*stops, out[0])), pause)
+            number = float(cast(float, out[0].item()))
+            weight = weigh(number)
+            if weight == 0:
+                return number, {}
+            _evaluate(_from_the_last_layer(grads), pause)
+            return number, self._pairs(base, grads, weight)
+
+    def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
+        """The body's factors under flat names, the scale in lora_b."""
+        out = {}
+        for (module, layer), (a, b) in base.pairs.items():
+            if module != "lm_head":
+                out[f"{layer}.{module}.a"] = mx.array(a)
+                out[f"{layer}.{module}.b"] = mx.array(b * np.float32(base.scale))
+        return out
+
+    def _pairs(self, base: BaseLoRA, grads: Mapping[str, mx.array], weight: float) -> Pairs:
+        out = {}
+        for module, layer in base.pairs:
+            if module != "lm_head":
+                a, b = (np.array(grads[f"{layer}.{module}.{f}"]) for f in "ab")
+                out[module, layer] = (a * np.float32(weight), b * np.float32(base.scale * weight))
+        return out
+
+    def _valued(self, hidden: mx.array, value: Callable[[mx.array], Value]) -> Value:
+        """hidden [n, D] -> the value of its logits, and the value's gradient by hidden."""
+
+        def head(h):
+            logits = graph.head(self._graph, h)
+            for a, b in self._head:
+                logits = logits + (h @ a) @ b
+            return logits
+
+        logits = head(hidden)
+        number, slope = value(logits.astype(mx.float32))
+        _, back = mx.vjp(head, [hidden], [slope.astype(logits.dtype)])
+        return number, back[0].astype(mx.float32)
+
+    # -- the layers -------------------------------------------------------------------------------------
+
+    def _body(self, factors: Mapping[str, mx.array], text: Text, stops: list[mx.array]) -> mx.array:
+        """-> hidden [n, D], what predicts the tokens that were said; `stops` gets a few states on the way."""
+        layers = self._graph.model.layers
+        first = min((int(name.split(".")[0]) for name in factors), default=len(layers))
+        x, every = self._below(text, first), -(-len(layers) // SLICES)
+        for i in range(first, len(layers)):
+            x = self._layer(x, layers[i], partial(_linear, factors, i))
+            if i % every == every - 1:
+                stops.append(x)
+        return self._graph.model.norm(x[text.first - 1 :])
+
+    def _below(self, text: Text, first: int) -> mx.array:
+        """The text in front of layer `first`, [T, D]: no training changes it, so it is computed once."""
+        x = self._known.pop((text, first), None)
+        if x is None:
+            x = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0]
+            for layer in self._graph.model.layers[:first]:
+                x = self._layer(x, layer, partial(_linear, {}, 0))
+            mx.eval(x)
+        self._known[text, first] = x
+        while len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+        return x
+
+    def _layer(self, x: mx.array, layer: nn.Module, linear: Callable) -> mx.array:
+        """x [T, D] -> [T, D]."""
+        own, mlp = layer.self_attn, layer.mlp
+        y = layer.input_layernorm(x)
+        q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
+        out = self._attend(q, k, v, own)
+        x = x + linear(out, own, ("o_proj",))[0]
+        gate, up = linear(layer.post_attention_layernorm(x), mlp, ("gate_proj", "up_proj"))
+        inner = swiglu(gate, up) if self._own else nn.silu(gate) * up
+        return x + linear(inner, mlp, ("down_proj",))[0]
+
+    def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
+        """q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
+        n, g, d = len(q), own.n_kv_heads, own.head_dim
+        q, k, v = (y.reshape(1, n, -1, d).swapaxes(1, 2) for y in (q, k, v))
+        q, k = own.rope(q), own.rope(k)
+        q = (q * own.scale).reshape(g, -1, n, d)
+        scores = q @ k[0][:, None].swapaxes(-1, -2) + self._positions.mask(n, n).astype(q.dtype)
+        p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
+        out = p @ v[0][:, None]
+        return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
+
+
+def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
+    """Several linear layers of one input and their changes: x [T, in] -> one [T, out] each."""
+    found = [name for name in names if f"{layer}.{name}.a" in factors]
+    out = {name: own[name](x) for name in names}
+    if found:
+        a = [factors[f"{layer}.{name}.a"] for name in found]
+        u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)
+        stops = np.cumsum([w.shape[1] for w in a])[:-1].tolist()
+        for name, part in zip(found, mx.split(u, stops, axis=1), strict=True):
+            out[name] = out[name] + (part @ factors[f"{layer}.{name}.b"]).astype(x.dtype)
+    return [out[name] for name in names]
+
+
+@mx.custom_function
+def softmax(scores: mx.array) -> mx.array:
+    """Over the last axis, with an exp that is quick on a CPU."""
+    e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+@softmax.vjp
+def _softmax_vjp(_, slope, p):
+    return p * (slope - (slope * p).sum(axis=-1, keepdims=True))
+
+
+@mx.custom_function
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is quick on a CPU."""
+    return gate * up / (1.0 + cpu_layers.exp(-gate))
+
+
+@swiglu.vjp
+def _swiglu_vjp(primals, slope, _):
+    """silu'(g) = s + g s (1 - s), s = 1 / (1 + exp(-g))."""
+    gate, up = primals
+    s = 1.0 / (1.0 + cpu_layers.exp(-gate))
+    silu = gate * s
+    return slope * up * (s + silu * (1.0 - s)), slope * silu
+
+
+def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """p [n, V] and log of the sum of exponentials [n, 1]."""
+    top = logits.max(axis=-1, keepdims=True)
+    e = cpu_layers.exp(logits - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return e / total, top + mx.log(total)
+
+
+def _logprob(logits: mx.array, said: mx.array) -> Value:
+    """logits [n, V], said [n]."""
+    p, log_total = _distribution(logits)
+    n = len(said)
+    value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).mean()
+    p[mx.arange(n), said] -= 1.0
+    return value, p * (-1.0 / n)
+
+
+def _divergence(logits: mx.array, frozen: mx.array) -> Value:
+    """logits, frozen [n, V]."""
+    (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(frozen)
+    kl = mx.sum(q * (frozen - logits), axis=-1, keepdims=True) - log_total_q + log_total
+    return kl.mean(), (p - q) * (1.0 / len(logits))
+
+
+def _evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
+    """One slice after another: what a later one needs of an earlier one is kept until then."""
+    for arrays in slices:
+        mx.eval(*arrays)
+        if pause is not None:
+            pause()
+
+
+def _from_the_last_layer(grads: Mapping[str, mx.array]) -> Iterator[list[mx.array]]:
+    """The gradients of a few layers at a time."""
+    layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
+    every = max(1, -(-len(layers) // SLICES))
+    for start in range(0, len(layers), every):
+        part = {str(i) for i in layers[start : start + every]}
+        yield [g for name, g in grads.items() if name.split(".")[0] in part]

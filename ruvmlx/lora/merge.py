@@ -1,0 +1,100 @@
+"""Consolidation: two low-rank changes of one matrix become one, and what does not fit becomes a third.
+
+    alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
+
+QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change costs next to nothing. The
+first singular directions are the nearest change of that rank (Eckart and Young 1936). Adding the factors
+themselves, A + a and B + b, would be wrong: its cross terms A b + a B err by more than the update.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..kernels.micro import NotFinite
+from .base import BaseLoRA, Pair
+from .micro import MicroLoRA
+
+HEAD = ("lm_head", 0)
+_NOTHING = 1e-12  # singular values below this share of the largest are rounding
+
+
+@dataclass(frozen=True)
+class Merged:
+    """kept + tail is the sum that was asked for, but for `lost`.
+
+    kept: [in, r], [r, out]; tail: [in, t], [t, out], t may be 0; float32, contiguous, unscaled.
+    lost: Frobenius norm of what fits into neither.
+    """
+
+    kept: Pair
+    tail: Pair
+    lost: float
+
+
+def merged(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_rank: int = 0) -> Merged:
+    """alpha * one + beta * other: the best change of `rank`, the next `tail_rank` directions, the loss."""
+    left, values, right = _svd(one, alpha, other, beta)
+    used = int(np.sum(values > _NOTHING * values[0])) if values.size else 0
+    middle, end = min(rank, used), min(rank + tail_rank, used)
+    lost = float(np.sqrt(np.sum(values[end:] ** 2)))
+    return Merged(_pair(left, values, right, 0, middle), _pair(left, values, right, middle, end), lost)
+
+
+def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """-> left [in, n], singular values [n], right [n, out] of the sum, in float64."""
+    a = np.hstack([alpha * one[0].astype(np.float64), beta * other[0].astype(np.float64)])
+    b = np.vstack([one[1], other[1]]).astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise NotFinite("a low-rank change to be merged holds NaN or Inf")
+    (qa, ra), (qb, rb) = np.linalg.qr(a), np.linalg.qr(b.T)
+    u, values, vt = np.linalg.svd(ra @ rb.T)
+    n = values.size
+    return qa @ u[:, :n], values, vt[:n] @ qb.T
+
+
+def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
+    """Some singular directions as factors of equal size: neither side of a later step is starved."""
+    root = np.sqrt(values[first:last])
+    a, b = left[:, first:last] * root, root[:, None] * right[first:last]
+    return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+
+
+def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
+    """The head's change moved from micro into the base, `rank` directions of it; the tail stays in micro.
+
+    The model's output does not change, unless the two together had more than rank + micro.rank directions.
+    The new micro is at rest (no momentum). Directions that it does not need for the tail go on reading
+    what they read, through zero rows of lora_b.
+    """
+    d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
+    old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
+    found = merged(old, base.scale, (micro.lora_a, micro.lora_b), micro.scale, rank, micro.rank)
+    pairs = {place: pair for place, pair in base.pairs.items() if place != HEAD}
+    if found.kept[0].shape[1]:
+        pairs[HEAD] = (found.kept[0], np.ascontiguousarray(found.kept[1] / np.float32(base.scale)))
+    return replace(base, pairs=pairs), _rest(micro, found.tail)
+
+
+def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
+    """Micro holding the tail only. Every column of lora_a is as long as those of micro are on average,
+    so a rating's step stays of the same size."""
+    if tail[0].shape[1] == 0:
+        return MicroLoRA.fresh(micro.lora_a, micro.lora_b.shape[1], micro.alpha)
+    a, b = (w.astype(np.float64) for w in tail)
+    length = np.linalg.norm(micro.lora_a) / np.sqrt(micro.rank)
+    sizes = np.linalg.norm(a, axis=0)
+    a, b = a * (length / sizes), b * (sizes / length / micro.scale)[:, None]
+    free = micro.rank - a.shape[1]
+    reads = np.hstack([a, _unused(micro.lora_a.astype(np.float64), a, free) * length])
+    writes = np.vstack([b, np.zeros((free, b.shape[1]))])
+    fresh = MicroLoRA.fresh(reads, writes.shape[1], micro.alpha)
+    return replace(fresh, lora_b=np.ascontiguousarray(writes, np.float32))
+
+
+def _unused(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
+    """`count` orthonormal columns [D, count]: what `directions` [D, r] read beyond the columns `taken`."""
+    if taken.shape[1]:
+        q = np.linalg.qr(taken)[0]
+        directions = directions - q @ (q.T @ directions)
+    return np.linalg.svd(directions, full_matrices=False)[0][:, :count]

@@ -1,0 +1,260 @@
+"""The background loop: what ratings said one by one is read again together and trained into a base LoRA.
+
+    loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
+         + 0.5 mean over neutral text of KL(frozen || p)
+
+w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen model is now, so its push fades
+as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
+output head at the end. The result is used only if it passes the gate (gate.py).
+
+A run is made of optimiser steps, a step of single texts, a text of slices; between slices it can be stopped,
+and it goes on from its last whole step, in this process or another.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..backends.training import TARGETS, Text, Trainer
+from ..errors import RuvmlxError
+from ..lora.base import Pair, Place, place_shape
+from ..lora.merge import folded
+from ..models.base import Model
+from ..store import HeadMoved
+from . import objective, replay
+from .adamw import Training
+from .gate import Gate
+from .learner import Learner
+from .ledger import MINIMUM
+from .replay import Buffer, Example
+
+SCALE = 2.0  # alpha / rank of what is trained here
+HEAD_RANK = 8
+SAVE_EVERY = 10  # steps
+
+
+@dataclass(frozen=True)
+class Settings:
+    """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth."""
+
+    steps: int = 30
+    lr: float = 1e-4
+    warmup: int = 3
+    clip: float = 1.0
+    rank: int = 8
+    nll: float = 0.1
+    kl: float = 0.5
+    modules: tuple[str, ...] = TARGETS
+    depth: float = 1.0  # share of the layers that is trained, counted from the last
+    minimum: int = MINIMUM
+
+    def rate(self, step: int) -> float:
+        fall = 1 - 0.9 * step / max(1, self.steps)
+        return self.lr * min(1.0, (step + 1) / self.warmup) * fall
+
+
+class Stopped(Exception):
+    """Somebody needs the machine; what was done is kept."""
+
+
+Progress = Callable[[int, int, float], None]  # steps done, steps, loss
+
+
+class Background:
+    """Consolidation of one learner. Lives in the backend's thread."""
+
+    def __init__(self, learner: Learner, model: Model, settings: Settings | None = None):
+        self._learner, self._model = learner, model
+        self.settings = settings or Settings()
+        self._trainer: Trainer | None = None
+        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the neutral text
+
+    def close(self) -> None:
+        """Give the training graph's memory back."""
+        if self._trainer is not None:
+            self._trainer.close()
+        self._trainer, self._frozen = None, {}
+
+    def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
+
+        def pause() -> None:
+            if cancel is not None and cancel.is_set():
+                raise Stopped
+
+        started = time.perf_counter()
+        learner = self._learner
+        learner.sync()
+        context = self._model.config.max_context
+        buffer = replay.load(learner.ledger, learner.memory, self._model.tokenizer, context)
+        ratings = len(buffer.train) + len(buffer.held_out)
+        if ratings < max(3, self.settings.minimum):
+            need = max(3, self.settings.minimum)
+            return _report(False, f"{ratings} ratings to learn from; {need} are needed", ratings=ratings)
+        training = self._resumed() or self._fresh()
+        gate = Gate(learner, self._model, buffer, pause)
+        try:
+            self._train(training, buffer, gate, progress, pause)
+            report = self._finish(training, gate)
+        except Stopped:
+            learner.ledger.put_training(training.to_bytes())
+            done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
+            return _report(False, done, ratings=ratings)
+        finally:
+            learner.stand()
+        self.close()
+        learner.ledger.put_training(None)
+        seconds = time.perf_counter() - started
+        return report | {"seconds": seconds}
+
+    # -- where it starts -----------------------------------------------------------------------------
+
+    def _resumed(self) -> Training | None:
+        """The run that was stopped, if it led on from weights that still count, under the same settings."""
+        ledger, state = self._learner.ledger, self._learner.state
+        data = ledger.training()
+        training = Training.from_bytes(data) if data else None
+        if training is None:
+            return None
+        facts = training.facts
+        same = facts["settings"] == self._settings() and facts["base"] == state.base
+        return training if same and ledger.leads_to(facts["version"], state.version) else None
+
+    def _fresh(self) -> Training:
+        """The base in use goes on being trained; layers that it does not change yet start from nothing."""
+        state, old = self._learner.state, self._learner.base
+        rng, pairs = np.random.default_rng(state.version), {}
+        root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
+        layers = self._model.config.n_layers
+        for layer in range(layers - max(1, round(layers * self.settings.depth)), layers):
+            for module in self.settings.modules:
+                known = old.pairs.get((module, layer)) if old else None
+                pairs[module, layer] = (
+                    (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
+                )
+        facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
+        return Training(pairs, SCALE, facts=facts)
+
+    def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
+        """lora_a random, lora_b zero: it changes nothing yet."""
+        shape = place_shape(self._model.config, module, layer)
+        assert shape is not None
+        a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
+        return a, np.zeros((self.settings.rank, shape[1]), np.float32)
+
+    def _settings(self) -> dict[str, Any]:
+        return asdict(self.settings) | {"modules": list(self.settings.modules)}
+
+    # -- training ------------------------------------------------------------------------------------
+
+    def _train(
+        self, training: Training, buffer: Buffer, gate: Gate, progress: Progress | None, pause: Callable
+    ) -> None:
+        if training.step >= self.settings.steps:
+            return
+        known = training.facts["frozen"]
+        gate.frozen_logprobs(buffer.train, known)
+        if self._trainer is None:
+            self._trainer = Trainer(self._model)
+        self._trainer.set_head(self._learner.base, self._learner.micro)
+        while training.step < self.settings.steps:
+            loss, grads = self._gradients(training, buffer, known, pause)
+            if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
+                raise RuvmlxError(f"training stopped at step {training.step}: the loss is not finite.")
+            training.update(grads, self.settings.rate(training.step), self.settings.clip)
+            if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
+                self._learner.ledger.put_training(training.to_bytes())
+            if progress is not None:
+                progress(training.step, self.settings.steps, loss)
+
+    def _gradients(
+        self, training: Training, buffer: Buffer, frozen: dict[str, float], pause: Callable[[], None]
+    ) -> tuple[float, dict[Place, Pair]]:
+        """Loss and gradients of one step, gathered text by text."""
+        assert self._trainer is not None
+        base, trainer, total = training.base, self._trainer, _Sum()
+        examples, texts = buffer.batch(training.facts["version"], training.step)
+        for example in examples:
+            push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
+            total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))
+        for text in texts:
+            if text not in self._frozen:
+                self._frozen[text] = trainer.hidden(None, text)
+            hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
+            total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
+        return total.loss, total.pairs
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def _finish(self, training: Training, gate: Gate) -> dict[str, Any]:
+        """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
+        learner = self._learner
+        while True:
+            learner.sync()
+            parent = learner.state
+            if parent.base != training.facts["base"]:
+                return _report(False, "the adapter was changed meanwhile; nothing was done")
+            whole = training.base
+            if learner.base and ("lm_head", 0) in learner.base.pairs:
+                a, b = learner.base.pairs["lm_head", 0]
+                head = (a, b * np.float32(learner.base.scale / whole.scale))
+                whole = replace(whole, pairs={**whole.pairs, ("lm_head", 0): head})
+            base, micro = folded(whole, learner.micro, HEAD_RANK)
+            verdict = gate.judge(base, micro)
+            report = {"steps": training.step, **verdict.report}
+            try:
+                if not verdict.promoted:
+                    learner.ledger.refuse(parent.version, report)
+                    return report
+                learner.ledger.promote(
+                    parent.version, verdict.base, micro.to_bytes(), verdict.kl, micro.norm, report
+                )
+                learner.sync()
+                return report
+            except HeadMoved:
+                continue
+
+
+def coefficient(example: Example, frozen: float, nll: float, now: float) -> float:
+    """How hard the reply's mean log-probability is pushed up, or down below zero. Means per token, nats."""
+    w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
+    if w < 0:  # what it would hardly say any more needs no push: TOPR's taper, as in trace.py
+        drawn = frozen if example.drawn is None else example.drawn
+        w *= float(np.exp(min(0.0, now - drawn)))
+    return w + (nll if example.reward > 0 else 0.0)
+
+
+class _Sum:
+    """Losses and gradients of a step, added up."""
+
+    def __init__(self) -> None:
+        self.loss, self.pairs = 0.0, dict[Place, Pair]()
+        self._weight = 0.0
+
+    def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
+        """The same weight times share, remembered for the text's loss."""
+
+        def weight(value: float) -> float:
+            self._weight = weigh(value) * share
+            return self._weight
+
+        return weight
+
+    def add(self, value: float, grads: dict[Place, Pair]) -> None:
+        """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
+        self.loss += self._weight * value
+        for place, pair in grads.items():
+            if place in self.pairs:
+                for total, more in zip(self.pairs[place], pair, strict=True):
+                    total += more
+            else:
+                self.pairs[place] = pair
+
+
+def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:
+    return {"promoted": promoted, "reason": reason, **more}

@@ -1,0 +1,119 @@
+"""The gate: a trained base is used only if ratings that it has not seen say that it is better, and plain text
+that it is still the same model. All of it is measured in the backend that will run it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..kernels import micro as kernels
+from ..lora import MicroLoRA
+from ..lora.base import BaseLoRA
+from ..models.base import Model
+from .instant import KL_CAP
+from .learner import Learner
+from .objective import TAU
+from .replay import Buffer, Example, Text
+from .trace import adapted_logits
+
+PPL_RISE = 0.02  # of plain text, over the untouched model's
+ROOM = 0.8  # share of the KL cap that a base may use: the rest is for the ratings to come
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    promoted: bool
+    base: BaseLoRA  # shrunk, if it had to be
+    kl: float
+    report: dict[str, Any]
+
+
+class Gate:
+    """Measures adapters on held-out ratings and neutral text. Leaves its last base in the backend."""
+
+    def __init__(self, learner: Learner, model: Model, buffer: Buffer, pause: Callable[[], None]):
+        self._learner, self._model, self._buffer, self._pause = learner, model, buffer, pause
+        self._backend = learner.backend
+        self._frozen: dict[str, float] = {}
+        self._plain: float | None = None
+
+    def frozen_logprobs(self, examples: Sequence[Example], known: dict[str, float]) -> None:
+        """Mean log-probability of each reply in the untouched model, added to `known` by its id."""
+        missing = [e for e in examples if e.reply_id not in known]
+        if missing:
+            self._learner.untouched()
+            for example in missing:
+                known[example.reply_id] = self._logprob(example.text, None)
+
+    def judge(self, base: BaseLoRA, micro: MicroLoRA) -> Verdict:
+        """The largest share of the base that plain text allows, and whether held-out ratings prefer it."""
+        held, learner = self._buffer.held_out, self._learner
+        self.frozen_logprobs(held, self._frozen)
+        plain = self._nll(None) if self._plain is None else self._plain
+        self._plain = plain
+        learner.stand()
+        before, nll_before = self._loss(learner.micro), self._nll(learner.micro)
+        limit = max(math.log1p(PPL_RISE), nll_before - plain)
+        tried = base
+        for _ in range(ROUNDS):
+            kl, rise = learner.ground(tried).neutral.kl(micro), self._nll(micro) - plain
+            over = max(kl / (ROOM * KL_CAP), rise / limit)
+            if not over > 1:  # NaN is refused below
+                break
+            tried = tried.shrunk(0.97 * over**-0.5)  # both grow about with the square of the share
+        after = self._loss(micro)
+        reason = _objection(before, after, kl, rise, limit)
+        facts = {
+            "ratings": len(self._buffer.train) + len(held),
+            "held_out": len(held),
+            "loss_before": before,
+            "loss_after": after,
+            "kl": kl,
+            "ppl_change": math.expm1(rise),
+            "share": tried.scale / base.scale,
+            "promoted": not reason,
+            "reason": reason or f"held-out loss {before:.4f} -> {after:.4f}",
+        }
+        return Verdict(not reason, tried, kl, facts)
+
+    def _loss(self, micro: MicroLoRA) -> float:
+        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2."""
+        losses = []
+        for e in self._buffer.held_out:
+            rho = self._logprob(e.text, micro) - self._frozen[e.reply_id]
+            losses.append(0.5 * (e.reward - e.value - TAU * rho) ** 2)
+        return float(np.mean(losses))
+
+    def _nll(self, micro: MicroLoRA | None) -> float:
+        """Mean negative log-likelihood of the neutral answers, nats; None: the untouched model's."""
+        if micro is None:
+            self._learner.untouched()
+        texts = self._buffer.neutral
+        return -sum(self._logprob(t, micro) * t.said for t in texts) / sum(t.said for t in texts)
+
+    def _logprob(self, text: Text, micro: MicroLoRA | None) -> float:
+        """Mean log-probability per token of what was said, under the backend's base."""
+        self._pause()
+        hidden = self._backend.hidden_states(text.tokens[:-1])[text.first - 1 :]
+        said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
+        for part, logits in adapted_logits(micro, hidden, self._backend.head):
+            total += float(kernels.logprobs(logits, said[at : at + len(part)]).sum())
+            at += len(part)
+        return total / text.said
+
+
+def _objection(before: float, after: float, kl: float, rise: float, limit: float) -> str:
+    """Why the candidate is not used; "" when it is."""
+    if not all(math.isfinite(x) for x in (before, after, kl, rise)):
+        return "its numbers are not finite"
+    if kl > KL_CAP:
+        return f"KL to the untouched model is {kl:.3f}; at most {KL_CAP} is allowed"
+    if rise > limit + 1e-6:
+        return f"perplexity on plain text rises by {math.expm1(rise):.1%}; {PPL_RISE:.0%} is allowed"
+    if not after < before:
+        return f"held-out ratings do not prefer it: loss {before:.4f} -> {after:.4f}"
+    return ""

@@ -1,0 +1,93 @@
+"""What the background loop trains on: the ratings in force, and plain text on which nothing should change.
+
+The buffer is the store itself: nothing is copied, and a rating that is taken back is gone from here too.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.training import Text
+from ..models.base import Tokenizer
+from ..store.bases import RatedReply
+from . import neutral
+from .ledger import Ledger
+from .memory import Memory
+
+LIMIT = 10_000  # ratings, the newest
+HELD_OUT = 5  # one in so many ratings is never trained on
+BATCH = (4, 2, 2)  # new, reservoir, neutral: 50%, about 30% and 20%
+
+
+@dataclass(frozen=True)
+class Example:
+    """One rated reply. reward and value: r and V(x) of the objective. drawn: mean log p when it was drawn."""
+
+    reply_id: str
+    rating: str
+    text: Text
+    reward: float
+    value: float
+    version: int  # that the rating made
+    drawn: float | None
+
+    @property
+    def held_out(self) -> bool:
+        """Decided by the reply's id: the same in every run, whatever else is rated."""
+        return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """train and held_out are disjoint; since: ratings that made later versions are new."""
+
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+    neutral: Sequence[Text]
+    since: int
+
+    def batch(self, seed: int, step: int) -> tuple[list[Example], list[Text]]:
+        """The same for the same seed and step: a run that is resumed goes on as if it had not stopped."""
+        rng = np.random.default_rng([seed, step])
+        new = [e for e in self.train if e.version > self.since] or list(self.train)
+        old = [e for e in self.train if e.version <= self.since] or list(self.train)
+        count, reservoir, plain = BATCH
+        liked, disliked = ([e for e in old if (e.reward > e.value) == sign] for sign in (True, False))
+        halves = [half or old for half in (liked, disliked)]
+        drawn = _sample(rng, new, count)
+        for i in range(reservoir):
+            drawn += _sample(rng, halves[(step + i) % 2], 1)
+        return drawn, _sample(rng, self.neutral, plain)
+
+
+def _sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
+    return [items[i] for i in rng.choice(len(items), min(count, len(items)), replace=False)]
+
+
+def load(ledger: Ledger, memory: Memory, tokenizer: Tokenizer, context: int) -> Buffer:
+    rows = ledger.rated_replies(LIMIT)
+    examples = _examples(rows, memory)
+    held = [e for e in examples if e.held_out]
+    if len(held) < 2:  # of a few ratings perhaps none has such an id
+        held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
+    kept = {e.reply_id for e in held}
+    texts = [Text(*_both(tokenizer, q, a, context)) for q, a in neutral.texts()]
+    return Buffer([e for e in examples if e.reply_id not in kept], held, texts, ledger.last_promotion())
+
+
+def _both(tokenizer: Tokenizer, question: str, answer: str, context: int) -> tuple[tuple[int, ...], int]:
+    tokens, first = neutral.encoded(tokenizer, question, answer, context)
+    return tuple(tokens), first
+
+
+def _examples(rows: Sequence[RatedReply], memory: Memory) -> list[Example]:
+    out = []
+    for row in rows:
+        reward, value = memory.standing(row.reply_id, row.rating)
+        prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
+        drawn = None if row.logprob is None else row.logprob / len(said)
+        text = Text.cut(prompt, said)
+        out.append(Example(row.reply_id, row.rating, text, reward, value, row.version, drawn))
+    return out

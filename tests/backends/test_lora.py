@@ -1,0 +1,153 @@
+"""set_lora: three backends, fused weights and each other; taking it off again; stale caches."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends import cpu, mlx
+from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.reference import ReferenceBackend
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.errors import AdapterMismatch, CorruptFile
+from ruvmlx.lora.base import MODULES, BaseLoRA, place_shape
+from ruvmlx.models.load import load_model
+from tests.models.make_models import make_safetensors_model
+
+from .test_agreement import FLOAT32_TOLERANCE, SHAPES, SIZES, STORED, TOKENS, walk, worst
+from .test_native import TOLERANCE as NATIVE_TOLERANCE
+
+OPEN = {
+    "reference": ReferenceBackend,
+    "native": functools.partial(NativeBackend, threads=2, chunk=37),
+    "mlx": functools.partial(MLXBackend, device="cpu", chunk=37),
+}
+
+
+def random_base(config, seed=3, modules=MODULES, size=0.15) -> BaseLoRA:
+    """Ranks 1, 3, 5 and 7 in turn; every second layer lacks its k_proj and up_proj."""
+    rng, pairs = np.random.default_rng(seed), {}
+    for i, module in enumerate(modules):
+        for layer in range(1 if module == "lm_head" else config.n_layers):
+            if layer % 2 and module in ("k_proj", "up_proj"):
+                continue
+            (n_in, n_out), rank = place_shape(config, module, layer), (1, 3, 5, 7)[(i + layer) % 4]
+            a = rng.normal(0, n_in**-0.5, (n_in, rank)).astype(np.float32)
+            pairs[module, layer] = (a, rng.normal(0, size, (rank, n_out)).astype(np.float32))
+    return BaseLoRA(pairs, scale=0.7)
+
+
+def fused(model, base) -> ReferenceBackend:
+    """The oracle with W + scale * (A B)^T in its weights."""
+    backend = ReferenceBackend(model)
+    weights = backend._weights
+    if "lm_head.weight" not in weights:  # tied: the embedding itself stays as it is
+        backend.config = backend.config.__class__(**vars(backend.config) | {"tie_word_embeddings": False})
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    for (module, layer), (a, b) in base.pairs.items():
+        block = "mlp" if module in MODULES[4:7] else "self_attn"
+        name = "lm_head" if module == "lm_head" else f"model.layers.{layer}.{block}.{module}"
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + base.scale * (a @ b).T
+    return backend
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch):
+    """As many BLAS threads throughout: how a sum is split decides its last bit."""
+    monkeypatch.setattr(type(mlx.BLAS), "adapt", lambda *_: None)
+
+
+@pytest.fixture(params=[("mistral-window-64", "4-bit"), ("llama-tied-biased", "float16")], ids="-".join)
+def model(request, tmp_path):
+    shape, stored = request.param
+    return load_model(str(make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored])))
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_agrees_with_fused_weights(model, name):
+    """All modules, the head too, at odd ranks: prefill, decode, verify, head; then as if it never was."""
+    base, backend = random_base(model.config), OPEN[name](model)
+    before = walk(backend, TOKENS)
+    backend.set_lora(base)
+    assert backend.lora is base
+    oracle = fused(model, base)
+    want = oracle.verify(TOKENS, oracle.new_cache())
+    tolerance = NATIVE_TOLERANCE if name == "native" else FLOAT32_TOLERANCE
+    assert worst(before, want) > 100 * tolerance
+    assert worst(walk(backend, TOKENS), want) < tolerance
+    hidden = oracle.hidden_states(TOKENS[:9])
+    assert worst(dict(enumerate(backend.head(hidden))), oracle.head(hidden)) < tolerance
+    backend.set_lora(None)
+    after = walk(backend, TOKENS)
+    assert all(np.array_equal(after[i], row) for i, row in before.items())
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_one_base_after_another(model, name):
+    """What the second does not name is as in the frozen model."""
+    first, second = random_base(model.config), random_base(model.config, 5, ("v_proj", "down_proj"))
+    backend, oracle = OPEN[name](model), fused(model, second)
+    backend.set_lora(first)
+    backend.set_lora(second)
+    want = oracle.verify(TOKENS[:70], oracle.new_cache())
+    got = backend.verify(TOKENS[:70], backend.new_cache())
+    assert worst(dict(enumerate(got)), want) < (NATIVE_TOLERANCE if name == "native" else FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("how", ["packed", "as on a gpu"])
+def test_the_graphs_of_other_machines(tmp_path, monkeypatch, how):
+    """Packed weights on a CPU, and mlx-lm's own modules as a GPU runs them."""
+    path = make_safetensors_model(
+        tmp_path / "m", **SIZES, **STORED["4-bit" if how == "packed" else "float32"]
+    )
+    model = load_model(str(path))
+    if how == "packed":
+        monkeypatch.setattr(cpu, "total_memory", lambda: 1)
+    else:
+        as_on_metal = functools.partial(mlx.plan, device="metal")
+        monkeypatch.setattr(mlx, "plan", lambda weights, _: as_on_metal(weights))
+    base, backend = random_base(model.config), MLXBackend(model, device="cpu", chunk=37)
+    before = backend.verify(TOKENS[:70], backend.new_cache())
+    backend.set_lora(base)
+    oracle = fused(model, base)
+    assert worst(walk(backend, TOKENS), oracle.verify(TOKENS, oracle.new_cache())) < FLOAT32_TOLERANCE
+    backend.set_lora(None)
+    np.testing.assert_array_equal(backend.verify(TOKENS[:70], backend.new_cache()), before)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_does_not_fit_is_refused_and_changes_nothing(tiny, name):
+    backend = OPEN[name](tiny)
+    base = random_base(tiny.config)
+    backend.set_lora(base)
+    a, b = base.pairs["q_proj", 0]
+    for pairs in ({("q_proj", 0): (a, b[:, 1:])}, {("q_proj", 2): (a, b)}, {("r_proj", 0): (a, b)}):
+        with pytest.raises(AdapterMismatch, match="_proj of layer"):
+            backend.set_lora(BaseLoRA(pairs))
+    with pytest.raises(CorruptFile, match="NaN"):
+        backend.set_lora(BaseLoRA({("q_proj", 0): (a, b * np.nan)}))
+    assert backend.lora is base
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_chat_goes_on_under_another_base_as_if_it_had_no_cache(tiny, name):
+    backend = OPEN[name](tiny)
+    engine = LLMInferenceEngine(tiny, backend)
+
+    def reply(n, session):
+        ids = list(TOKENS[:n])
+        request = GenerationRequest(
+            input_ids=ids, session_id=session, max_new_tokens=5, sampling=Sampling(0.0), ignore_eos=True
+        )
+        return engine.generate(request)
+
+    reply(50, "chat")
+    assert reply(70, "chat").cached_tokens > 40
+    backend.set_lora(random_base(tiny.config))
+    changed = reply(80, "chat")
+    assert changed.cached_tokens == 0
+    assert changed.token_ids == reply(80, None).token_ids
+    assert reply(90, "chat").cached_tokens > 70
+    backend.set_lora(None)
+    assert reply(100, "chat").cached_tokens == 0

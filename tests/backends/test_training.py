@@ -1,0 +1,156 @@
+"""Training: values against the oracle, gradients against finite differences, slices that can be stopped."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends import mlx, training
+from ruvmlx.backends.mx import mx
+from ruvmlx.backends.reference import ReferenceBackend
+from ruvmlx.backends.training import TARGETS, Text, Trainer
+from ruvmlx.engine.sampler import log_softmax
+from ruvmlx.lora import MicroLoRA
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.models.load import load_model
+from tests.models.make_models import make_safetensors_model
+
+from .test_agreement import SHAPES, STORED, TOKENS
+from .test_lora import random_base
+
+TEXT = Text(tuple(TOKENS[:83]), 71)
+
+
+@pytest.fixture(params=["mistral-window-64", "llama3-scaled", "llama-tied-biased"])
+def model(request, tmp_path):
+    return load_model(
+        str(make_safetensors_model(tmp_path / "m", **SHAPES[request.param], **STORED["float32"]))
+    )
+
+
+def micro(config, seed=0) -> MicroLoRA:
+    rng = np.random.default_rng(seed)
+    fresh = MicroLoRA.fresh(rng.normal(0, 0.1, (config.hidden_size, 2)), config.vocab_size)
+    return replace(fresh, lora_b=rng.normal(0, 0.2, fresh.lora_b.shape).astype(np.float32))
+
+
+def log_p(model, base, adapter, text) -> np.ndarray:
+    """float64 [n, V], where something was said, by the oracle."""
+    oracle = ReferenceBackend(model)
+    oracle.set_lora(base)
+    hidden = oracle.hidden_states(text.tokens[:-1])[text.first - 1 :]
+    logits = oracle.head(hidden)
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+    return np.stack([log_softmax(row.astype(np.float64)) for row in logits])
+
+
+def test_values_are_the_oracles(model):
+    """With a micro and a base on every layer and on the head, against the untouched model."""
+    base, adapter, trainer = random_base(model.config, size=0.05), micro(model.config), Trainer(model, "cpu")
+    trainer.set_head(base, adapter)
+    now, frozen = log_p(model, base, adapter, TEXT), log_p(model, None, None, TEXT)
+    said = list(TEXT.tokens[TEXT.first :])
+    assert trainer.reply(base, TEXT)[0] == pytest.approx(now[np.arange(len(said)), said].mean(), abs=1e-4)
+    kl = np.mean(np.sum(np.exp(frozen) * (frozen - now), axis=1))
+    assert trainer.neutral(base, TEXT, trainer.hidden(None, TEXT))[0] == pytest.approx(kl, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["reply", "neutral"])
+@pytest.mark.parametrize("how", ["cpu", "as on a gpu"])
+def test_gradients_are_finite_differences(model, monkeypatch, kind, how):
+    """Along a random direction of both factors of one module at a time, all layers together."""
+    base, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
+    if how == "as on a gpu":
+        trainer._own = False
+    trainer.set_head(None, micro(model.config))
+    frozen = trainer.hidden(None, TEXT)
+    run = trainer.reply if kind == "reply" else functools.partial(trainer.neutral, frozen=frozen)
+    _, grads = run(base, TEXT)
+    assert grads.keys() == base.pairs.keys()
+    rng = np.random.default_rng(1)
+    for module in TARGETS:
+        way = {
+            p: [rng.normal(0, 1, w.shape).astype(np.float32) for w in base.pairs[p]]
+            for p in grads
+            if p[0] == module
+        }
+        slope = sum(np.vdot(d, g) for p, ds in way.items() for d, g in zip(ds, grads[p], strict=True))
+        values = [run(_moved(base, way, step), TEXT)[0] for step in (-2e-3, 2e-3)]
+        assert (values[1] - values[0]) / 4e-3 == pytest.approx(slope, rel=3e-2, abs=2e-3)
+
+
+def _moved(base, way, step) -> BaseLoRA:
+    pairs = dict(base.pairs)
+    for place, ds in way.items():
+        pairs[place] = tuple(w + np.float32(step) * d for w, d in zip(base.pairs[place], ds, strict=True))
+    return BaseLoRA(pairs, base.scale)
+
+
+def test_packed_weights_as_on_a_gpu(tmp_path, monkeypatch):
+    """4-bit weights stay packed, activations are half as wide: the same gradients, roughly."""
+    path = make_safetensors_model(tmp_path / "m", **SHAPES["llama3-scaled"], **STORED["4-bit"])
+    model = load_model(str(path))
+    base = random_base(model.config, modules=TARGETS, size=0.05)
+    exact = Trainer(model, "cpu").reply(base, TEXT)
+    as_on_metal = functools.partial(mlx.plan, device="metal")
+    monkeypatch.setattr(training, "plan", lambda weights, _: as_on_metal(weights))
+    trainer = Trainer(model, "cpu")
+    assert trainer._dtype == mx.float16
+    rough = trainer.reply(base, TEXT)
+    assert rough[0] == pytest.approx(exact[0], rel=2e-2)
+    one, other = (np.concatenate([g.ravel() for pair in r[1].values() for g in pair]) for r in (exact, rough))
+    assert np.dot(one, other) / np.linalg.norm(one) / np.linalg.norm(other) > 0.99
+
+
+def test_a_pass_can_be_left_between_slices(model):
+    base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
+    calls = []
+    want = trainer.reply(base, TEXT, pause=lambda: calls.append(1))
+    assert len(calls) >= model.config.n_layers + 2
+
+    def stop():
+        calls.pop()
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.reply(base, TEXT, pause=stop)
+    again = trainer.reply(base, TEXT)
+    assert again[0] == want[0]
+
+
+def test_weights_and_the_upper_layers_alone(model):
+    """A weight scales the gradients, 0 spares the way back; what lies below the trained layers is read once."""
+    whole, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
+    value, _ = trainer.reply(whole, TEXT)
+    seen = []
+    again, none = trainer.reply(whole, TEXT, lambda v: seen.append(v) or 0.0)
+    assert again == pytest.approx(value, abs=1e-5) and none == {} and seen == [again]
+    last = model.config.n_layers - 1
+    upper = BaseLoRA({p: pair for p, pair in whole.pairs.items() if p[1] == last}, whole.scale)
+    lower = BaseLoRA({p: (a, 0 * b) for p, (a, b) in whole.pairs.items()} | dict(upper.pairs), whole.scale)
+    for _ in range(2):
+        got, want = trainer.reply(upper, TEXT, lambda v: -2.5), trainer.reply(lower, TEXT)
+        assert got[0] == pytest.approx(want[0], abs=1e-5)
+        for place in upper.pairs:
+            for x, y in zip(got[1][place], want[1][place], strict=True):
+                np.testing.assert_allclose(x, -2.5 * y, rtol=1e-3, atol=1e-5)
+
+
+def test_only_named_places_have_gradients(model):
+    base = random_base(model.config, modules=("v_proj", "down_proj", "lm_head"))
+    trainer = Trainer(model, "cpu")
+    trainer.set_head(base, None)
+    places = {(m, i) for m in ("v_proj", "down_proj") for i in range(model.config.n_layers)}
+    assert trainer.reply(base, TEXT)[1].keys() == places
+
+
+@pytest.mark.parametrize(("prompt", "said"), [(5, 3), (500, 3), (5, 500), (500, 500), (3, 512), (600, 300)])
+def test_long_texts_are_cut(prompt, said):
+    """To 512 tokens: the end of the prompt, the beginning of the reply, half of it at least."""
+    text = Text.cut(list(range(prompt)), list(range(1000, 1000 + said)))
+    assert len(text.tokens) == min(512, prompt + said) and text.first >= 1
+    assert text.said >= min(said, 256) and text.tokens[text.first] == 1000
+    assert text.tokens[text.first - 1] == prompt - 1

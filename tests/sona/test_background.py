@@ -1,0 +1,273 @@
+"""The background loop on a tiny model: it learns, refuses, stops, resumes and never leaves a mess."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends import training
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.training import Text
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.sona import background, gate, instant, replay
+from ruvmlx.sona.adamw import Training, norm
+from ruvmlx.sona.background import Background, Settings, coefficient
+from ruvmlx.sona.instant import KL_CAP
+from ruvmlx.sona.replay import Example
+
+from .test_bases import held
+from .test_learner import reply, weights
+
+QUICK = Settings(steps=4, lr=2e-3, warmup=1, rank=3)
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return NativeBackend(tiny, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch):
+    """One BLAS thread throughout: how a sum is split decides its last bit."""
+    monkeypatch.setattr(training.BLAS, "fixed", True)
+    training.BLAS.set_threads(1)
+
+
+def answer(runtime, i) -> str:
+    """One of two replies to a question, under an id that is the same in every run: so is what is held out."""
+    request = GenerationRequest(
+        request_id=f"reply-{i}",
+        prompt="question",
+        max_new_tokens=17,
+        sampling=Sampling(seed=i % 2),
+        ignore_eos=True,
+    )
+    for _ in runtime.generate(request):
+        pass
+    runtime.settle()
+    return request.request_id
+
+
+@pytest.fixture
+def rated(open_tiny, monkeypatch):
+    """A runtime with 14 ratings: one reply is liked again and again, another one never.
+
+    The instant loop may use a third of the cap: something is left to be learned.
+    """
+    monkeypatch.setattr(instant, "KL_CAP", KL_CAP / 3)
+    with open_tiny() as runtime:
+        for i in range(14):
+            runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
+        yield runtime
+
+
+def consolidate(runtime, settings=QUICK, cancel=None):
+    losses = []
+    report = runtime.consolidate(lambda done, total, loss: losses.append(loss), cancel, settings)
+    return report, losses
+
+
+def test_it_trains_and_promotes(rated, monkeypatch):
+    """Held-out loss falls; the version stands on a base of its own; micro is folded; nothing is left over."""
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    before = weights(rated)
+    report, losses = consolidate(rated)
+    assert report["promoted"], report["reason"]
+    assert report["loss_after"] < report["loss_before"] and len(losses) == report["steps"] == 4
+    assert report["held_out"] + len(_buffer(rated).train) == report["ratings"] == 14
+    status, learner = rated.status(), rated.learner
+    assert (status.pending, status.consolidations, status.adapter_version) == (0, 1, 15)
+    assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
+    assert ("lm_head", 0) in learner.base.pairs and learner.micro.norm < 1e-6
+    assert rated.backend.lora is learner.base
+    assert learner.ledger.training() is None and not learner.ledger.due()
+    assert status.last.report == {k: report[k] for k in status.last.report}
+    rated.rollback(14)
+    assert weights(rated) == before and rated.backend.lora is None
+
+
+def _buffer(runtime):
+    learner, model = runtime.learner, runtime.model
+    return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context)
+
+
+def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    report, _ = consolidate(rated)
+    assert report["promoted"], report["reason"]
+    first = rated.learner.base
+    for i in range(14, 20):
+        rated.rate(answer(rated, i), "up" if i % 2 else "down")
+    assert rated.status().pending == 6
+    report, _ = consolidate(rated)
+    assert report["ratings"] == 20
+    assert report["promoted"], report["reason"]
+    assert rated.status().consolidations == 2 and rated.learner.base is not first
+    assert rated.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
+
+
+def test_the_fold_alone_changes_nothing(rated):
+    """No training step counts: the model's words have the same probabilities, now from base alone."""
+    learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
+    base, micro = background.folded(loop._fresh().base, learner.micro, background.HEAD_RANK)
+    want = learner.neutral.kl(learner.micro)
+    assert learner.ground(base).neutral.kl(micro) == pytest.approx(want, abs=1e-5)
+    learner.stand()
+
+
+def test_too_few_ratings(open_tiny):
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up")
+        before = weights(runtime)
+        report, _ = consolidate(runtime)
+        assert not report["promoted"] and report["reason"] == "3 ratings to learn from; 10 are needed"
+        assert weights(runtime) == before and runtime.learner.ledger.attempts() == []
+
+
+def test_a_harmful_candidate_is_refused(rated, monkeypatch):
+    """Trained the wrong way round: held-out ratings do not prefer it, all stays, the reason is kept."""
+    before = held(rated)
+    monkeypatch.setattr(gate, "PPL_RISE", 9.0)
+    monkeypatch.setattr(background, "coefficient", lambda *a: -coefficient(*a))
+    report, _ = consolidate(rated, replace(QUICK, nll=0.0, kl=0.0, lr=4e-3, steps=6))
+    assert not report["promoted"] and "held-out" in report["reason"]
+    assert report["loss_after"] >= report["loss_before"]
+    assert held(rated) == before
+    assert rated.status().last.report["reason"] == report["reason"] and rated.status().last.version is None
+    assert rated.status().adapter_version == 14 and rated.status().pending == 14
+
+
+def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
+    monkeypatch.setattr(gate, "PPL_RISE", 9.0)
+    report, _ = consolidate(rated, replace(QUICK, lr=3e-2, kl=0.0))
+    assert report["share"] < 0.9 and report["kl"] <= KL_CAP
+
+
+def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
+    monkeypatch.setattr(gate, "PPL_RISE", 1e-9)
+    monkeypatch.setattr(gate, "ROUNDS", 1)
+    monkeypatch.setattr(
+        rated.learner, "_state", replace(rated.learner.state, micro=rated.learner.micro.shrunk(0))
+    )
+    before = rated.learner.ledger.version()
+    report, _ = consolidate(rated, replace(QUICK, lr=2e-2, kl=0.0))
+    assert not report["promoted"] and rated.learner.ledger.version() == before
+
+
+@pytest.mark.parametrize("at", [1, 30, 75, 140])
+def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
+    """Stopped at any slice, resumed by another runtime: the same factors, bit for bit."""
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    want, _ = consolidate(rated)
+    assert want["promoted"], want["reason"]
+    base = rated.learner.base.to_bytes()
+    rated.rollback(14)
+    rated.learner.sync()
+    cancel, counts = threading.Event(), [0]
+
+    class Counting(threading.Event):
+        def is_set(self):
+            counts[0] += 1
+            return counts[0] >= at
+
+    report, _ = consolidate(rated, cancel=Counting())
+    assert not report["promoted"] and "stopped after" in report["reason"]
+    assert rated.learner.ledger.training() is not None and rated.backend.lora is None
+    assert rated.status().adapter_version == 14
+    again, _ = consolidate(rated, cancel=cancel)
+    assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
+    assert rated.learner.base.to_bytes() == base
+    assert rated.learner.ledger.training() is None
+
+
+def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
+    class Later(threading.Event):
+        count = 0
+
+        def is_set(self):
+            Later.count += 1
+            return Later.count > 60
+
+    consolidate(rated, cancel=Later())
+    loop = Background(rated.learner, rated.model, QUICK)
+    assert loop._resumed() is not None
+    assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None
+    rated.undo()
+    rated.learner.sync()
+    assert loop._resumed() is None
+
+
+def test_due_after_sixteen_new_ratings(open_tiny):
+    with open_tiny() as runtime:
+        for i in range(17):
+            assert runtime.background_due() == (i >= 16)
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+        ledger = runtime.learner.ledger
+        ledger.refuse(ledger.version(), {"promoted": False})
+        assert not runtime.background_due()  # the same ratings would give the same answer
+    with open_tiny(adapter=None) as runtime:
+        assert not runtime.background_due()
+
+
+def test_not_a_number_never_gets_in(rated, monkeypatch):
+    before = held(rated)
+    monkeypatch.setattr(background, "coefficient", lambda *a: float("nan"))
+    with pytest.raises(RuvmlxError, match="not finite"):
+        consolidate(rated)
+    assert held(rated) == before
+
+
+def test_batches_are_half_new_and_the_same_again():
+    def example(i, version):
+        text = Text((1, 2, 3), 1)
+        return Example(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
+
+    train = [example(i, i) for i in range(1, 41)]
+    buffer = replay.Buffer(train, [], [Text((1, 2), 1), Text((1, 3), 1), Text((1, 4), 1)], since=30)
+    for step in range(20):
+        examples, texts = buffer.batch(7, step)
+        assert buffer.batch(7, step) == (examples, texts) != buffer.batch(7, step + 1)
+        new, old = examples[:4], examples[4:]
+        assert len(examples) == 6 and len(texts) == 2 and len(set(e.reply_id for e in new)) == 4
+        assert all(e.version > 30 for e in new) and all(e.version <= 30 for e in old)
+        assert sorted(e.reward for e in old) == [-1.0, 1.0]
+
+
+def test_a_fifth_is_held_out_by_id():
+    share = np.mean(
+        [Example(f"reply-{i}", "up", Text((1, 2), 1), 1, 0, 1, None).held_out for i in range(2000)]
+    )
+    assert 0.16 < share < 0.24
+
+
+@pytest.mark.parametrize(("rating", "reward"), [("up", 1.0), ("down", -1.0)])
+def test_the_push_fades_with_the_log_ratio(rating, reward):
+    """DRO: full at the frozen model, none when the reply is far enough on its way."""
+    example = Example("a", rating, Text((1, 2), 1), reward, 0.0, 1, None)
+    pushes = [coefficient(example, -2.0, 0.0, -2.0 + reward * moved) * reward for moved in (0, 1, 2, 4.5)]
+    assert pushes[0] == pytest.approx(1.0) and pushes[-1] == pytest.approx(0.0, abs=1e-6)
+    assert pushes == sorted(pushes, reverse=True)
+
+
+def test_adamw_against_the_formula():
+    rng, place = np.random.default_rng(0), ("q_proj", 0)
+    pair = tuple(rng.normal(0, 1, shape).astype(np.float32) for shape in ((5, 3), (3, 7)))
+    run = Training({place: tuple(w.copy() for w in pair)}, 2.0)
+    w, m, v = [x.astype(np.float64) for x in pair], [0.0, 0.0], [0.0, 0.0]
+    for t in range(1, 6):
+        grads = {place: tuple(rng.normal(0, 3, x.shape).astype(np.float32) for x in pair)}
+        run.update(grads, 0.01, clip=1.0)
+        cut = min(1.0, 1.0 / norm(grads))
+        for i, g in enumerate(grads[place]):
+            m[i] = 0.9 * m[i] + 0.1 * cut * g
+            v[i] = 0.999 * v[i] + 0.001 * (cut * g) ** 2
+            w[i] -= 0.01 * (m[i] / (1 - 0.9**t) / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-8) + 0.01 * w[i])
+    for got, want in zip(run.pairs[place], w, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    back = Training.from_bytes(run.to_bytes())
+    assert back.to_bytes() == run.to_bytes() and back.step == 5
+    assert isinstance(back.base, BaseLoRA) and Training.from_bytes(b"junk") is None

@@ -1,0 +1,194 @@
+"""Versions on bases: exact KL, restarts, undo and rollback bit for bit, ratings before and after."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.engine.sampler import log_softmax
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.sona import instant
+from ruvmlx.sona.neutral import chosen, read
+from ruvmlx.store import HeadMoved
+from tests.backends.test_lora import random_base
+
+from .test_learner import reply, weights
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    """Quick enough to read the neutral text again under every base."""
+    return NativeBackend(tiny, threads=1)
+
+
+def promote(runtime, seed=3, size=0.02) -> BaseLoRA:
+    """A small random base under the micro in use."""
+    learner, base = runtime.learner, random_base(runtime.model.config, seed, size=size)
+    learner.sync()
+    kl = learner.ground(base).neutral.kl(learner.micro)
+    learner.stand()
+    state, norm = learner.micro.to_bytes(), learner.micro.norm
+    learner.ledger.promote(learner.version, base, state, kl, norm, {"reason": "a test"})
+    learner.sync()
+    return base
+
+
+def held(runtime) -> tuple[bytes, bytes]:
+    """Everything that shapes the next reply."""
+    runtime.learner.sync()
+    lora = runtime.backend.lora
+    return weights(runtime), lora.to_bytes() if lora else b""
+
+
+def slow_kl(runtime, base, micro) -> float:
+    """KL(base + micro || frozen) at the neutral contexts, float64, by reading the text twice."""
+    backend, tokenizer, config = runtime.backend, runtime.model.tokenizer, runtime.model.config
+    rows = []
+    for lora, adapter in ((None, None), (base, micro)):
+        backend.set_lora(lora)
+        hidden = chosen(read(backend, tokenizer, config.max_context), len(runtime.learner.frozen.contexts))
+        logits = backend.head(hidden)
+        if adapter is not None:
+            adapter.add_to_logits(logits, hidden)
+        rows.append(np.stack([log_softmax(row.astype(np.float64)) for row in logits]))
+    runtime.learner.stand()
+    return float(np.mean(np.sum(np.exp(rows[1]) * (rows[1] - rows[0]), axis=1)))
+
+
+def test_kl_is_that_of_base_and_micro_together(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        base = promote(runtime)
+        learner = runtime.learner
+        assert learner.neutral.kl(learner.micro) == pytest.approx(
+            slow_kl(runtime, base, learner.micro), rel=1e-3
+        )
+        assert learner.neutral.floor == pytest.approx(slow_kl(runtime, base, None), rel=1e-3)
+        result = runtime.rate(reply(runtime, seed=2), "down")
+        assert result.kl == pytest.approx(slow_kl(runtime, base, learner.micro), rel=1e-3)
+        assert result.kl <= result.kl_cap and learner.neutral.floor > 1e-3
+
+
+def test_a_rating_keeps_the_base_and_moves_its_reply(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        base = promote(runtime)
+        result = runtime.rate(reply(runtime, seed=2), "up")
+        assert result.logprob_after > result.logprob_before
+        assert runtime.learner.base.to_bytes() == base.to_bytes()
+        assert runtime.store._rows("SELECT version, base FROM adapters") == [(1, 0), (2, 1), (3, 1)]
+        status = runtime.status()
+        assert (status.ratings, status.pending, status.consolidations) == (2, 1, 1)
+
+
+def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
+    with open_tiny() as runtime:
+        states = {0: held(runtime)}
+
+        def note():
+            states[runtime.learner.ledger.version()] = held(runtime)
+
+        for i in range(2):
+            runtime.rate(reply(runtime, seed=i), "up")
+            note()
+        for seed in (3, 4):
+            promote(runtime, seed)
+            note()
+            runtime.rate(reply(runtime, seed=seed), "down")
+            note()
+        assert len(set(states.values())) == 7
+        for version in (3, 6, 0, 5, 2, 4):
+            runtime.rollback(version)
+            assert held(runtime) == states[version]
+            with open_tiny() as again:
+                assert held(again) == states[version]
+        runtime.rollback(6)
+        for version in (5, 3, 1, 0):  # a rating that is taken back takes the consolidation after it along
+            runtime.undo()
+            assert runtime.learner.ledger.version() == version and held(runtime) == states[version]
+
+
+def test_undo_takes_back_a_rating_even_through_a_consolidation(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime, seed=1), "up")
+        before = held(runtime)
+        runtime.rate(reply(runtime, seed=2), "up")
+        promote(runtime)
+        assert runtime.undo().ratings == 1
+        assert held(runtime) == before
+
+
+def test_another_process_that_promotes_is_followed(open_tiny):
+    with open_tiny() as one, open_tiny() as two:
+        one.rate(reply(one), "up")
+        promote(two)
+        assert held(one) == held(two) and one.backend.lora is not None
+
+
+def test_a_reply_from_before_the_base_is_read_again_under_it(open_tiny):
+    """Its trace's hidden states are the frozen model's: not to be used any more."""
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        late = reply(runtime, seed=5)
+        promote(runtime)
+        learner, row = runtime.learner, runtime.store.reply(late)
+        learner._traces.clear()
+        for _ in range(2):  # from the store, then from memory
+            trace, expected = learner._trace_of(row, learner.state), learner._replay(row, learner.state)
+            np.testing.assert_array_equal(trace.grad_b, expected.grad_b)
+        assert runtime.rate(late, "up").applied
+
+
+def test_a_reply_not_settled_before_the_base_came_can_still_be_rated(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        late = reply(runtime, seed=5, settle=False)
+        promote(runtime)
+        runtime.settle()
+        result = runtime.rate(late, "up")
+        assert result.applied and result.logprob_after > result.logprob_before
+
+
+def test_a_promotion_loses_against_a_rating_that_was_quicker(open_tiny):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        ledger, base = runtime.learner.ledger, random_base(runtime.model.config)
+        with pytest.raises(HeadMoved):
+            ledger.promote(0, base, b"", 0.0, 0.0, {})
+        assert runtime.store._rows("SELECT * FROM bases") == [] and ledger.attempts() == []
+
+
+def test_the_cap_with_a_base(open_tiny):
+    """Micro is scaled down to what the base leaves it: to nothing, if need be, and in few rounds."""
+    with open_tiny() as runtime:
+        for i in range(6):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+        big = runtime.learner.micro.shrunk(3.0)
+        for size in (0.02, 0.5):
+            neutral, calls = runtime.learner.ground(random_base(runtime.model.config, size=size)).neutral, []
+            update = instant.capped(big, Counting(neutral, calls))
+            assert update.kl <= max(instant.KL_CAP, neutral.floor + 1e-5) and len(calls) < 12
+        assert neutral.floor > instant.KL_CAP and update.adapter.norm < 1e-3 * big.norm
+        runtime.learner.stand()
+
+
+class Counting:
+    """A Neutral that notes every look at the KL."""
+
+    def __init__(self, neutral, calls):
+        self.neutral, self.calls, self.floor = neutral, calls, neutral.floor
+
+    def kl(self, adapter):
+        self.calls.append(self.neutral.kl(adapter))
+        return self.calls[-1]
+
+
+def test_bases_nobody_stands_on_are_forgotten(open_tiny, monkeypatch):
+    from ruvmlx.store import adapters as adapters_module
+
+    monkeypatch.setattr(adapters_module, "KEEP_VERSIONS", 3)
+    with open_tiny() as runtime:
+        for i in range(4):
+            runtime.rate(reply(runtime, seed=i), "up")
+            promote(runtime, seed=i)
+        kept = [id_ for id_, state in runtime.store._rows("SELECT id, state FROM bases") if state is not None]
+        assert kept == [3, 4]
