@@ -9,6 +9,8 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.models.base import Message
 from ruvmlx.sona import embedding
 
+from ..backends.test_lora import random_base
+
 
 def pooled_ref(hidden) -> np.ndarray:
     total, weights = np.zeros(hidden.shape[1]), 0
@@ -101,6 +103,19 @@ def test_the_same_question_is_the_same_vector_in_every_chat(open_tiny):
         first, second = (runtime.store.query(i) for i in ids)
     assert first is not None
     np.testing.assert_array_equal(first, second)
+
+
+def test_questions_are_read_without_the_base_in_use(open_tiny, tiny):
+    with open_tiny() as runtime:
+        memory, backend = runtime.learner.memory, runtime.backend
+        plain = memory.state_of("why?")
+        base = random_base(tiny.config)
+        backend.set_lora(base)
+        memory._questions.clear()
+        np.testing.assert_array_equal(memory.state_of("why?"), plain)
+        assert backend.lora is base
+        assert not np.array_equal(embedding.read_question(backend, tiny.tokenizer, "why?"), plain)
+        backend.set_lora(None)
 
 
 PAIRS = [
