@@ -11,6 +11,8 @@ import pytest
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
+from ruvmlx.store import Store
+
 GENERATE_FIELDS = [
     "reply_id",
     "text",
@@ -265,6 +267,27 @@ def test_settings_keep_the_users_comments(run, home):
     for bad in (("backend", "foo"), ("adapter", "a b")):
         code, _, err = run("config", "set", *bad)
         assert code == 2 and one_line(err)
+
+
+def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, home):
+    """`--examples` for one call, the setting for all; 9 are too many either way."""
+    call = ("generate", "how is tea made?", "--max-tokens", "2", "--ignore-eos", "--json")
+    model = ("--model", str(tiny_folder), "--backend", "reference")
+    assert json.loads(run(*call, *model)[1])["examples"] == []
+    run("rate", "last", "up", *model)
+    store = Store(home / "ruvmlx.db")
+    store._db.execute("UPDATE replies SET text = 'with water', finish_reason = 'stop'")
+    liked = store.reply("last").id
+    store.close()
+    call = ("generate", "how is tea made by you?", *call[2:])
+    assert json.loads(run(*call, *model, "--examples", "1")[1])["examples"] == [liked]
+    assert json.loads(run(*call, *model)[1])["examples"] == []
+    assert run("config", "set", "examples", "2")[0] == 0
+    assert json.loads(run(*call, *model)[1])["examples"] == [liked]
+    assert run(*call, *model, "--examples", "9")[0] == 2
+    run("config", "set", "examples", "9")
+    code, _, err = run(*call, *model)
+    assert code == 2 and "examples is 9" in err and len(err.splitlines()) == 1
 
 
 def test_learn_and_models_as_json(run, tiny_folder):
