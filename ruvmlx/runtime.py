@@ -267,7 +267,10 @@ class Runtime:
         """Imported when wanted: MLX starts with it."""
         from .sona.background import Background
 
-        if self._background is None or settings is not None:
+        if self._background is not None and settings not in (None, self._background.settings):
+            self._background.close()
+            self._background = None
+        if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
 

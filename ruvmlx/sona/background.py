@@ -158,13 +158,11 @@ class Background:
     ) -> None:
         if training.step >= self.settings.steps:
             return
-        known = training.facts["frozen"]
-        gate.frozen_logprobs(buffer.train, known)
         if self._trainer is None:
             self._trainer = Trainer(self._model)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         while training.step < self.settings.steps:
-            loss, grads = self._gradients(training, buffer, known, pause)
+            loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
                 raise RuvmlxError(f"training stopped at step {training.step}: the loss is not finite.")
             training.update(grads, self.settings.rate(training.step), self.settings.clip)
@@ -174,12 +172,14 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, frozen: dict[str, float], pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, gate: Gate, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, gathered text by text."""
         assert self._trainer is not None
         base, trainer, total = training.base, self._trainer, _Sum()
         examples, texts = buffer.batch(training.facts["version"], training.step)
+        frozen = training.facts["frozen"]
+        gate.frozen_logprobs(examples, frozen)
         for example in examples:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))

@@ -104,11 +104,13 @@ def test_packed_weights_as_on_a_gpu(tmp_path, monkeypatch):
     assert np.dot(one, other) / np.linalg.norm(one) / np.linalg.norm(other) > 0.99
 
 
-def test_a_pass_can_be_left_between_slices(model):
+def test_a_pass_can_be_left_between_slices(model, monkeypatch):
+    """Of one layer each here; what was left does not disturb the next pass."""
+    monkeypatch.setattr(training, "SLICE", 1)
     base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
     calls = []
     want = trainer.reply(base, TEXT, pause=lambda: calls.append(1))
-    assert len(calls) >= model.config.n_layers + 2
+    assert len(calls) >= 2 * model.config.n_layers
 
     def stop():
         calls.pop()
@@ -118,11 +120,11 @@ def test_a_pass_can_be_left_between_slices(model):
     with pytest.raises(KeyboardInterrupt):
         trainer.reply(base, TEXT, pause=stop)
     again = trainer.reply(base, TEXT)
-    assert again[0] == want[0]
+    assert again[0] == pytest.approx(want[0], abs=1e-5)
 
 
 def test_weights_and_the_upper_layers_alone(model):
-    """A weight scales the gradients, 0 spares the way back; what lies below the trained layers is read once."""
+    """A weight scales the gradients, 0 spares the way back; what lies below is read once."""
     whole, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
     value, _ = trainer.reply(whole, TEXT)
     seen = []
