@@ -96,7 +96,8 @@ class Background:
         ratings = len(buffer.train) + len(buffer.held_out)
         if ratings < max(3, self.settings.minimum):
             need = max(3, self.settings.minimum)
-            return _report(False, f"{ratings} ratings to learn from; {need} are needed", ratings=ratings)
+            reason = f"it takes {need} rated replies to learn from; there are {ratings}"
+            return _report(False, reason, examples=ratings)
         training = self._resumed() or self._fresh()
         gate = Gate(learner, self._model, buffer, pause)
         try:
@@ -105,7 +106,7 @@ class Background:
         except Stopped:
             learner.ledger.put_training(training.to_bytes())
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
-            return _report(False, done, ratings=ratings)
+            return _report(False, done, examples=ratings)
         finally:
             learner.stand()
         self.close()
