@@ -21,7 +21,9 @@ from ..lora.base import MODULES, BaseLoRA, Pair, Place
 from ..lora.micro import MicroLoRA
 from ..models.base import Model
 from . import cpu, cpu_layers, graph
-from .mlx import default_device, plan
+from .base import Backend
+from .changes import Changed
+from .mlx import MLXBackend, default_device, plan
 from .mx import BLAS, mx, nn
 
 MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
@@ -55,6 +57,18 @@ Weigh = Callable[[float], float]
 Pause = Callable[[], None]  # called between slices; may raise to leave
 
 
+def _built(model: Model, kind: str) -> nn.Module:
+    weights = model.load_weights()
+    how = plan(weights, kind)
+    return graph.build(model.config, weights, how.dtype, how.unpack)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """mlx-lm's own module, whatever the backend has put around it."""
+    module = module.plain if "plain" in module else module
+    return module.linear if isinstance(module, Changed) else module
+
+
 class Below(NamedTuple):
     """The states [T, D] that go into layer `first`."""
 
@@ -63,19 +77,24 @@ class Below(NamedTuple):
 
 
 class Trainer:
-    """A graph of one model, and the change of its output head that is in force throughout."""
+    """A graph of one model, and the change of its output head that is in force throughout.
 
-    def __init__(self, model: Model, device: str | None = None):
+    backend: one that has the weights in MLX already, as on a GPU, lends its graph; whatever base it has is
+    looked past. Otherwise there is a graph of our own until `close`.
+    """
+
+    def __init__(self, model: Model, device: str | None = None, backend: Backend | None = None):
         kind = device or default_device()
         self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
         self._load = cpu.OtherLoad()
+        lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
         with mx.stream(self._device):
-            how = plan(model.load_weights(), kind)
-            self._graph = graph.build(model.config, model.load_weights(), how.dtype, how.unpack)
+            self._graph = lent or _built(model, kind)
             mx.clear_cache()
-        self._positions = cpu_layers.Positions(self._graph.model.layers[0].self_attn.rope, model.config)
-        self._dtype = how.dtype
-        self._own = how.dtype == mx.float32 and kind == "cpu"
+        rope = _unwrapped(self._graph.model.layers[0].self_attn).rope
+        self._positions = cpu_layers.Positions(rope, model.config)
+        self._dtype = self._graph.model.norm.weight.dtype
+        self._own = self._dtype == mx.float32 and kind == "cpu"
         self._known: OrderedDict[tuple[Text, int], Below] = OrderedDict()
         self._head: list[tuple[mx.array, mx.array]] = []
 
@@ -219,7 +238,7 @@ class Trainer:
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable) -> mx.array:
         """x [T, D] -> [T, D]."""
-        own, mlp = layer.self_attn, layer.mlp
+        own, mlp = _unwrapped(layer.self_attn), layer.mlp
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
         out = self._attend(q, k, v, own)
@@ -243,7 +262,7 @@ class Trainer:
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
     """Several linear layers of one input and their changes: x [T, in] -> one [T, out] each."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
-    out = {name: own[name](x) for name in names}
+    out = {name: _unwrapped(own[name])(x) for name in names}
     if found:
         a = [factors[f"{layer}.{name}.a"] for name in found]
         u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)

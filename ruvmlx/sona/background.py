@@ -160,12 +160,15 @@ class Background:
         if training.step >= self.settings.steps:
             return
         if self._trainer is None:
-            self._trainer = Trainer(self._model)
+            self._trainer = Trainer(self._model, backend=self._learner.backend)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
-                raise RuvmlxError(f"training stopped at step {training.step}: the loss is not finite.")
+                self._learner.ledger.put_training(None)  # or the next run would begin with it
+                raise RuvmlxError(
+                    f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
+                )
             training.update(grads, self.settings.rate(training.step), self.settings.clip)
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
                 self._learner.ledger.put_training(training.to_bytes())
