@@ -252,10 +252,11 @@ class Trainer:
         n, g, d = len(q), own.n_kv_heads, own.head_dim
         q, k, v = (y.reshape(1, n, -1, d).swapaxes(1, 2) for y in (q, k, v))
         q, k = own.rope(q), own.rope(k)
-        q = (q * own.scale).reshape(g, -1, n, d)
-        scores = q @ k[0][:, None].swapaxes(-1, -2) + self._positions.mask(n, n).astype(q.dtype)
+        q = (q * own.scale).reshape(g, -1, d)  # the queries of one key and value head are one product
+        scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
+        scores = scores + self._positions.mask(n, n).astype(q.dtype)
         p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
-        out = p @ v[0][:, None]
+        out: mx.array = p.reshape(g, -1, n) @ v[0]
         return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
 
 
