@@ -7,12 +7,13 @@ the `cancel` event of a request may be set.
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
 from .backends.select import cache_policy, open_backend
+from .conversation import Turn, alternating, cut, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
 from .errors import NotFound, UsageError
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
     from .sona.background import Background, Settings
 
 __all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One message of a saved chat, as the apps show it."""
-
-    role: str  # "user" | "assistant" | "system"
-    content: str
-    reply_id: str | None = None  # assistant turns can be rated
-    rating: str | None = None  # "up" | "down" | "1".."5"
-    finish_reason: str | None = None
 
 
 class Runtime:
@@ -161,7 +151,7 @@ class Runtime:
         messages, context = list(request.messages), self.model.config.max_context
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
         found = self.learner.memory.examples(
-            _question(request),
+            question_of(request),
             self.examples,
             min(context // 4, free),
             size=lambda example: sum(map(self._size, example.messages)),
@@ -180,7 +170,7 @@ class Runtime:
         return self.learner.trace()
 
     def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
-        question = _question(request)
+        question = question_of(request)
         memory = self.learner.memory if self.learner else None
         reply = ReplyRow(
             id=request.request_id,
@@ -246,7 +236,7 @@ class Runtime:
         """
         sampling = sampling or self.sampling()
         check_sampling(sampling)
-        messages = self._fitting(_alternating([*self.turns(session_id), Turn("user", text)]), max_new_tokens)
+        messages = self._fitting(alternating([*self.turns(session_id), Turn("user", text)]), max_new_tokens)
         request = GenerationRequest(
             messages=messages,
             session_id=session_id,
@@ -270,7 +260,7 @@ class Runtime:
         head = messages[:1] if messages[0].role == "system" else []
         rest = messages[len(head) :]
         sizes = [self._size(m) for m in rest]
-        first = _cut(sizes, limit - sum(map(self._size, head)), limit // 2)
+        first = cut(sizes, limit - sum(map(self._size, head)), limit // 2)
         while first < len(rest) - 1 and rest[first].role != "user":
             first += 1
         return head + rest[first:]
@@ -335,7 +325,10 @@ class Runtime:
         """Imported when wanted: MLX starts with it."""
         from .sona.background import Background
 
-        if self._background is None or settings is not None:
+        if self._background is not None and settings not in (None, self._background.settings):
+            self._background.close()
+            self._background = None
+        if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
 
@@ -372,39 +365,6 @@ class Runtime:
                 "no adapter is loaded, so there is nothing to learn; start without --adapter none."
             )
         return self.learner
-
-
-def _cut(sizes: list[int], limit: int, half: int) -> int:
-    """Index of the first message to read, as if the chat had been cut whenever it came to its limit.
-
-    It depends on the messages alone, so the cut stays where it is from turn to turn until the next one.
-    """
-    first, total = 0, 0
-    for i, size in enumerate(sizes):
-        total += size
-        if total > limit:
-            while first < i and total > half:
-                total -= sizes[first]
-                first += 1
-    return first
-
-
-def _alternating(turns: list[Turn]) -> list[Message]:
-    """Turns as messages. A reply stopped before its first word is no turn: its neighbours are joined."""
-    messages: list[Message] = []
-    for turn in turns:
-        if messages and messages[-1].role == turn.role and turn.content:
-            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
-        elif turn.content:
-            messages.append(Message(turn.role, turn.content))
-    return messages
-
-
-def _question(request: GenerationRequest) -> str:
-    """The user's words that a reply answers."""
-    if request.messages is None:
-        return request.prompt or ""
-    return next((m.content for m in reversed(request.messages) if m.role == "user"), "")
 
 
 class _Tokens:

@@ -59,6 +59,10 @@ class MLXBackend:
             self._head_change = changes.install(self._graph, base, self._compute_dtype())
         self.lora = base
 
+    def lent_graph(self) -> nn.Module | None:
+        """mlx-lm's modules and the frozen weights, to train on; None where our own modules replace them."""
+        return None if self._forward is cpu_layers.forward else self._graph
+
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
         """Without a policy, or with F16: in the precision that the backend computes in."""
         window = self.config.sliding_window

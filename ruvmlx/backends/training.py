@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from ..lora.base import MODULES, BaseLoRA, Pair, Place
 from ..lora.micro import MicroLoRA
 from ..models.base import Model
 from . import cpu, cpu_layers, graph
-from .mlx import default_device, plan
+from .base import Backend
+from .changes import Changed
+from .mlx import MLXBackend, default_device, plan
 from .mx import BLAS, mx, nn
 
 MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
-SLICES = 10  # of a pass over the layers, between which the caller is asked whether to go on
-KNOWN = 512  # texts whose states in front of the first trained layer are kept
+SLICE = 300  # tokens x layers between which the caller is asked whether to go on
+KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
 TARGETS = MODULES[:7]  # attention and MLP
 
 
@@ -55,21 +57,45 @@ Weigh = Callable[[float], float]
 Pause = Callable[[], None]  # called between slices; may raise to leave
 
 
-class Trainer:
-    """A graph of one model, and the change of its output head that is in force throughout."""
+def _built(model: Model, kind: str) -> nn.Module:
+    weights = model.load_weights()
+    how = plan(weights, kind)
+    return graph.build(model.config, weights, how.dtype, how.unpack)
 
-    def __init__(self, model: Model, device: str | None = None):
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """mlx-lm's own module, whatever the backend has put around it."""
+    module = module.plain if "plain" in module else module
+    return module.linear if isinstance(module, Changed) else module
+
+
+class Below(NamedTuple):
+    """The states [T, D] that go into layer `first`."""
+
+    first: int
+    x: mx.array
+
+
+class Trainer:
+    """A graph of one model, and the change of its output head that is in force throughout.
+
+    backend: one that has the weights in MLX already, as on a GPU, lends its graph; whatever base it has is
+    looked past. Otherwise there is a graph of our own until `close`.
+    """
+
+    def __init__(self, model: Model, device: str | None = None, backend: Backend | None = None):
         kind = device or default_device()
         self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
         self._load = cpu.OtherLoad()
+        lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
         with mx.stream(self._device):
-            how = plan(model.load_weights(), kind)
-            self._graph = graph.build(model.config, model.load_weights(), how.dtype, how.unpack)
+            self._graph = lent or _built(model, kind)
             mx.clear_cache()
-        self._positions = cpu_layers.Positions(self._graph.model.layers[0].self_attn.rope, model.config)
-        self._dtype = how.dtype
-        self._own = how.dtype == mx.float32 and kind == "cpu"
-        self._known: OrderedDict[tuple[Text, int], mx.array] = OrderedDict()
+        rope = _unwrapped(self._graph.model.layers[0].self_attn).rope
+        self._positions = cpu_layers.Positions(rope, model.config)
+        self._dtype = self._graph.model.norm.weight.dtype
+        self._own = self._dtype == mx.float32 and kind == "cpu"
+        self._known: OrderedDict[tuple[Text, int], Below] = OrderedDict()
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
@@ -114,8 +140,9 @@ class Trainer:
     def hidden(self, base: BaseLoRA | None, text: Text) -> np.ndarray:
         """Inputs of the head where something was said [n, D]; None: the untouched model's."""
         with mx.stream(self._device):
-            factors = self._factors(base or BaseLoRA({}))
-            return np.array(self._body(factors, text, []).astype(mx.float32))
+            base = base or BaseLoRA({})
+            below = self._below(text, _first(base, len(self._graph.model.layers)), None)
+            return np.array(self._body(below, self._factors(base), text, []).astype(mx.float32))
 
     # -- one text ------------------------------------------------------------------------------------
 
@@ -132,8 +159,10 @@ class Trainer:
             stops: list[mx.array] = []
             out: list[mx.array] = []
 
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+
             def loss(factors):
-                hidden = self._body(factors, text, stops)
+                hidden = self._body(below, factors, text, stops)
                 number, slope = self._valued(mx.stop_gradient(hidden), value)
                 out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
@@ -144,7 +173,7 @@ class Trainer:
             weight = weigh(number)
             if weight == 0:
                 return number, {}
-            _evaluate(_from_the_last_layer(grads), pause)
+            _evaluate(_from_the_last_layer(grads, _every(text)), pause)
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
@@ -180,33 +209,36 @@ class Trainer:
 
     # -- the layers -------------------------------------------------------------------------------------
 
-    def _body(self, factors: Mapping[str, mx.array], text: Text, stops: list[mx.array]) -> mx.array:
+    def _body(
+        self, below: "Below", factors: Mapping[str, mx.array], text: Text, stops: list[mx.array]
+    ) -> mx.array:
         """-> hidden [n, D], what predicts the tokens that were said; `stops` gets a few states on the way."""
-        layers = self._graph.model.layers
-        first = min((int(name.split(".")[0]) for name in factors), default=len(layers))
-        x, every = self._below(text, first), -(-len(layers) // SLICES)
-        for i in range(first, len(layers)):
+        layers, x = self._graph.model.layers, below.x
+        for i in range(below.first, len(layers)):
             x = self._layer(x, layers[i], partial(_linear, factors, i))
-            if i % every == every - 1:
+            if i % _every(text) == 0:
                 stops.append(x)
         return self._graph.model.norm(x[text.first - 1 :])
 
-    def _below(self, text: Text, first: int) -> mx.array:
-        """The text in front of layer `first`, [T, D]: no training changes it, so it is computed once."""
-        x = self._known.pop((text, first), None)
-        if x is None:
-            x = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0]
-            for layer in self._graph.model.layers[:first]:
-                x = self._layer(x, layer, partial(_linear, {}, 0))
-            mx.eval(x)
-        self._known[text, first] = x
-        while len(self._known) > KNOWN:
+    def _below(self, text: Text, first: int, pause: Pause | None) -> "Below":
+        """The text in front of layer `first`: no training changes it, so it is computed once."""
+        below = self._known.pop((text, first), None)
+        if below is None:
+            x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], []
+            for i, layer in enumerate(self._graph.model.layers[:first]):
+                x = self._layer(x, layer, partial(_linear, {}, i))
+                if i % _every(text) == 0:
+                    stops.append(x)
+            _evaluate(([y] for y in (*stops, x)), pause)
+            below = Below(first, x)
+        self._known[text, first] = below
+        while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
             self._known.popitem(last=False)
-        return x
+        return below
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable) -> mx.array:
         """x [T, D] -> [T, D]."""
-        own, mlp = layer.self_attn, layer.mlp
+        own, mlp = _unwrapped(layer.self_attn), layer.mlp
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
         out = self._attend(q, k, v, own)
@@ -220,17 +252,18 @@ class Trainer:
         n, g, d = len(q), own.n_kv_heads, own.head_dim
         q, k, v = (y.reshape(1, n, -1, d).swapaxes(1, 2) for y in (q, k, v))
         q, k = own.rope(q), own.rope(k)
-        q = (q * own.scale).reshape(g, -1, n, d)
-        scores = q @ k[0][:, None].swapaxes(-1, -2) + self._positions.mask(n, n).astype(q.dtype)
+        q = (q * own.scale).reshape(g, -1, d)  # the queries of one key and value head are one product
+        scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
+        scores = scores + self._positions.mask(n, n).astype(q.dtype)
         p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
-        out = p @ v[0][:, None]
+        out: mx.array = p.reshape(g, -1, n) @ v[0]
         return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
 
 
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
     """Several linear layers of one input and their changes: x [T, in] -> one [T, out] each."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
-    out = {name: own[name](x) for name in names}
+    out = {name: _unwrapped(own[name])(x) for name in names}
     if found:
         a = [factors[f"{layer}.{name}.a"] for name in found]
         u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)
@@ -299,10 +332,19 @@ def _evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None
             pause()
 
 
-def _from_the_last_layer(grads: Mapping[str, mx.array]) -> Iterator[list[mx.array]]:
+def _first(base: BaseLoRA, layers: int) -> int:
+    """The lowest layer that the base changes."""
+    return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)
+
+
+def _every(text: Text) -> int:
+    """Layers in a slice."""
+    return max(1, SLICE // len(text.tokens))
+
+
+def _from_the_last_layer(grads: Mapping[str, mx.array], every: int) -> Iterator[list[mx.array]]:
     """The gradients of a few layers at a time."""
     layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
-    every = max(1, -(-len(layers) // SLICES))
     for start in range(0, len(layers), every):
         part = {str(i) for i in layers[start : start + every]}
         yield [g for name, g in grads.items() if name.split(".")[0] in part]

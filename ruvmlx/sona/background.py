@@ -95,7 +95,8 @@ class Background:
         ratings = len(buffer.train) + len(buffer.held_out)
         if ratings < max(3, self.settings.minimum):
             need = max(3, self.settings.minimum)
-            return _report(False, f"{ratings} ratings to learn from; {need} are needed", ratings=ratings)
+            reason = f"it takes {need} rated replies to learn from; there are {ratings}"
+            return _report(False, reason, examples=ratings)
         training = self._resumed() or self._fresh()
         gate = Gate(learner, self._model, buffer, pause)
         try:
@@ -104,7 +105,7 @@ class Background:
         except Stopped:
             learner.ledger.put_training(training.to_bytes())
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
-            return _report(False, done, ratings=ratings)
+            return _report(False, done, examples=ratings)
         finally:
             learner.stand()
         self.close()
@@ -157,15 +158,16 @@ class Background:
     ) -> None:
         if training.step >= self.settings.steps:
             return
-        known = training.facts["frozen"]
-        gate.frozen_logprobs(buffer.train, known)
         if self._trainer is None:
-            self._trainer = Trainer(self._model)
+            self._trainer = Trainer(self._model, backend=self._learner.backend)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         while training.step < self.settings.steps:
-            loss, grads = self._gradients(training, buffer, known, pause)
+            loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
-                raise RuvmlxError(f"training stopped at step {training.step}: the loss is not finite.")
+                self._learner.ledger.put_training(None)  # or the next run would begin with it
+                raise RuvmlxError(
+                    f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
+                )
             training.update(grads, self.settings.rate(training.step), self.settings.clip)
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
                 self._learner.ledger.put_training(training.to_bytes())
@@ -173,12 +175,14 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, frozen: dict[str, float], pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, gate: Gate, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, gathered text by text."""
         assert self._trainer is not None
         base, trainer, total = training.base, self._trainer, _Sum()
         examples, texts = buffer.batch(training.facts["version"], training.step)
+        frozen = training.facts["frozen"]
+        gate.frozen_logprobs(examples, frozen)
         for example in examples:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))

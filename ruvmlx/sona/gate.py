@@ -68,7 +68,7 @@ class Gate:
         after = self._loss(micro)
         reason = _objection(before, after, kl, rise, limit)
         facts = {
-            "ratings": len(self._buffer.train) + len(held),
+            "examples": len(self._buffer.train) + len(held),
             "held_out": len(held),
             "loss_before": before,
             "loss_after": after,

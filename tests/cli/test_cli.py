@@ -11,6 +11,8 @@ import pytest
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
 
 GENERATE_FIELDS = [
@@ -42,6 +44,8 @@ RATE_FIELDS = [
     "micro_norm",
     "adapter_version",
 ]
+LEARN_FIELDS = {"ratings", "updates", "pending", "consolidations", "adapter_version", "kl"}
+LEARN_FIELDS |= {"ppl_change", "promoted", "reason"}
 FRANCE = "What is the capital of France?"
 
 
@@ -301,6 +305,36 @@ def test_learn_and_models_as_json(run, tiny_folder):
     shown = json.loads(run("show", str(tiny_folder), "--json")[1])
     assert {"name", "path", "format", "bits", "parameters", "bytes"} <= set(shown)
     assert isinstance(json.loads(run("ls", "--json")[1]), list)
+
+
+def test_learn_consolidate(run, tiny_folder):
+    """Says what it needs, then does it; the report is the last one in `learn status`."""
+    model = ("--model", str(tiny_folder))
+    command = ("learn", "consolidate", "--steps", "2", "--json", *model)
+    code, out, err = run(*command)
+    assert (code, err) == (0, "") and json.loads(out)[
+        "reason"
+    ] == "it takes 10 rated replies to learn from; there are 0"
+    with Runtime.open(str(tiny_folder)) as runtime:
+        for i in range(12):
+            request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
+            for _ in runtime.generate(request):
+                pass
+            runtime.rate(request.request_id, "up" if i % 2 else "down")
+    status = json.loads(run("learn", "status", "--json", *model)[1])
+    assert (status["pending"], status["consolidations"], status["promoted"]) == (12, 0, None)
+    code, out, _ = run(*command)
+    report = json.loads(out)
+    assert (
+        code == 0
+        and report["steps"] == 2
+        and report["examples"] == 12
+        and report["promoted"] in (True, False)
+    )
+    status = json.loads(run("learn", "status", "--json", *model)[1])
+    assert status.keys() >= LEARN_FIELDS and report.keys() >= LEARN_FIELDS
+    assert status["consolidations"] == int(report["promoted"]) and status["reason"] == report["reason"]
+    assert status["pending"] == (0 if report["promoted"] else 12)
 
 
 def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypatch, home):

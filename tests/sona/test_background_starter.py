@@ -1,0 +1,41 @@
+"""Consolidation of the starter model, native backend: it fits, stays within its limits and can be undone."""
+
+import numpy as np
+
+from ruvmlx.backends.select import open_backend
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.base import Message
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona.background import Settings
+from ruvmlx.sona.instant import KL_CAP
+from ruvmlx.store import Store
+
+
+def test_consolidate(starter, home):
+    """Twelve short replies, three steps on the last four layers."""
+    backend = open_backend("native", starter)
+    with Runtime(Store(home / "ruvmlx.db"), starter, backend, "default") as runtime:
+        for i in range(12):
+            request = GenerationRequest(
+                request_id=f"reply-{i}",
+                messages=[Message("user", f"Name a {('fruit', 'metal', 'river')[i % 3]}.")],
+                max_new_tokens=12,
+                sampling=Sampling(seed=i),
+            )
+            for _ in runtime.generate(request):
+                pass
+            runtime.rate(request.request_id, "up" if i % 3 else "down")
+        before = runtime.backend.head(np.ones((1, starter.config.hidden_size), np.float32))
+        losses = []
+        settings = Settings(steps=3, lr=3e-4, depth=0.13)
+        report = runtime.consolidate(lambda done, total, loss: losses.append(loss), None, settings)
+        assert len(losses) == 3 and np.isfinite(losses).all() and report["held_out"] >= 2
+        assert report["promoted"] == (runtime.status().adapter_version == 13)
+        if report["promoted"]:
+            assert report["loss_after"] < report["loss_before"] and report["kl"] <= KL_CAP
+            layers = {layer for module, layer in runtime.learner.base.pairs if module != "lm_head"}
+            assert layers == {26, 27, 28, 29}
+        runtime.rollback(12)
+        runtime.learner.sync()
+        after = runtime.backend.head(np.ones((1, starter.config.hidden_size), np.float32))
+        np.testing.assert_array_equal(after, before)

@@ -1,0 +1,67 @@
+"""kill -9 while it trains, saves and promotes: no rating is lost, and what is there always loads."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import Store
+
+TRAIN_FOREVER = """
+import sys
+from ruvmlx import config
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona import background, gate, instant
+from ruvmlx.store import Store
+background.SAVE_EVERY, gate.PPL_RISE = 1, 1.0
+instant.KL_CAP /= 3  # something is left to be learned
+model = load_model(sys.argv[1])
+runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
+for i in range(runtime.status().ratings, 12):
+    request = GenerationRequest(
+        prompt="question", max_new_tokens=9, sampling=Sampling(seed=i % 2), ignore_eos=True
+    )
+    list(runtime.generate(request))
+    runtime.settle()
+    runtime.rate("last", "up" if i % 2 else "down")
+settings = background.Settings(steps=3, lr=2e-3, warmup=1, rank=3)
+while True:
+    print("run", flush=True)
+    runtime.consolidate(lambda *a: print("step", flush=True), None, settings)
+"""
+
+
+def test_training_survives_kill_9(tiny_folder, home):
+    rng, model = random.Random(0), load_model(str(tiny_folder))
+    backend, promotions, found = NativeBackend(model, threads=1), 0, set()
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", TRAIN_FOREVER, str(tiny_folder)],
+            env={**os.environ, "RUVMLX_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        lines = rng.randrange(2, 7)
+        for _ in range(lines):
+            assert child.stdout.readline().strip() in ("run", "step")
+        time.sleep(rng.random() * 0.2 * (lines > 3))
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        with Runtime(Store(home / "ruvmlx.db"), model, backend, "default") as runtime:
+            status, learner = runtime.status(), runtime.learner
+            assert status.ratings == 12 and runtime.store.integrity() == "ok"
+            assert status.consolidations >= promotions
+            promotions = status.consolidations
+            found |= {learner.ledger.training() is not None, "base" if promotions else "none"}
+            assert (learner.base is None) == (promotions == 0)
+            assert status.adapter_version == 12 + promotions
+            assert learner.neutral.kl(learner.micro) <= status.kl_cap + 1e-4
+    assert {True, "base"} <= found  # killed in the middle of a training, and after a promotion
