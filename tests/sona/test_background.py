@@ -223,7 +223,7 @@ def test_batches_are_half_new_and_the_same_again():
         return Example(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
 
     train = [example(i, i) for i in range(1, 41)]
-    buffer = replay.Buffer(train, [], [Text((1, 2), 1), Text((1, 3), 1), Text((1, 4), 1)], since=30)
+    buffer = replay.Buffer(train, [], [Text((1, i), 1) for i in (2, 3, 4)], [], since=30)
     for step in range(20):
         examples, texts = buffer.batch(7, step)
         assert buffer.batch(7, step) == (examples, texts) != buffer.batch(7, step + 1)
