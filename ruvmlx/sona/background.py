@@ -35,7 +35,7 @@ from .replay import Buffer, Example
 
 SCALE = 2.0  # alpha / rank of what is trained here
 HEAD_RANK = 8
-SAVE_EVERY = 10  # steps
+SAVE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,24 @@ class Background:
         self._learner, self._model = learner, model
         self.settings = settings or Settings()
         self._trainer: Trainer | None = None
-        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the neutral text
+        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
+        self._paused: Training | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Was a run stopped that can go on?"""
+        return self._paused is not None
 
     def close(self) -> None:
-        """Give the training graph's memory back."""
+        """Give the training graph's memory back; a run that was stopped goes to the store."""
+        if self._paused is not None:
+            self._learner.ledger.put_training(self._paused.to_bytes())
+        self._free()
+
+    def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen = None, {}
+        self._trainer, self._frozen, self._paused = None, {}, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
@@ -105,12 +116,12 @@ class Background:
             self._train(training, buffer, gate, progress, pause)
             report = self._finish(training, gate)
         except Stopped:
-            learner.ledger.put_training(training.to_bytes())
+            self._paused = training  # writing it down takes longer than who stopped it wants to wait
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
             return _report(False, done)
         finally:
             learner.stand()
-        self.close()
+        self._free()
         learner.ledger.put_training(None)
         return report
 
@@ -119,8 +130,9 @@ class Background:
     def _resumed(self) -> Training | None:
         """The run that was stopped, if it led on from weights that still count, under the same settings."""
         ledger, state = self._learner.ledger, self._learner.state
-        data = ledger.training()
-        training = Training.from_bytes(data) if data else None
+        training, self._paused = self._paused, None
+        if training is None and (data := ledger.training()):
+            training = Training.from_bytes(data)
         if training is None:
             return None
         facts = training.facts
@@ -165,6 +177,7 @@ class Background:
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
+                self._free()
                 self._learner.ledger.put_training(None)  # or the next run would begin with it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
