@@ -319,7 +319,8 @@ class Runtime:
 
     def background_due(self) -> bool:
         """Should `consolidate` be called when nobody waits?"""
-        return self.learner is not None and self.learner.ledger.due()
+        paused = self._background is not None and self._background.paused
+        return paused or (self.learner is not None and self.learner.ledger.due())
 
     def _background_loop(self, settings: "Settings | None" = None) -> "Background":
         """Imported when wanted: MLX starts with it."""

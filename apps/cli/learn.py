@@ -109,7 +109,7 @@ def rollback(version: int, as_json: bool, **flags: Any) -> None:
 
 
 @learn.command()
-@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; 30 unless given.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; 12 unless given.")
 @model_options
 @json_option
 def consolidate(steps: int | None, as_json: bool, **flags: Any) -> None:

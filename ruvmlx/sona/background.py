@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.training import TARGETS, Text, Trainer
+from ..backends.training import TARGETS, Pause, Text, Trainer
 from ..errors import RuvmlxError
-from ..lora.base import Pair, Place, place_shape
-from ..lora.merge import folded
+from ..lora.base import BaseLoRA, Pair, Place, place_shape
+from ..lora.merge import HEAD, folded
 from ..models.base import Model
 from ..store import HeadMoved
 from . import objective, replay
@@ -35,15 +35,20 @@ from .replay import Buffer, Example
 
 SCALE = 2.0  # alpha / rank of what is trained here
 HEAD_RANK = 8
-SAVE_EVERY = 10  # steps
+SAVE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
 class Settings:
-    """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth."""
+    """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth.
 
-    steps: int = 30
-    lr: float = 1e-4
+    Seen on the starter model after forty ratings by someone who likes short replies, mean stars of 60
+    held-out replies: 2.7 by the ratings alone, 3.9 with 8 steps at 5e-4, 3.5 with 15 steps at 3e-4; with the
+    upper half of the layers 3.1 to 3.2, at 3e-4 to 6e-4 and 15 to 20 steps.
+    """
+
+    steps: int = 12
+    lr: float = 5e-4
     warmup: int = 3
     clip: float = 1.0
     rank: int = 8
@@ -72,54 +77,62 @@ class Background:
         self._learner, self._model = learner, model
         self.settings = settings or Settings()
         self._trainer: Trainer | None = None
-        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the neutral text
+        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
+        self._paused: Training | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Was a run stopped that can go on?"""
+        return self._paused is not None
 
     def close(self) -> None:
-        """Give the training graph's memory back."""
+        """Give the training graph's memory back; a run that was stopped goes to the store."""
+        if self._paused is not None:
+            self._learner.ledger.put_training(self._paused.to_bytes())
+        self._free()
+
+    def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen = None, {}
+        self._trainer, self._frozen, self._paused = None, {}, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
-
-        def pause() -> None:
-            if cancel is not None and cancel.is_set():
-                raise Stopped
-
-        started = time.perf_counter()
-        learner = self._learner
+        learner, config = self._learner, self._model.config
         learner.sync()
-        context = self._model.config.max_context
-        buffer = replay.load(learner.ledger, learner.memory, self._model.tokenizer, context)
-        ratings = len(buffer.train) + len(buffer.held_out)
-        if ratings < max(3, self.settings.minimum):
-            need = max(3, self.settings.minimum)
+        buffer = replay.load(learner.ledger, learner.memory, self._model.tokenizer, config.max_context)
+        ratings, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
+        if ratings < need:
             reason = f"it takes {need} rated replies to learn from; there are {ratings}"
             return _report(False, reason, examples=ratings)
-        training = self._resumed() or self._fresh()
-        gate = Gate(learner, self._model, buffer, pause)
+        started = time.perf_counter()
+        report = self._attempt(buffer, progress, _pause(cancel))
+        return {"examples": ratings, **report, "seconds": time.perf_counter() - started}
+
+    def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
+        learner, training = self._learner, self._resumed() or self._fresh()
+        gate = Gate(learner, buffer, pause)
         try:
             self._train(training, buffer, gate, progress, pause)
             report = self._finish(training, gate)
         except Stopped:
-            learner.ledger.put_training(training.to_bytes())
+            self._paused = training  # writing it down takes longer than who stopped it wants to wait
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
-            return _report(False, done, examples=ratings)
+            return _report(False, done)
         finally:
             learner.stand()
-        self.close()
+        self._free()
         learner.ledger.put_training(None)
-        seconds = time.perf_counter() - started
-        return report | {"seconds": seconds}
+        return report
 
     # -- where it starts -----------------------------------------------------------------------------
 
     def _resumed(self) -> Training | None:
         """The run that was stopped, if it led on from weights that still count, under the same settings."""
         ledger, state = self._learner.ledger, self._learner.state
-        data = ledger.training()
-        training = Training.from_bytes(data) if data else None
+        training, self._paused = self._paused, None
+        if training is None and (data := ledger.training()):
+            training = Training.from_bytes(data)
         if training is None:
             return None
         facts = training.facts
@@ -164,6 +177,7 @@ class Background:
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
+                self._free()
                 self._learner.ledger.put_training(None)  # or the next run would begin with it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
@@ -195,6 +209,14 @@ class Background:
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def _whole(self, training: Training) -> BaseLoRA:
+        """What was trained, and the head's pair of the base in use, which was not."""
+        new, old = training.base, self._learner.base
+        if old is None or HEAD not in old.pairs:
+            return new
+        a, b = old.pairs[HEAD]
+        return replace(new, pairs={**new.pairs, HEAD: (a, b * np.float32(old.scale / new.scale))})
+
     def _finish(self, training: Training, gate: Gate) -> dict[str, Any]:
         """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
         learner = self._learner
@@ -203,12 +225,7 @@ class Background:
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            whole = training.base
-            if learner.base and ("lm_head", 0) in learner.base.pairs:
-                a, b = learner.base.pairs["lm_head", 0]
-                head = (a, b * np.float32(learner.base.scale / whole.scale))
-                whole = replace(whole, pairs={**whole.pairs, ("lm_head", 0): head})
-            base, micro = folded(whole, learner.micro, HEAD_RANK)
+            base, micro = folded(self._whole(training), learner.micro, HEAD_RANK)
             verdict = gate.judge(base, micro)
             report = {"steps": training.step, **verdict.report}
             try:
@@ -222,6 +239,16 @@ class Background:
                 return report
             except HeadMoved:
                 continue
+
+
+def _pause(cancel: threading.Event | None) -> Pause:
+    """Raises Stopped once `cancel` is set."""
+
+    def pause() -> None:
+        if cancel is not None and cancel.is_set():
+            raise Stopped
+
+    return pause
 
 
 def coefficient(example: Example, frozen: float, nll: float, now: float) -> float:

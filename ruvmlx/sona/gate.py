@@ -12,7 +12,6 @@ import numpy as np
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA
-from ..models.base import Model
 from .instant import KL_CAP
 from .learner import Learner
 from .objective import TAU
@@ -35,8 +34,8 @@ class Verdict:
 class Gate:
     """Measures adapters on held-out ratings and neutral text. Leaves its last base in the backend."""
 
-    def __init__(self, learner: Learner, model: Model, buffer: Buffer, pause: Callable[[], None]):
-        self._learner, self._model, self._buffer, self._pause = learner, model, buffer, pause
+    def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
+        self._learner, self._buffer, self._pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
         self._plain: float | None = None
@@ -51,25 +50,19 @@ class Gate:
 
     def judge(self, base: BaseLoRA, micro: MicroLoRA) -> Verdict:
         """The largest share of the base that plain text allows, and whether held-out ratings prefer it."""
-        held, learner = self._buffer.held_out, self._learner
-        self.frozen_logprobs(held, self._frozen)
-        plain = self._nll(None) if self._plain is None else self._plain
-        self._plain = plain
-        learner.stand()
-        before, nll_before = self._loss(learner.micro), self._nll(learner.micro)
-        limit = max(math.log1p(PPL_RISE), nll_before - plain)
-        tried = base
-        for _ in range(ROUNDS):
-            kl, rise = learner.ground(tried).neutral.kl(micro), self._nll(micro) - plain
-            over = max(kl / (ROOM * KL_CAP), rise / limit)
-            if not over > 1:  # NaN is refused below
-                break
-            tried = tried.shrunk(0.97 * over**-0.5)  # both grow about with the square of the share
+        self.frozen_logprobs(self._buffer.held_out, self._frozen)
+        if self._plain is None:
+            self._learner.untouched()
+            self._plain = self._nll(None)
+        self._learner.stand()
+        before, now = self._loss(self._learner.micro), self._nll(self._learner.micro)
+        limit = max(math.log1p(PPL_RISE), now - self._plain)  # what is not worse than now is allowed
+        tried, kl, rise = self._shrunk(base, micro, self._plain, limit)
         after = self._loss(micro)
         reason = _objection(before, after, kl, rise, limit)
         facts = {
-            "examples": len(self._buffer.train) + len(held),
-            "held_out": len(held),
+            "examples": len(self._buffer.train) + len(self._buffer.held_out),
+            "held_out": len(self._buffer.held_out),
             "loss_before": before,
             "loss_after": after,
             "kl": kl,
@@ -80,6 +73,23 @@ class Gate:
         }
         return Verdict(not reason, tried, kl, facts)
 
+    def _shrunk(
+        self, base: BaseLoRA, micro: MicroLoRA, plain: float, limit: float
+    ) -> tuple[BaseLoRA, float, float]:
+        """As much of the base as stays within bounds, its KL and its rise of the neutral text's nll.
+
+        Both grow about with the square of the share.
+        """
+        for _ in range(ROUNDS):
+            kl, rise = self._learner.ground(base).neutral.kl(micro), self._nll(micro) - plain
+            over = max(kl / (ROOM * KL_CAP), rise / limit)
+            if not over > 1:  # NaN is refused later
+                break
+            tried, base = base, base.shrunk(0.97 * over**-0.5)
+        else:
+            base = tried
+        return base, kl, rise
+
     def _loss(self, micro: MicroLoRA) -> float:
         """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2."""
         losses = []
@@ -89,9 +99,7 @@ class Gate:
         return float(np.mean(losses))
 
     def _nll(self, micro: MicroLoRA | None) -> float:
-        """Mean negative log-likelihood of the neutral answers, nats; None: the untouched model's."""
-        if micro is None:
-            self._learner.untouched()
+        """Mean negative log-likelihood of the neutral answers, nats."""
         texts = self._buffer.neutral
         return -sum(self._logprob(t, micro) * t.said for t in texts) / sum(t.said for t in texts)
 

@@ -122,7 +122,7 @@ class Ledger:
             return False
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        return new >= DUE or (new > 0 and self.training() is not None)
+        return new >= DUE or (new > 0 and self._store.has_training(*self._mine))
 
     def training(self) -> bytes | None:
         return self._store.training(*self._mine)

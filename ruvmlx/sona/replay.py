@@ -1,11 +1,15 @@
 """What the background loop trains on: the ratings in force, and plain text on which nothing should change.
 
+That text is not the neutral text on which the result is judged.
+
 The buffer is the store itself: nothing is copied, and a rating that is taken back is gone from here too.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 
@@ -41,10 +45,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Buffer:
-    """train and held_out are disjoint; since: ratings that made later versions are new."""
+    """train and held_out are disjoint, and so are plain and neutral, which is what the gate reads.
+    since: ratings that made later versions are new.
+    """
 
     train: Sequence[Example]
     held_out: Sequence[Example]
+    plain: Sequence[Text]
     neutral: Sequence[Text]
     since: int
 
@@ -53,13 +60,13 @@ class Buffer:
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
-        count, reservoir, plain = BATCH
+        count, reservoir, texts = BATCH
         liked, disliked = ([e for e in old if (e.reward > e.value) == sign] for sign in (True, False))
         halves = [half or old for half in (liked, disliked)]
         drawn = _sample(rng, new, count)
         for i in range(reservoir):
             drawn += _sample(rng, halves[(step + i) % 2], 1)
-        return drawn, _sample(rng, self.neutral, plain)
+        return drawn, _sample(rng, self.plain, texts)
 
 
 def _sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
@@ -73,13 +80,19 @@ def load(ledger: Ledger, memory: Memory, tokenizer: Tokenizer, context: int) -> 
     if len(held) < 2:  # of a few ratings perhaps none has such an id
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
-    texts = [Text(*_both(tokenizer, q, a, context)) for q, a in neutral.texts()]
-    return Buffer([e for e in examples if e.reply_id not in kept], held, texts, ledger.last_promotion())
+    plain, judged = (_texts(pairs, tokenizer, context) for pairs in (_plain(), neutral.texts()))
+    train = [e for e in examples if e.reply_id not in kept]
+    return Buffer(train, held, plain, judged, ledger.last_promotion())
 
 
-def _both(tokenizer: Tokenizer, question: str, answer: str, context: int) -> tuple[tuple[int, ...], int]:
-    tokens, first = neutral.encoded(tokenizer, question, answer, context)
-    return tuple(tokens), first
+def _plain() -> list[tuple[str, str]]:
+    file = resources.files(__package__).joinpath("replay_texts.json")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _texts(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, context: int) -> list[Text]:
+    encoded = (neutral.encoded(tokenizer, q, a, context) for q, a in pairs)
+    return [Text(tuple(tokens), first) for tokens, first in encoded]
 
 
 def _examples(rows: Sequence[RatedReply], memory: Memory) -> list[Example]:

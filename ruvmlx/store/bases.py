@@ -102,6 +102,10 @@ class Bases(Replies):
         row = self._row("SELECT state FROM trainings WHERE fingerprint = ? AND name = ?", fingerprint, name)
         return row[0] if row else None
 
+    def has_training(self, fingerprint: str, name: str) -> bool:
+        sql = "SELECT 1 FROM trainings WHERE fingerprint = ? AND name = ?"
+        return self._row(sql, fingerprint, name) is not None
+
     def put_training(self, fingerprint: str, name: str, state: bytes | None) -> None:
         """Keep where a training stands, in place of what was kept before; None: nothing."""
         with self.transaction():

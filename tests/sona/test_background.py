@@ -160,7 +160,7 @@ def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
 
 @pytest.mark.parametrize("at", [1, 30, 75, 140])
 def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
-    """Stopped at any slice, resumed by another runtime: the same factors, bit for bit."""
+    """Stopped at any slice, resumed from memory or from the store: the same factors, bit for bit."""
     monkeypatch.setattr(gate, "PPL_RISE", 1.0)
     want, _ = consolidate(rated)
     assert want["promoted"], want["reason"]
@@ -176,8 +176,11 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
 
     report, _ = consolidate(rated, cancel=Counting())
     assert not report["promoted"] and "stopped after" in report["reason"]
-    assert rated.learner.ledger.training() is not None and rated.backend.lora is None
+    assert rated.backend.lora is None and rated.background_due()
     assert rated.status().adapter_version == 14
+    if at % 2:  # as at the end of the program
+        rated._background.close()
+        assert rated.learner.ledger.training() is not None and not rated._background.paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
@@ -193,6 +196,7 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
             return Later.count > 60
 
     consolidate(rated, cancel=Later())
+    rated._background.close()
     loop = Background(rated.learner, rated.model, QUICK)
     assert loop._resumed() is not None
     assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None
@@ -227,7 +231,7 @@ def test_batches_are_half_new_and_the_same_again():
         return Example(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
 
     train = [example(i, i) for i in range(1, 41)]
-    buffer = replay.Buffer(train, [], [Text((1, 2), 1), Text((1, 3), 1), Text((1, 4), 1)], since=30)
+    buffer = replay.Buffer(train, [], [Text((1, i), 1) for i in (2, 3, 4)], [], since=30)
     for step in range(20):
         examples, texts = buffer.batch(7, step)
         assert buffer.batch(7, step) == (examples, texts) != buffer.batch(7, step + 1)

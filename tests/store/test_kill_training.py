@@ -27,12 +27,13 @@ model = load_model(sys.argv[1])
 runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
     request = GenerationRequest(
-        prompt="question", max_new_tokens=9, sampling=Sampling(seed=i % 2), ignore_eos=True
+        request_id=f"reply-{i}",  # decides what is held out: the same in every run
+        prompt="question", max_new_tokens=9, sampling=Sampling(seed=i % 2), ignore_eos=True,
     )
     list(runtime.generate(request))
     runtime.settle()
     runtime.rate("last", "up" if i % 2 else "down")
-settings = background.Settings(steps=3, lr=2e-3, warmup=1, rank=3)
+settings = background.Settings(steps=3, lr=4e-3, warmup=1, rank=3)
 while True:
     print("run", flush=True)
     runtime.consolidate(lambda *a: print("step", flush=True), None, settings)
