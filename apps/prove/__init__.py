@@ -1,0 +1,7 @@
+"""`ruvmlx prove`: does rating help? Simulated users rate the real model; held-out prompts tell.
+
+users     what a simulated person likes: (prompt, reply, finished) -> 1..5
+trial     one seed of one arm: reply, rate, and answer the held-out prompts at every checkpoint
+retention what else changed: KL, perplexity, variety, length
+report    win-rates with their intervals, over seeds
+"""

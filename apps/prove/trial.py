@@ -1,0 +1,210 @@
+"""One seed of one arm: a simulated user chats, rates, and the held-out prompts are answered again.
+
+Everything happens in a scratch store; the user's own adapter is neither read nor written.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.base import Message
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import Store
+
+from .retention import NeutralText, variety_ratio
+from .users import Scorer
+
+CONSOLIDATE_EVERY = 32  # ratings, in the full arm
+REACH_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is varied. learn: "off" | "instant" | "full"; examples: liked replies shown in the prompt.
+
+    shuffle: each reply gets the stars that another one earned. flip: probability that stars are turned round.
+    reverse_at: from this rating on the user wants the opposite. system: a system prompt that says the taste.
+    """
+
+    learn: str = "instant"
+    examples: int = 0
+    shuffle: bool = False
+    flip: float = 0.0
+    reverse_at: int | None = None
+    system: str | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.learn] if self.learn != "off" or not (self.examples or self.system) else []
+        parts += ["examples"] if self.examples else []
+        parts += ["oracle prompt"] if self.system else []
+        parts += ["shuffled"] if self.shuffle else []
+        parts += [f"{self.flip:.0%} flipped"] if self.flip else []
+        parts += [f"reversed at {self.reverse_at}"] if self.reverse_at is not None else []
+        return " + ".join(parts)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same in all arms of a comparison."""
+
+    scorer: Scorer
+    prompts: Sequence[str]
+    heldout: Sequence[str]
+    ratings: int
+    checkpoints: Sequence[int]
+    max_tokens: int = 64
+    temperature: float | None = None  # None: as chat does it
+
+    def score(self, reply: "Reply", reversed_: bool = False) -> int:
+        stars = self.scorer(reply.prompt, reply.text, reply.finished)
+        return 6 - stars if reversed_ else stars
+
+
+@dataclass(frozen=True)
+class Reply:
+    id: str
+    prompt: str
+    text: str
+    finished: bool
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """scores, base_scores: stars by held-out prompt [P]; kl, ppl_change: on neutral text."""
+
+    ratings: int
+    scores: np.ndarray
+    base_scores: np.ndarray
+    kl: float
+    ppl_change: float
+    mean_tokens: float
+    variety: float  # distinct-2 over that of the frozen model's replies
+    sample: str
+
+
+class Bench:
+    """The model, and what the frozen one answers: shared by all trials."""
+
+    def __init__(self, model, backend, kv: str | None = None):
+        self.model, self.backend, self.kv = model, backend, kv
+        self.neutral = NeutralText(backend, model.tokenizer)
+        self._base: dict[tuple, list[Reply]] = {}
+
+    @contextmanager
+    def runtime(self) -> Iterator[Runtime]:
+        """A runtime on a store of its own, with nothing learned."""
+        with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
+            store = Store(Path(folder) / "prove.db")
+            with Runtime(store, self.model, self.backend, "prove", kv=self.kv) as runtime:
+                yield runtime
+
+    def base_replies(self, setting: Setting, seed: int) -> list[Reply]:
+        """The frozen model's answers to the held-out prompts."""
+        key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
+        if key not in self._base:
+            with self.runtime() as runtime:
+                self._base[key] = list(heldout_replies(runtime, setting, Arm("off"), seed))
+        return self._base[key]
+
+
+def within_reach(bench: Bench, setting: Setting, seed: int) -> bool:
+    """Does the frozen model ever please this user?  Of 8 samples, none above 3 stars: out of reach."""
+    prompts = setting.prompts[:REACH_SAMPLES]
+    with bench.runtime() as runtime:
+        replies = [_generate(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(prompts)]
+    return any(setting.score(r) > 3 for r in replies)
+
+
+def run(
+    bench: Bench, setting: Setting, arm: Arm, seed: int, log: Callable[[str], None]
+) -> Iterator[Checkpoint]:
+    """The checkpoints, in order."""
+    user = _User(setting, arm, seed)
+    with bench.runtime() as runtime:
+        for done in range(1, setting.ratings + 1):
+            prompt = setting.prompts[(done - 1) % len(setting.prompts)]
+            reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm, learn=True)
+            if arm.learn != "off" or arm.examples:
+                runtime.rate(reply.id, str(user.stars(reply, done)))
+            if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
+                runtime.consolidate()
+            if done in setting.checkpoints:
+                yield _checkpoint(bench, runtime, setting, arm, seed, done)
+                log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
+
+
+class _User:
+    """Stars as this arm hands them out."""
+
+    def __init__(self, setting: Setting, arm: Arm, seed: int):
+        self._setting, self._arm = setting, arm
+        self._rng = np.random.default_rng([seed, 1])
+        self._earned: list[int] = []
+
+    def stars(self, reply: Reply, done: int) -> int:
+        stars = self._setting.score(reply, _reversed(self._arm, done))
+        self._earned.append(stars)
+        if self._arm.shuffle:
+            stars = int(self._rng.choice(self._earned))
+        return 6 - stars if self._rng.random() < self._arm.flip else stars
+
+
+def _reversed(arm: Arm, done: int) -> bool:
+    return arm.reverse_at is not None and done > arm.reverse_at
+
+
+def _checkpoint(bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed: int, done: int) -> Checkpoint:
+    base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
+    new = list(heldout_replies(runtime, setting, arm, seed))
+    adapter = runtime.learner.micro if runtime.learner else None
+    kl, ppl_change = bench.neutral.compare(adapter)
+    return Checkpoint(
+        ratings=done,
+        scores=np.array([setting.score(r, turned) for r in new]),
+        base_scores=np.array([setting.score(r, turned) for r in base]),
+        kl=kl,
+        ppl_change=ppl_change,
+        mean_tokens=float(np.mean([len(r.token_ids) for r in new])),
+        variety=variety_ratio([r.token_ids for r in new], [r.token_ids for r in base]),
+        sample=new[0].text,
+    )
+
+
+def heldout_replies(runtime: Runtime, setting: Setting, arm: Arm, seed: int) -> Iterator[Reply]:
+    """Answers with what was learned so far; nothing is stored, nothing rated."""
+    for i, prompt in enumerate(setting.heldout):
+        yield _generate(runtime, setting, prompt, _seed(seed, 3, i), arm)
+
+
+def _generate(
+    runtime: Runtime, setting: Setting, prompt: str, seed: int, arm: Arm = Arm("off"), learn: bool = False
+) -> Reply:
+    head = [Message("system", arm.system)] if arm.system else []
+    request = GenerationRequest(
+        messages=[*head, Message("user", prompt)],
+        max_new_tokens=setting.max_tokens,
+        sampling=runtime.sampling(temperature=setting.temperature, seed=seed),
+    )
+    if learn:
+        for chunk in runtime.generate(request):
+            response = chunk.response
+        runtime.settle()
+    else:
+        adapter = runtime.learner.micro if runtime.learner and arm.learn != "off" else None
+        response = runtime.engine.generate(request, adapter)
+    assert response is not None
+    return Reply(
+        request.request_id, prompt, response.text, response.finish_reason == "stop", response.token_ids
+    )
+
+
+def _seed(seed: int, purpose: int, i: int) -> int:
+    """Seeds of different purposes never meet; the same reply of two arms is drawn with the same numbers."""
+    return (seed * 8 + purpose) * 100_003 + i

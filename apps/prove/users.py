@@ -1,0 +1,90 @@
+"""Simulated users: each gives a reply 1 to 5 stars by one taste, from its text alone.
+
+Stars have clear words for a reader: 5 is what this person wants, 1 is what they do not. A reply cut off at the
+length limit is not held against it, except by those who like short answers.
+"""
+
+import re
+from collections.abc import Callable
+
+Scorer = Callable[[str, str, bool], int]
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+_ITEM = re.compile(r"\s*(?:[-*\u2022]|\d{1,2}[.)])\s+\S")
+_INFORMAL = re.compile(r"\b(?:\w+['\u2019](?:s|re|ll|ve|d|m|t)|you|your|i|we|let us|okay|sure|great)\b|!", re.IGNORECASE)
+_PHRASE = re.compile(r"\bfor (?:example|instance)\b|\bsuch as\b", re.IGNORECASE)
+_SPANISH = frozenset("el la los las un una de del que y en es por para con se lo como su al más pero".split())
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text)
+
+
+def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
+    """1 + how many of the rising steps the value reaches."""
+    return 1 + sum(value >= step for step in steps)
+
+
+def brevity(prompt: str, reply: str, finished: bool) -> int:
+    """The fewer words the better; nothing is worse than a reply that does not come to its end."""
+    words = len(_words(reply))
+    if not finished or not words:
+        return 1
+    return 1 + _stars(-words, (-60, -40, -22, 0))
+
+
+def _list_share(reply: str) -> float:
+    """Share of the lines that are items of a list."""
+    lines = [line for line in reply.splitlines() if line.strip()]
+    return sum(bool(_ITEM.match(line)) for line in lines) / len(lines) if lines else 0.0
+
+
+def lists(prompt: str, reply: str, finished: bool) -> int:
+    """Wants items, one a line."""
+    return _stars(_list_share(reply), (0.01, 0.25, 0.5, 0.7))
+
+
+def prose(prompt: str, reply: str, finished: bool) -> int:
+    """Wants whole paragraphs, no items."""
+    return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if _words(reply) else 1
+
+
+def plain(prompt: str, reply: str, finished: bool) -> int:
+    """Wants short words: those of nine letters and more count against it."""
+    words = _words(reply)
+    long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
+    return _stars(-long, (-0.22, -0.17, -0.12, -0.07))
+
+
+def casual(prompt: str, reply: str, finished: bool) -> int:
+    """Wants to be spoken to: "you" and "we", contractions, exclamation marks."""
+    words = len(_words(reply))
+    informal = 100 * len(_INFORMAL.findall(reply)) / words if words else 0.0
+    return _stars(informal, (1, 3, 5, 8))
+
+
+def formal(prompt: str, reply: str, finished: bool) -> int:
+    """Wants none of what the casual user wants."""
+    return 6 - casual(prompt, reply, finished) if _words(reply) else 1
+
+
+def phrase(prompt: str, reply: str, finished: bool) -> int:
+    """Wants examples that are announced: "for example", "for instance", "such as"."""
+    return (1, 3, 4, 5)[min(3, len(_PHRASE.findall(reply)))]
+
+
+def spanish(prompt: str, reply: str, finished: bool) -> int:
+    """Wants to be answered in Spanish, whatever the question's language."""
+    words = [w.lower() for w in _words(reply)]
+    return _stars(sum(w in _SPANISH for w in words) / len(words), (0.05, 0.1, 0.2, 0.25)) if words else 1
+
+
+def context(prompt: str, reply: str, finished: bool) -> int:
+    """Wants a list for a "how" question and a short answer for any other."""
+    how = re.match(r"\s*how\b", prompt, re.IGNORECASE)
+    return lists(prompt, reply, finished) if how else brevity(prompt, reply, finished)
+
+
+USERS: dict[str, Scorer] = {
+    f.__name__: f for f in (brevity, lists, prose, plain, casual, formal, phrase, spanish, context)
+}
