@@ -14,7 +14,7 @@ and it goes on from its last whole step, in this process or another.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,14 @@ import numpy as np
 
 from ..backends.training import TARGETS, Pause, Text, Trainer
 from ..errors import RuvmlxError
+from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA, Pair, Place, place_shape
 from ..lora.merge import HEAD, folded
 from ..models.base import Model
 from ..store import HeadMoved
 from . import objective, replay
 from .adamw import Training
-from .gate import Gate
+from .gate import Candidate, Gate
 from .learner import Learner
 from .ledger import MINIMUM
 from .replay import Buffer, Example
@@ -141,8 +142,13 @@ class Background:
 
     def _fresh(self) -> Training:
         """The base in use goes on being trained; layers that it does not change yet start from nothing."""
-        state, old = self._learner.state, self._learner.base
-        rng, pairs = np.random.default_rng(state.version), {}
+        state = self._learner.state
+        facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
+        return Training(self._start(state.version), SCALE, facts=facts)
+
+    def _start(self, seed: int) -> dict[Place, Pair]:
+        """The same again for the same seed, as long as the base in use is the same."""
+        old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         layers = self._model.config.n_layers
         for layer in range(layers - max(1, round(layers * self.settings.depth)), layers):
@@ -151,8 +157,7 @@ class Background:
                 pairs[module, layer] = (
                     (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
                 )
-        facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
-        return Training(pairs, SCALE, facts=facts)
+        return pairs
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
         """lora_a random, lora_b zero: it changes nothing yet."""
@@ -209,13 +214,18 @@ class Background:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def _whole(self, training: Training) -> BaseLoRA:
-        """What was trained, and the head's pair of the base in use, which was not."""
-        new, old = training.base, self._learner.base
-        if old is None or HEAD not in old.pairs:
-            return new
-        a, b = old.pairs[HEAD]
-        return replace(new, pairs={**new.pairs, HEAD: (a, b * np.float32(old.scale / new.scale))})
+    def _candidate(self, training: Training) -> Candidate:
+        """share -> the base that far on the way, the head's change folded in, and the micro that is left."""
+        old, start = self._learner.base, self._start(training.facts["version"])
+
+        def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
+            pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
+            if old is not None and HEAD in old.pairs:  # which was not trained
+                a, b = old.pairs[HEAD]
+                pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
+            return folded(BaseLoRA(pairs, training.scale), self._learner.micro, HEAD_RANK)
+
+        return at
 
     def _finish(self, training: Training, gate: Gate) -> dict[str, Any]:
         """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
@@ -225,20 +235,23 @@ class Background:
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            base, micro = folded(self._whole(training), learner.micro, HEAD_RANK)
-            verdict = gate.judge(base, micro)
+            verdict = gate.judge(self._candidate(training))
             report = {"steps": training.step, **verdict.report}
             try:
                 if not verdict.promoted:
                     learner.ledger.refuse(parent.version, report)
                     return report
-                learner.ledger.promote(
-                    parent.version, verdict.base, micro.to_bytes(), verdict.kl, micro.norm, report
-                )
+                state, norm = verdict.micro.to_bytes(), verdict.micro.norm
+                learner.ledger.promote(parent.version, verdict.base, state, verdict.kl, norm, report)
                 learner.sync()
                 return report
             except HeadMoved:
                 continue
+
+
+def _between(start: Pair, end: Pair, share: float) -> Pair:
+    a, b = (x + np.float32(share) * (y - x) for x, y in zip(start, end, strict=True))
+    return a, b
 
 
 def _pause(cancel: threading.Event | None) -> Pause:

@@ -4,7 +4,7 @@ that it is still the same model. All of it is measured in the backend that will 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,48 @@ from .trace import adapted_logits
 
 PPL_RISE = 0.02  # of plain text, over the untouched model's
 ROOM = 0.8  # share of the KL cap that a base may use: the rest is for the ratings to come
-ROUNDS = 5
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
+
+Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
+
+
+@dataclass(frozen=True)
+class Measured:
+    """kl to the untouched model, nats per token; rise of the neutral text's mean nll over it, nats."""
+
+    kl: float
+    rise: float
+
+    @property
+    def ppl_change(self) -> float:
+        return math.expm1(self.rise)
+
+    @property
+    def limit(self) -> float:
+        """Rise that is allowed where this is the adapter in use: what is no worse than it always is."""
+        return max(math.log1p(PPL_RISE), self.rise)
+
+    def within(self, now: "Measured") -> bool:
+        return self.kl <= max(ROOM * KL_CAP, now.kl) and self.rise <= now.limit
+
+    @property
+    def report(self) -> dict[str, float]:
+        return {"kl": self.kl, "ppl_change": self.ppl_change}
+
+
+@dataclass(frozen=True)
+class Try:
+    share: float
+    base: BaseLoRA
+    micro: MicroLoRA
+    found: Measured
 
 
 @dataclass(frozen=True)
 class Verdict:
     promoted: bool
-    base: BaseLoRA  # shrunk, if it had to be
+    base: BaseLoRA
+    micro: MicroLoRA
     kl: float
     report: dict[str, Any]
 
@@ -48,47 +83,55 @@ class Gate:
             for example in missing:
                 known[example.reply_id] = self._logprob(example.text, None)
 
-    def judge(self, base: BaseLoRA, micro: MicroLoRA) -> Verdict:
-        """The largest share of the base that plain text allows, and whether held-out ratings prefer it."""
+    def judge(self, candidate: Candidate) -> Verdict:
+        """As much of the training as plain text allows, and whether held-out ratings prefer it."""
+        learner = self._learner
         self.frozen_logprobs(self._buffer.held_out, self._frozen)
         if self._plain is None:
-            self._learner.untouched()
+            learner.untouched()
             self._plain = self._nll(None)
-        self._learner.stand()
-        before, now = self._loss(self._learner.micro), self._nll(self._learner.micro)
-        limit = max(math.log1p(PPL_RISE), now - self._plain)  # what is not worse than now is allowed
-        tried, kl, rise = self._shrunk(base, micro, self._plain, limit)
-        after = self._loss(micro)
-        reason = _objection(before, after, kl, rise, limit)
+        learner.stand()
+        before = Measured(learner.state.kl, self._nll(learner.micro) - self._plain)
+        loss_before = self._loss(learner.micro)
+        tries = self._tried(candidate, before, self._plain)
+        last = tries[-1]
+        loss = self._loss(last.micro)
+        reason = _objection(loss_before, loss, last.found, before)
         facts = {
             "examples": len(self._buffer.train) + len(self._buffer.held_out),
             "held_out": len(self._buffer.held_out),
-            "loss_before": before,
-            "loss_after": after,
-            "kl": kl,
-            "ppl_change": math.expm1(rise),
-            "share": tried.scale / base.scale,
+            "loss_before": loss_before,
+            "loss_after": loss,
+            "kl": last.found.kl,
+            "ppl_change": last.found.ppl_change,
+            "before": before.report,
+            "tries": [{"share": t.share, "scale": t.base.scale, **t.found.report} for t in tries],
             "promoted": not reason,
-            "reason": reason or f"held-out loss {before:.4f} -> {after:.4f}",
+            "reason": reason or f"held-out loss {loss_before:.4f} -> {loss:.4f}",
         }
-        return Verdict(not reason, tried, kl, facts)
+        return Verdict(not reason, last.base, last.micro, last.found.kl, facts)
 
-    def _shrunk(
-        self, base: BaseLoRA, micro: MicroLoRA, plain: float, limit: float
-    ) -> tuple[BaseLoRA, float, float]:
-        """As much of the base as stays within bounds, its KL and its rise of the neutral text's nll.
+    def _tried(self, candidate: Candidate, before: Measured, plain: float) -> list[Try]:
+        """Less and less of the training until it is no worse for plain text than allowed, or than now.
 
-        Both grow about with the square of the share.
+        What is then still too far from the untouched model, as the adapter in use may be, is shrunk whole.
         """
-        for _ in range(ROUNDS):
-            kl, rise = self._learner.ground(base).neutral.kl(micro), self._nll(micro) - plain
-            over = max(kl / (ROOM * KL_CAP), rise / limit)
-            if not over > 1:  # NaN is refused later
+        tries: list[Try] = []
+        for share in SHARES:
+            base, micro = candidate(share)
+            tries.append(Try(share, base, micro, self._measured(base, micro, plain)))
+            if tries[-1].found.within(before):
                 break
-            tried, base = base, base.shrunk(0.97 * over**-0.5)
-        else:
-            base = tried
-        return base, kl, rise
+        for _ in range(2):
+            last = tries[-1]
+            if not last.found.kl > ROOM * KL_CAP:  # NaN is refused later
+                break
+            base = last.base.shrunk(0.97 * math.sqrt(ROOM * KL_CAP / last.found.kl))
+            tries.append(replace(last, base=base, found=self._measured(base, last.micro, plain)))
+        return tries
+
+    def _measured(self, base: BaseLoRA, micro: MicroLoRA, plain: float) -> Measured:
+        return Measured(self._learner.ground(base).neutral.kl(micro), self._nll(micro) - plain)
 
     def _loss(self, micro: MicroLoRA) -> float:
         """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2."""
@@ -114,14 +157,14 @@ class Gate:
         return total / text.said
 
 
-def _objection(before: float, after: float, kl: float, rise: float, limit: float) -> str:
+def _objection(before: float, after: float, found: Measured, now: Measured) -> str:
     """Why the candidate is not used; "" when it is."""
-    if not all(math.isfinite(x) for x in (before, after, kl, rise)):
+    if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its numbers are not finite"
-    if kl > KL_CAP:
-        return f"KL to the untouched model is {kl:.3f}; at most {KL_CAP} is allowed"
-    if rise > limit + 1e-6:
-        return f"perplexity on plain text rises by {math.expm1(rise):.1%}; {PPL_RISE:.0%} is allowed"
+    if found.kl > KL_CAP:
+        return f"KL to the untouched model is {found.kl:.3f}; at most {KL_CAP} is allowed"
+    if found.rise > now.limit + 1e-6:
+        return f"perplexity on plain text rises by {found.ppl_change:.1%}; {PPL_RISE:.0%} is allowed"
     if not after < before:
         return f"held-out ratings do not prefer it: loss {before:.4f} -> {after:.4f}"
     return ""
