@@ -64,7 +64,7 @@ def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, Micro
     """The head's change moved from micro into the base, `rank` directions of it; the tail stays in micro.
 
     The model's output does not change, unless the two together had more than rank + micro.rank directions.
-    The new micro is at rest (no momentum). Directions that it does not need for the tail go on reading
+    The new micro starts without evidence. Directions that it does not need for the tail go on reading
     what they read, through zero rows of lora_b.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]

@@ -7,7 +7,7 @@ Only the head is changed, so keys and values stay valid after a rating.
 
 import io
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,9 @@ ALPHA = 4.0
 
 @dataclass(frozen=True)
 class MicroLoRA:
-    """lora_a [D, r], lora_b [r, V], and the momentum of both; float32, contiguous.
+    """lora_a [D, r], lora_b [r, V]; float32, contiguous.
+
+    evidence: what ratings have said so far, and gain: how much of that is in lora_b (sona/instant.py).
 
     Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in
     flight keeps the weights it started with.
@@ -28,8 +30,8 @@ class MicroLoRA:
 
     lora_a: np.ndarray
     lora_b: np.ndarray
-    momentum_a: np.ndarray
-    momentum_b: np.ndarray
+    evidence: np.ndarray = field(default_factory=lambda: np.zeros((3, 0, 0), np.float32))
+    gain: float = 1.0
     alpha: float = ALPHA
 
     @classmethod
@@ -37,7 +39,7 @@ class MicroLoRA:
         """Reads along the given directions [D, r] and changes nothing yet: lora_b is zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
-        return cls(a, b, np.zeros_like(a), np.zeros_like(b), alpha)
+        return cls(a, b, alpha=alpha)
 
     @property
     def rank(self) -> int:
@@ -49,7 +51,7 @@ class MicroLoRA:
 
     @property
     def nbytes(self) -> int:
-        return 2 * (self.lora_a.nbytes + self.lora_b.nbytes)
+        return self.lora_a.nbytes + self.lora_b.nbytes + self.evidence.nbytes
 
     @property
     def norm(self) -> float:
@@ -62,30 +64,10 @@ class MicroLoRA:
         """logits [V] or [T, V] += scale * (hidden @ lora_a) @ lora_b, in place."""
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
-    def stepped(self, grad_a: np.ndarray, grad_b: np.ndarray, eta: float, mu: float) -> "MicroLoRA":
-        """v = mu v + eta grad;  w += v, for both factors. Raises kernels.NotFinite, unless all is finite."""
-        new = replace(
-            self,
-            lora_a=self.lora_a.copy(),
-            lora_b=self.lora_b.copy(),
-            momentum_a=self.momentum_a.copy(),
-            momentum_b=self.momentum_b.copy(),
-        )
-        kernels.micro_step(
-            [(new.lora_a, new.momentum_a, grad_a), (new.lora_b, new.momentum_b, grad_b)], eta, mu
-        )
-        return new
-
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """lora_b and its momentum times factor."""
-        f = np.float32(factor)
-        return replace(self, lora_b=self.lora_b * f, momentum_b=self.momentum_b * f)
-
-    def moved(self, to: "MicroLoRA", origin: "MicroLoRA") -> "MicroLoRA":
-        """This adapter plus (to - origin), at rest: how one past update is taken back."""
-        a = self.lora_a + (to.lora_a - origin.lora_a)
-        b = self.lora_b + (to.lora_b - origin.lora_b)
-        return replace(self, lora_a=a, lora_b=b, momentum_a=np.zeros_like(a), momentum_b=np.zeros_like(b))
+        """lora_b times factor; at zero gain nothing is held any more."""
+        gain = max(self.gain * factor, 1e-6)
+        return replace(self, lora_b=self.lora_b * np.float32(gain / self.gain), gain=gain)
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
@@ -93,8 +75,8 @@ class MicroLoRA:
             out,
             lora_a=self.lora_a,
             lora_b=self.lora_b,
-            momentum_a=self.momentum_a,
-            momentum_b=self.momentum_b,
+            evidence=self.evidence,
+            gain=np.float64(self.gain),
             alpha=np.float32(self.alpha),
         )
         return out.getvalue()
@@ -104,9 +86,10 @@ class MicroLoRA:
         """Read back; CorruptFile if damaged, AdapterMismatch if it is for a model of another shape."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
-                arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
-            alpha = arrays.pop("alpha").item()
-            adapter = cls(**arrays, alpha=alpha)
+                arrays = {k: f[k] for k in f.files}
+            alpha, gain = float(arrays.pop("alpha")), float(arrays.pop("gain"))
+            arrays = {k: np.ascontiguousarray(x, np.float32) for k, x in arrays.items()}
+            adapter = cls(**arrays, gain=gain, alpha=alpha)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile(
                 "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
@@ -121,7 +104,7 @@ class MicroLoRA:
                 f"the adapter is for hidden size {d} and {v} tokens; the model has {hidden_size} and "
                 f"{vocab_size}. Start with --adapter none, or load the adapter's own model."
             )
-        if not all(np.isfinite(w).all() for w in (self.lora_a, self.lora_b)):
+        if not all(np.isfinite(w).all() for w in (self.lora_a, self.lora_b, self.evidence)):
             raise CorruptFile(
                 "the stored adapter holds NaN or Inf; `ruvmlx learn undo` goes back one version."
             )

@@ -84,6 +84,7 @@ class Learner:
         self._frozen = self._load_neutral()
         self._grounds: OrderedDict[int, Ground] = OrderedDict()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
+        self._settled: set[str] = set()  # of those, the ones that the store has
         self._take(self._load(self.ledger.version()))
 
     # -- the adapter in use --------------------------------------------------------------------------
@@ -155,9 +156,9 @@ class Learner:
     def ground(self, lora: BaseLoRA) -> Ground:
         """Put a base into the backend and read the neutral text under it. Whoever tries a base out calls
         `stand` when done."""
-        if "probabilities" not in vars(self._frozen):
+        if not {"probabilities", "packed"} <= vars(self._frozen).keys():
             self._backend.set_lora(None)
-            self._frozen.probabilities  # noqa: B018 - asked of the untouched head while it is in place
+            self._frozen.probabilities, self._frozen.packed  # noqa: B018 - while the untouched head is in place
         self._backend.set_lora(lora)
         return Ground(
             lora, self._frozen.under(self._backend, self._model.tokenizer, self._model.config.max_context)
@@ -200,7 +201,7 @@ class Learner:
         if trace.tokens:
             self._traces[reply_id] = trace
             while len(self._traces) > _TRACES_IN_MEMORY:
-                self._traces.popitem(last=False)
+                self._settled.discard(self._traces.popitem(last=False)[0])
 
     def settle(self) -> None:
         """Make the newest replies ready to be rated, in this process or another."""
@@ -210,9 +211,9 @@ class Learner:
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
-        if trace.variance is None and self.ledger.base_of(trace.version) == self._state.base:
-            trace.settle(self._backend.head)
+        if reply_id not in self._settled and self.ledger.base_of(trace.version) == self._state.base:
             self._store.put_trace(reply_id, trace.to_bytes())
+            self._settled.add(reply_id)
 
     def _trace_of(self, reply: ReplyRow, state: State) -> Trace:
         """The reply's trace under the given weights: from memory, the store, or its tokens."""
@@ -306,7 +307,7 @@ class Learner:
                 continue  # too long ago to be known: that push stays
             if origin.base != state.base:
                 continue
-            taken = instant.capped(state.micro.moved(origin.micro, pushed.micro), self.neutral)
+            taken = instant.without(state.micro, origin.micro, pushed.micro, self.neutral)
             state = State(taken.adapter, state.base, _NEVER_STORED, taken.kl)
         return state
 

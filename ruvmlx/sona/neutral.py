@@ -9,8 +9,8 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 
@@ -22,30 +22,57 @@ from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
 
-_ELEMENTS = 1 << 20  # contexts x vocabulary: what the KL kernel reads in a quarter of a millisecond
+ACTIVE = 4096  # tokens that ratings may move: what plain replies are made of
+WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
+NARROWEST = 0.003
+_ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
 _CONTEXTS = range(4, 257)
+_STORED = ("contexts", "mean", "directions", "tokens", "precision")
 
 
 @dataclass
 class Neutral:
     """contexts [M, D]: hidden states to measure KL on.  mean [D].  directions [D, r].
 
-    `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
+    tokens [A]: those that ratings may move, and precision [A]: 1 / sigma^2 of the prior of their weights (see
+    `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
     `under`), and `frozen` is what the model without it says there: log-probabilities [M, V].
     """
 
     contexts: np.ndarray
     mean: np.ndarray
     directions: np.ndarray
+    tokens: np.ndarray
+    precision: np.ndarray
     head: Callable[[np.ndarray], np.ndarray]
     frozen: np.ndarray | None = None
+    packed_ratio: np.ndarray | None = None
+
+    @property
+    def few(self) -> np.ndarray:
+        """The contexts that are looked at over the whole vocabulary."""
+        count = max(_CONTEXTS[0], _ELEMENTS // self.vocab_size)
+        return chosen(self.contexts, min(count, len(self.contexts)))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return self.head(self.contexts[:1]).shape[1]
 
     @cached_property
     def log_probabilities(self) -> np.ndarray:
-        """What the model says in each context, without MicroLoRA: [M, V] float32."""
-        z = self.head(self.contexts)
-        z = z - z.max(axis=1, keepdims=True)
-        return np.ascontiguousarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)), np.float32)
+        """What the model says in a few contexts, without MicroLoRA: [m, V] float32."""
+        return log_softmax_rows(self.head(self.few))
+
+    @cached_property
+    def packed(self) -> np.ndarray:
+        """What it says in each context of the tokens that ratings may move, and of all others together:
+        [M, A + 1]."""
+        return np.ascontiguousarray(np.concatenate([_packed(np.exp(rows), self.tokens) for rows in self._rows()]))
+
+    def _rows(self) -> Iterator[np.ndarray]:
+        """log-probabilities over the whole vocabulary, some contexts at a time."""
+        for i in range(0, len(self.contexts), 32):
+            yield log_softmax_rows(self.head(self.contexts[i : i + 32]))
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -60,20 +87,46 @@ class Neutral:
     @cached_property
     def floor(self) -> float:
         """Mean over contexts of KL(base || frozen), nats: what no scaling of MicroLoRA takes away."""
-        if self.log_ratio is None:
+        if self.packed_ratio is None:
             return 0.0
-        return float(np.mean(np.sum(self.probabilities.astype(np.float64) * self.log_ratio, axis=1)))
+        return float(np.mean(np.sum(self.packed.astype(np.float64) * self.packed_ratio, axis=1)))
 
     def kl(self, adapter: MicroLoRA) -> float:
-        """Mean over contexts of KL(adapted || frozen), nats."""
+        """Mean over contexts of KL(adapted || frozen), nats.
+
+        Exact over all contexts for an adapter that moves no other tokens than ratings do: all the others then
+        keep their proportions, and count as one. For any other adapter over a few of them.
+        """
+        moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
+        moved[:, :-1] = adapter.lora_b.take(self.tokens, axis=1)
+        if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
+            return self.kl_dense(adapter)
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
+        return kernels.kl_to_frozen(self.packed, u, moved, adapter.scale, self.packed_ratio)
+
+    def kl_dense(self, adapter: MicroLoRA) -> float:
+        """The same over the whole vocabulary, in few contexts."""
+        u = np.ascontiguousarray(self.few @ adapter.lora_a)
         return kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
 
     def under(self, backend: Backend, tokenizer: Tokenizer, max_context: int) -> "Neutral":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
+        base, packed, ratio = backend.lora, list[np.ndarray](), list[np.ndarray]()
         contexts = chosen(read(backend, tokenizer, max_context), len(self.contexts))
-        new = Neutral(contexts, self.mean, self.directions, backend.head, self.log_probabilities)
+        new = replace(self, contexts=contexts, head=backend.head, frozen=self.log_probabilities)
+        try:
+            for i in range(0, len(contexts), 32):
+                backend.set_lora(None)
+                frozen = log_softmax_rows(self.head(self.contexts[i : i + 32]))
+                backend.set_lora(base)
+                rows = log_softmax_rows(self.head(contexts[i : i + 32]))
+                packed.append(_packed(np.exp(rows), self.tokens))
+                mean = _packed(np.exp(rows) * (rows - frozen), self.tokens)
+                ratio.append(np.divide(mean, packed[-1], np.zeros_like(mean), where=packed[-1] > 0))
+        finally:
+            backend.set_lora(base)
+        new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
 
@@ -83,9 +136,8 @@ class Neutral:
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
-        np.savez(
-            out, contexts=self.contexts, mean=self.mean, directions=self.directions, text=np.array(_digest())
-        )
+        arrays = {name: getattr(self, name) for name in _STORED}
+        np.savez(out, **arrays, text=np.array(_digest()))
         return out.getvalue()
 
     @classmethod
@@ -95,7 +147,7 @@ class Neutral:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != _digest():
                     return None
-                return cls(f["contexts"], f["mean"], f["directions"], head)
+                return cls(**{name: f[name] for name in _STORED}, head=head)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
@@ -107,8 +159,55 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
-    count = min(max(_CONTEXTS[0], _ELEMENTS // vocab_size), _CONTEXTS[-1], len(states))
-    return Neutral(chosen(states, count), states.mean(axis=0), directions(states, rank), backend.head)
+    count = min(_CONTEXTS[-1], len(states))
+    ends = sorted(tokenizer.eos_ids)
+    frequency, cost, ending = survey(states, backend.head, ends)
+    return Neutral(
+        chosen(states, count), states.mean(axis=0), directions(states, ending, rank),
+        *prior(frequency, cost, ends), backend.head,
+    )  # fmt: skip
+
+
+def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the model says over states [T, D]: each token's mean probability [V] and mean p (1 - p) [V]; and
+    in each state the log-probability that the reply ends there [T]."""
+    frequency, cost, ending = 0.0, 0.0, []
+    for i in range(0, len(states), 64):
+        z = head(states[i : i + 64]).astype(np.float64)
+        p = np.exp(z - z.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        frequency, cost = frequency + p.sum(axis=0), cost + (p * (1 - p)).sum(axis=0)
+        ending.append(np.log(p[:, ends].sum(axis=1) + 1e-5))
+    n = len(states)
+    return np.asarray(frequency) / n, np.asarray(cost) / n, np.concatenate(ending)
+
+
+def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that ratings may move, and how freely: (tokens [A], precision [A]).
+
+    Style lives in tokens that all kinds of replies share, topics in rare ones: sigma falls with a token's
+    frequency below that of the end of a reply, the token that every reply has. And it falls with what moving
+    the token costs, its variance in plain text, above the cost of the end.
+    """
+    tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
+    end = max(ends, key=lambda t: frequency[t])
+    common = np.minimum(1, frequency[tokens] / frequency[end])
+    cheap = np.minimum(1, cost[end] / np.maximum(cost[tokens], 1e-12))
+    sigma = np.maximum(WIDEST * common * cheap, NARROWEST)
+    return tokens.astype(np.int32), (sigma**-2).astype(np.float32)
+
+
+def log_softmax_rows(z: np.ndarray) -> np.ndarray:
+    """[T, V] -> [T, V] float32."""
+    z = z - z.max(axis=1, keepdims=True)
+    return np.ascontiguousarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)), np.float32)
+
+
+def _packed(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """[T, V] -> [T, A + 1]: the columns of `tokens`, and the sum of all others."""
+    others = np.ones(values.shape[1], bool)
+    others[tokens] = False
+    return np.column_stack([values.take(tokens, axis=1), values[:, others].sum(axis=1, dtype=np.float64)]).astype(np.float32)
 
 
 def chosen(states: np.ndarray, count: int) -> np.ndarray:
@@ -143,16 +242,29 @@ def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tup
     return tokens[:limit], min(len(prompt), limit // 2)
 
 
-def directions(states: np.ndarray, rank: int) -> np.ndarray:
-    """[T, D] -> [D, rank]: first the mean state, then the leading principal directions across it.
+def directions(states: np.ndarray, ending: np.ndarray, rank: int) -> np.ndarray:
+    """[T, D] -> [D, rank], what MicroLoRA reads of a state: that it is there (the mean state), how near it is to
+    the reply's end (the ridge regression of `ending` [T]), then the leading principal directions across both.
 
-    Each is scaled so that its reading u = a^T h is 1 on average (the mean) or has variance 1 (whitened).
+    Each is scaled so that its reading u = a^T h is 1 on average (the mean) or has variance 1.
     """
     states = states.astype(np.float64)
     mean = states.mean(axis=0)
-    first = mean / (mean @ mean)
-    centred = states - mean
-    centred -= np.outer(centred @ first, mean)
-    _, sigma, rows = np.linalg.svd(centred, full_matrices=False)
-    whitened = rows[: rank - 1] * np.sqrt(len(states)) / np.maximum(sigma[: rank - 1, None], 1e-9)
-    return np.concatenate([first[None], whitened]).T.astype(np.float32)
+    found = [mean / (mean @ mean)]
+    rest = states - mean
+    rest -= np.outer(rest @ found[0], mean)
+    gram = rest.T @ rest
+    ridge = gram + np.trace(gram) / len(gram) * np.eye(len(gram))
+    found.append(np.linalg.solve(ridge, rest.T @ (ending - ending.mean())))
+    for _ in range(2, rank):
+        reading = rest @ found[-1]
+        rest = rest - np.outer(reading, reading @ rest) / max(reading @ reading, 1e-9)
+        found.append(np.linalg.svd(rest, full_matrices=False)[2][0])
+    scaled = [found[0], *(_across(a, mean, states) for a in found[1:])]
+    return np.stack(scaled[:rank], axis=1).astype(np.float32)
+
+
+def _across(a: np.ndarray, mean: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """A direction that reads nothing of the mean and varies by 1."""
+    a = a - mean * (mean @ a) / (mean @ mean)
+    return a / max(float(np.std(states @ a)), 1e-9)

@@ -32,7 +32,6 @@ class Trace:
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # sum of log p(y), the adapter applied
     frozen_logprob: float = 0.0  # the same without it
-    variance: float | None = None  # mean_t Var_{p_t}(dz_t) along the gradient; None until settled
     drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
 
     def __post_init__(self) -> None:
@@ -77,23 +76,8 @@ class Trace:
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens))))
 
-    def settle(self, head) -> None:
-        """Measure `variance`. head: hidden [T, D] -> frozen logits [T, V]."""
-        total = 0.0
-        for hidden, logits in adapted_logits(self.adapter, self.hidden, head):
-            total += len(hidden) * kernels.direction_variance(
-                hidden,
-                logits,
-                self.adapter.lora_a,
-                self.adapter.lora_b,
-                self.grad_a,
-                self.grad_b,
-                self.adapter.scale,
-            )
-        self.variance = total / len(self.tokens)
-
     def replayed(self, adapter: MicroLoRA, version: int, head) -> "Trace":
-        """The same reply's trace under another adapter, settled."""
+        """The same reply's trace under another adapter."""
         new = Trace(adapter, version)
         at = 0
         for hidden, logits in adapted_logits(adapter, self.hidden, head):
@@ -101,12 +85,11 @@ class Trace:
                 new.add(h, z, self.tokens[at])
                 at += 1
         new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
-        new.settle(head)
         return new
 
     @classmethod
     def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
-        """A reply known only by its tokens and hidden states [T, D]; settled.
+        """A reply known only by its tokens and hidden states [T, D].
 
         drawn_logprob: its log-probability when it was drawn; None, when that was without an adapter.
         """
@@ -118,7 +101,7 @@ class Trace:
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
-        facts = [self.version, self.logprob, self.frozen_logprob, self.variance, self.drawn_logprob]
+        facts = [self.version, self.logprob, self.frozen_logprob, self.drawn_logprob]
         np.savez(
             out,
             grad_a=self.grad_a,
@@ -145,7 +128,7 @@ class Trace:
             new.grad_a, new.grad_b = stored["grad_a"], stored["grad_b"]
             new._hidden = list(stored["hidden"])
             new.logprob, new.frozen_logprob = facts[1] or 0.0, facts[2] or 0.0
-            new.variance, new.drawn_logprob = facts[3], facts[4]
+            new.drawn_logprob = facts[3]
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None
