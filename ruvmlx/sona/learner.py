@@ -5,6 +5,7 @@ Every change of weights is committed together with what caused it, and only then
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,16 +139,15 @@ class Learner:
             self._grounds.popitem(last=False)
         return ground
 
-    def ground(self, lora: BaseLoRA) -> Ground:
+    def ground(self, lora: BaseLoRA, pause: Callable[[], None] | None = None) -> Ground:
         """Put a base into the backend and read the neutral text under it. Whoever tries a base out calls
-        `stand` when done."""
+        `stand` when done, or when `pause`, which is called between texts, has raised."""
         if "probabilities" not in vars(self._frozen):
             self._backend.set_lora(None)
             self._frozen.probabilities  # noqa: B018 - asked of the untouched head while it is in place
         self._backend.set_lora(lora)
-        return Ground(
-            lora, self._frozen.under(self._backend, self._model.tokenizer, self._model.config.max_context)
-        )
+        context = self._model.config.max_context
+        return Ground(lora, self._frozen.under(self._backend, self._model.tokenizer, context, pause))
 
     def untouched(self) -> None:
         """Put the model without any base into the backend; `stand` ends it."""

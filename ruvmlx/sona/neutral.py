@@ -69,10 +69,16 @@ class Neutral:
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
         return kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
 
-    def under(self, backend: Backend, tokenizer: Tokenizer, max_context: int) -> "Neutral":
+    def under(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        max_context: int,
+        pause: Callable[[], None] | None = None,
+    ) -> "Neutral":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
-        contexts = chosen(read(backend, tokenizer, max_context), len(self.contexts))
+        contexts = chosen(read(backend, tokenizer, max_context, pause), len(self.contexts))
         new = Neutral(contexts, self.mean, self.directions, backend.head, self.log_probabilities)
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
@@ -123,10 +129,14 @@ def _digest() -> str:
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
-def read(backend: Backend, tokenizer: Tokenizer, max_context: int) -> np.ndarray:
+def read(
+    backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Callable[[], None] | None = None
+) -> np.ndarray:
     """Hidden states that predict the answers' tokens, and what follows them: [T, D]."""
     parts = []
     for question, answer in texts():
+        if pause is not None:
+            pause()
         tokens, first = encoded(tokenizer, question, answer, max_context)
         parts.append(backend.hidden_states(tokens)[first - 1 :])
     return np.concatenate(parts)
