@@ -105,6 +105,23 @@ def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
     assert rated.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
 
 
+def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
+    """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
+    chat = rated.new_chat()
+
+    def cached() -> int:
+        given = {"sampling": Sampling(0.0), "max_new_tokens": 4, "cancel": threading.Event()}
+        return [chunk.response for chunk in rated.say(chat, "and now?", **given)][-1].cached_tokens
+
+    assert cached() == 0 and cached() > 0
+    monkeypatch.setattr(gate, "_objection", lambda *_: "a test")
+    assert not consolidate(rated)[0]["promoted"]
+    assert cached() > 0
+    monkeypatch.setattr(gate, "_objection", lambda *_: "")
+    assert consolidate(rated)[0]["promoted"]
+    assert cached() == 0 and cached() > 0
+
+
 def test_the_fold_alone_changes_nothing(rated):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
     learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
