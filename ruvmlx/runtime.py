@@ -15,12 +15,13 @@ from .backends.base import Backend
 from .backends.select import cache_policy, open_backend
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
-from .errors import NotFound
+from .errors import NotFound, UsageError
+from .lora.residency import Residency, Resident
 from .models.base import Message, Model
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
 from .sona.trace import Trace
-from .store import ReplyRow, Store
+from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
     from .sona.background import Background, Settings
@@ -55,7 +56,8 @@ class Runtime:
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
         self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
-        self.learner = Learner(store, model, backend, adapter) if adapter else None
+        self._adapters = Residency(lambda name: Learner(store, model, backend, name), lambda x: x.nbytes)
+        self.learner = self._adapters.get(adapter) if adapter else None
         self.last_reply_id: str | None = None
         self._background: Background | None = None
 
@@ -274,6 +276,33 @@ class Runtime:
         if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
+
+    # -- adapters ------------------------------------------------------------------------------------
+
+    def use_adapter(self, name: str | None) -> None:
+        """Go on with another adapter (None: without one), in the middle of a chat: the model stays loaded.
+
+        Chats keep their KV caches where only the head differs; under another base they are read again at
+        their next turn.
+        """
+        if name is not None and config.parse("adapter", name, "the request") == "none":
+            raise UsageError("none is no adapter's name; give another.")
+        self.settle()
+        self._background = None  # it trains the adapter that was in use
+        if name is None:
+            self.learner = None
+            self.backend.set_lora(None)
+            return
+        self.learner = self._adapters.get(name)
+        self.learner.sync()
+
+    def adapters(self) -> list[NamedRow]:
+        """Adapters of this model that have learned something."""
+        return self.store.named_adapters(self.model.fingerprint)
+
+    def residents(self) -> list[Resident]:
+        """Adapters used since the start, and whether they are in memory."""
+        return self._adapters.tiers()
 
     def _learner(self) -> Learner:
         if self.learner is None:

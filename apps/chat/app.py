@@ -18,7 +18,7 @@ from textual.binding import Binding
 from ruvmlx.errors import RuvmlxError
 
 from . import commands, describe, ending, theme
-from .contract import ChatOptions, OpenRuntime
+from .contract import ChatOptions, OpenRuntime, swap_adapter
 from .messages import KEYS_HELP, Notice, Reply, UserMessage
 from .opened import Opened
 from .prompt import Prompt
@@ -303,6 +303,11 @@ class ChatApp(RatingApp):
             await self.runtime.call(lambda runtime: runtime.set_system(self.session, system))
             self.system = system
         await self.transcript.add(Notice(describe.system_prompt(self.system)))
+
+    async def do_adapter(self, argument: str) -> None:
+        await self.runtime.call(lambda runtime: swap_adapter(runtime, argument))
+        await self.transcript.add(Notice(await self.runtime.call(describe.adapter)))
+        self._look_again()
 
     async def do_status(self, _: str) -> None:
         lines = await self.runtime.call(describe.status_lines)

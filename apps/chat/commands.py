@@ -29,6 +29,7 @@ COMMANDS = {
     "undo": Spec("/undo", "take the last rating back"),
     "new": Spec("/new", "start a new chat"),
     "system": Spec("/system [TEXT|none]", "show or change the system prompt", True),
+    "adapter": Spec("/adapter [NAME|none]", "show or change the adapter; the chat goes on", True),
     "status": Spec("/status", "the model, and what it has learned"),
     "help": Spec("/help", "this list"),
     "quit": Spec("/quit", "leave; the chat is saved"),

@@ -12,6 +12,7 @@ from typing import Protocol
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
+from ruvmlx.store import NamedRow
 
 
 class HasShape(Protocol):
@@ -84,6 +85,16 @@ class ChatRuntime(Protocol):
     def status(self) -> LearnStatus:
         """NotFound when it runs without an adapter."""
 
+    @property
+    def adapter_label(self) -> str | None:
+        """Name and version of the adapter in use, "default@3"; None without one."""
+
+    def use_adapter(self, name: str | None) -> None:
+        """Go on with another adapter, or without one. Not while a reply is being written."""
+
+    def adapters(self) -> list[NamedRow]:
+        """Those of this model that have learned something."""
+
     def close(self) -> None: ...
 
 
@@ -108,6 +119,12 @@ def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:
     if options.system:
         runtime.set_system(earlier, options.system)
     return earlier
+
+
+def swap_adapter(runtime: ChatRuntime, name: str) -> None:
+    """What `/adapter NAME` does; "" only looks."""
+    if name:
+        runtime.use_adapter(None if name == "none" else name)
 
 
 def learned(runtime: ChatRuntime) -> LearnStatus | None:

@@ -72,6 +72,15 @@ def status_lines(runtime: ChatRuntime) -> list[str]:
     ]
 
 
+def adapter(runtime: ChatRuntime) -> str:
+    """What /adapter says: the one in use, and which others there are."""
+    label = runtime.adapter_label
+    said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
+    others = [f"{row.name}@{row.version}" for row in runtime.adapters()]
+    others = [name for name in others if name != label]
+    return f"{said} Others: {', '.join(others)}." if others else said
+
+
 def system_prompt(text: str | None) -> str:
     return f"System prompt: {text}" if text else "No system prompt."
 

@@ -20,7 +20,7 @@ from ruvmlx.errors import NotFound
 from ruvmlx.text import Sanitizer, sanitize
 
 from . import commands, describe, ending
-from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session
+from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
 
 
 class PlainChat:
@@ -150,6 +150,10 @@ class PlainChat:
             self.system = None if argument == "none" else argument
             self.runtime.set_system(self.session, self.system)
         self._print(describe.system_prompt(self.system))
+
+    def do_adapter(self, argument: str) -> None:
+        swap_adapter(self.runtime, argument)
+        self._print(describe.adapter(self.runtime))
 
     def do_status(self, _: str) -> None:
         for line in describe.status_lines(self.runtime):

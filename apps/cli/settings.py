@@ -10,7 +10,9 @@ from ruvmlx import __version__
 from ruvmlx import config as settings
 from ruvmlx.errors import RuvmlxError
 
-from .output import json_option, print_json, show, show_facts
+from .output import json_option, log, print_json, show, show_facts
+
+_WITNESSED = ("adapter", "kv", "kv_budget", "implicit_feedback", "examples")
 
 
 @click.group()
@@ -37,6 +39,19 @@ def show_settings(origin: bool, as_json: bool) -> None:
 def set_setting(name: str, value: str) -> None:
     """Write one value to the user's file."""
     show(f"{name} = {value} in {settings.save(name, value)}")
+    note_setting(name, value)
+
+
+def note_setting(name: str, value: str) -> None:
+    """Settings that decide what is learned, or how caches are kept, go into the witness log."""
+    from ruvmlx.store import Store
+
+    if name not in _WITNESSED:
+        return
+    try:
+        Store(settings.store_file()).note("setting", {"name": name, "value": value})
+    except RuvmlxError as e:  # the setting is saved already
+        log(f"note: the witness log could not be written: {e}")
 
 
 @config.command("path")
@@ -98,8 +113,10 @@ def _adapter() -> str:
     model = load_model(settings.load()["model"].value)
     ledger = Ledger(Store(settings.store_file()), model.fingerprint, name)
     if version := ledger.version():
-        state = ledger.adapter(version).state
-        MicroLoRA.from_bytes(state, model.config.hidden_size, model.config.vocab_size)
+        row = ledger.adapter(version)
+        MicroLoRA.from_bytes(row.state, model.config.hidden_size, model.config.vocab_size)
+        if row.base:
+            ledger.base(row.base).check(model.config)
     return f"{name}, version {version}, {len(ledger.ratings())} ratings"
 
 

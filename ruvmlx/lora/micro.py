@@ -125,3 +125,12 @@ class MicroLoRA:
             raise CorruptFile(
                 "the stored adapter holds NaN or Inf; `ruvmlx learn undo` goes back one version."
             )
+
+
+def stored_rank(data: bytes) -> int:
+    """Rank of a MicroLoRA in bytes; its large half is not read."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as f:
+            return int(f["lora_a"].shape[1])
+    except (ValueError, KeyError, EOFError, IndexError, zipfile.BadZipFile) as e:
+        raise CorruptFile("the stored adapter is damaged; `ruvmlx learn undo` goes back one version.") from e

@@ -3,10 +3,8 @@
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,50 +13,36 @@ import numpy as np
 from ..errors import StoreError
 
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A tensor that is made when its turn has come. dtype: NumPy's name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    make: Callable[[], np.ndarray]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * (2 if self.dtype.endswith("16") else 4)
+_ENTRY = 110  # bytes that one matrix adds to the header at most, its name left out
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write arrays that are in memory."""
-    plans = [Planned(n, a.dtype.name, a.shape, lambda a=a: a) for n, a in tensors.items()]  # type: ignore[misc]
-    write_planned(path, plans, metadata)
+    write_stream(path, list(tensors), tensors.items(), metadata)
 
 
-def write_planned(path: Path, plans: Sequence[Planned], metadata: Mapping[str, str]) -> None:
-    """Write tensors as they are made. The file appears whole or not at all."""
-    with replacing(path) as file:
-        file.write(_header(plans, metadata))
-        for plan in plans:
-            array = np.ascontiguousarray(plan.make())
-            if (array.dtype.name, array.shape) != (plan.dtype, tuple(plan.shape)):
-                raise ValueError(f"{plan.name}: {array.dtype} {array.shape} was not what was planned")
-            file.write(array.reshape(-1).view(np.uint8).data)
+def write_stream(
+    path: Path, names: Sequence[str], tensors: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
+) -> None:
+    """Write (name, array) as they come; `names` are all of them. The file appears whole or not at all.
 
-
-def _header(plans: Sequence[Planned], metadata: Mapping[str, str]) -> bytes:
-    """Length and JSON header, padded so that the data begin at a multiple of 8."""
+    Types and shapes are known only at the end, so room for the header is left in front and filled last.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)
+    room += -room % 8
     at = 0
-    for plan in plans:
-        span = [at, at + plan.nbytes]
-        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": list(plan.shape), "data_offsets": span}
-        at += plan.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    with replacing(path) as file:
+        file.seek(8 + room)
+        for name, array in tensors:
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            span = [at, at + array.nbytes]
+            at = span[1]
+            kind = _NAMES[array.dtype.name]
+            header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": span}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        file.seek(0)
+        file.write(struct.pack("<Q", room) + text.ljust(room))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Byte-level BPE from a GGUF vocabulary, merged by the `tokenizers` library."""
 
+import json
 from typing import Any
 
 from ..errors import CorruptFile
@@ -27,6 +28,36 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
     def _piece_bytes(self, token_id: int) -> bytes:
         piece = self._tokens[token_id]
         return piece.encode() if token_id in self._added_ids else piece_to_bytes(piece)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same tokenizer as Hugging Face's tokenizer.json says it, special tokens in their places."""
+        out = json.loads(self._bpe.to_str())
+        out["model"]["vocab"] |= self.special_tokens
+        added = {i: _added(i, text, True) for text, i in self.special_tokens.items()}
+        added |= {i: _added(i, text, False) for text, i in self._added.items()}
+        out["added_tokens"] = [added[i] for i in sorted(added)]
+        out["decoder"] = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+        if self.adds_bos:
+            out["post_processor"] = _puts_in_front(self.bos_id, self._special_text(self.bos_id))
+        return out
+
+
+def _added(token_id: int, text: str, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": text, "special": special, **flags}
+
+
+def _puts_in_front(token_id: int | None, text: str) -> dict[str, Any]:
+    """tokenizer.json's post-processor that begins a text with one token."""
+    first, rest = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    more = [first, rest, {"Sequence": {"id": "B", "type_id": 1}}]
+    known = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
+    return {"type": "TemplateProcessing", "single": [first, rest], "pair": more, "special_tokens": known}
 
 
 def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:

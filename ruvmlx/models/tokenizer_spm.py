@@ -44,6 +44,10 @@ class SentencePieceTokenizer(BaseTokenizer):
             return bytes([int(piece[3:5], 16)])  # "<0x0A>"
         return piece.replace(SPACE, " ").encode()
 
+    def as_proto(self) -> bytes:
+        """The bytes of a tokenizer.model."""
+        return self._sp.serialized_model_proto()
+
 
 def gguf_sentencepiece(vocab: GGUFVocab) -> SentencePieceTokenizer:
     """`tokenizer.ggml.model` = "llama"."""

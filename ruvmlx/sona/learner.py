@@ -109,6 +109,12 @@ class Learner:
         return self._ground.lora
 
     @property
+    def nbytes(self) -> int:
+        """Memory that it holds in weights and in what it knows of the neutral text."""
+        known = sum(g.neutral.nbytes + (g.lora.nbytes if g.lora else 0) for g in self._grounds.values())
+        return self.micro.nbytes + self._frozen.nbytes + known
+
+    @property
     def neutral(self) -> Neutral:
         """The neutral text under the base in use."""
         return self._ground.neutral

@@ -83,6 +83,10 @@ class Neutral:
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
 
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
+
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
         np.savez(

@@ -1,32 +1,38 @@
 """Do the tables say what the witness log says? The chain proves the log; this compares the rest with it."""
 
+from typing import Any
+
 from .adapters import Adapters
 from .witness import digest
 
+_MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
+
 
 def disagreement(store: Adapters) -> str:
-    """The first adapter version or rating that the log does not know as it is; "" if all agree.
+    """The first adapter version, base or rating that the log does not know as it is; "" if all agree.
 
     A row that is gone is no disagreement: adapters and old weights may be deleted.
     """
-    return _versions(store) or _ratings(store)
+    versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
+    with store.reading():
+        return _weights(store, *versions) or _weights(store, *bases) or _ratings(store) or _heads(store)
 
 
-def _versions(store: Adapters) -> str:
-    known = {_key(row.body): row.body["state"] for row in store.witnessed("version")}
-    sql = "SELECT fingerprint, name, version, state FROM adapters"
-    for fingerprint, name, version, state in store._rows(sql):
-        logged = known.get((fingerprint, name, version))
-        if logged is None:
-            return f"version {version} of adapter {name!r} is not in the log"
-        if state is not None and digest(state) != logged:
-            return f"version {version} of adapter {name!r} is not what was written"
+def _weights(store: Adapters, kind: str, table: str, number: str) -> str:
+    """Versions or bases, whose bytes the log knows by their digest."""
+    known = {_key(row.body, number): row.body["state"] for row in store.witnessed(kind)}
+    for *key, state in store._rows(f"SELECT fingerprint, name, {number}, state FROM {table}"):
+        what = f"{kind} {key[2]} of adapter {key[1]!r}"
+        if tuple(key) not in known:
+            return f"{what} is not in the log"
+        if state is not None and digest(state) != known[tuple(key)]:
+            return f"{what} is not what was written"
     return ""
 
 
 def _ratings(store: Adapters) -> str:
     logged = [row.body for row in store.witnessed("rating")]
-    known = {b["id"]: (*_key(b), b["reply"], b["rating"], b["weight"]) for b in logged}
+    known = {b["id"]: (*_key(b, "version"), b["reply"], b["rating"], b["weight"]) for b in logged}
     sql = "SELECT id, fingerprint, adapter, version, reply_id, rating, weight FROM ratings"
     for rating_id, *facts in store._rows(sql):
         if known.get(rating_id) != tuple(facts):
@@ -34,5 +40,17 @@ def _ratings(store: Adapters) -> str:
     return ""
 
 
-def _key(body: dict) -> tuple[str, str, int]:
-    return body["model"], body["adapter"], body["version"]
+def _heads(store: Adapters) -> str:
+    """Is every version in use the one that was put in use last?"""
+    last: dict[tuple[str, str], int] = {}
+    for row in store.witnessed():
+        if row.kind in _MOVES:
+            last[row.body["model"], row.body["adapter"]] = row.body["version"]
+    for fingerprint, name, version in store._rows("SELECT fingerprint, name, version FROM adapter_heads"):
+        if last.get((fingerprint, name)) != version:
+            return f"adapter {name!r} is at version {version}, which nothing in the log led to"
+    return ""
+
+
+def _key(body: dict[str, Any], number: str) -> tuple[Any, ...]:
+    return body["model"], body["adapter"], body[number]

@@ -11,7 +11,8 @@ it) if you need to know that too.
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,11 @@ class Witness(Database):
         row = (seq + 1, time.time_ns(), kind, canonical(body), previous)
         self._db.execute("INSERT INTO witness VALUES (?, ?, ?, ?, ?, ?)", (*row, _hash(*row)))
 
+    def note(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Append a row about something that the store itself does not hold: a policy, a setting."""
+        with self.transaction():
+            self.record(kind, body)
+
     def _last(self) -> tuple[int, str]:
         row = self._row("SELECT seq, hash FROM witness ORDER BY seq DESC LIMIT 1")
         return (row[0], row[1]) if row else (0, GENESIS)
@@ -66,11 +72,22 @@ class Witness(Database):
 
     def check_chain(self) -> Chain:
         """Compute every hash again; about 4 us a row."""
-        found = _checked(self._rows("SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"))
-        if found.broken is None:
-            why = self._cut() or self._unguarded()
-            found = Chain(found.rows, found.head, found.rows + 1, why) if why else found
+        sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
+        with self.reading():
+            rows, why = self._rows(sql), self._cut() or self._unguarded()
+        found = _checked(rows)
+        if found.broken is None and why:
+            return Chain(found.rows, found.head, found.rows + 1, why)
         return found
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is read within is of one moment, whatever other processes write."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
 
     def _cut(self) -> str:
         """Rows missing at the end leave no gap, but SQLite remembers the largest number it has given."""

@@ -9,6 +9,7 @@ from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
+from ruvmlx.store import NamedRow
 
 
 class ScriptedRuntime:
@@ -30,6 +31,7 @@ class ScriptedRuntime:
         self.ratings: list[tuple[str, str | None, str]] = []  # (reply, rating before, rating)
         self.said: list[str] = []
         self.settled = 0
+        self.adapter = "default"
         self.closed = False
         self.threads: set[int] = set()
         self._ids = itertools.count(1)
@@ -150,7 +152,21 @@ class ScriptedRuntime:
 
     def status(self):
         n = len(self.ratings)
-        return LearnStatus(n, n, n, 0.004 * n, 0.1, 0.2 * n, list(range(n + 1)))
+        return LearnStatus(
+            ratings=n, updates=n, pending=n, consolidations=0, adapter_version=n,
+            kl=0.004 * n, kl_cap=0.1, micro_norm=0.2 * n, versions=list(range(n + 1)), last=None,
+        )  # fmt: skip
+
+    @property
+    def adapter_label(self):
+        return self.adapter and f"{self.adapter}@{len(self.ratings)}"
+
+    def use_adapter(self, name):
+        self._called()
+        self.adapter = name
+
+    def adapters(self):
+        return [NamedRow("work", "f", "m", 3, 1000)]
 
     def close(self):
         self._called()

@@ -10,6 +10,7 @@ import time
 from ruvmlx.models.load import load_model
 from ruvmlx.sona.ledger import Ledger
 from ruvmlx.store import Store
+from ruvmlx.store.audit import disagreement
 
 RATE_FOREVER = """
 import sys
@@ -46,7 +47,9 @@ def test_acknowledged_ratings_survive_kill_9(tiny_folder, home):
         lines += child.stdout.read().splitlines()
         child.wait()
         last = int([line for line in lines if line.strip()][-1])
-        ledger = Ledger(Store(home / "ruvmlx.db"), model.fingerprint)
+        store = Store(home / "ruvmlx.db")
+        assert store.check_chain().broken is None and disagreement(store) == ""
+        ledger = Ledger(store, model.fingerprint)
         status = ledger.status()
         assert acknowledged < last <= status.adapter_version <= last + 1
         assert status.ratings == status.adapter_version

@@ -179,6 +179,7 @@ def test_nan_is_not_recorded(store, value):
         ("UPDATE adapters SET name = 'mine' WHERE version = 2", "version 2 of adapter 'mine'"),
         ("UPDATE ratings SET rating = 'down' WHERE id = 1", "rating 1"),
         ("UPDATE ratings SET weight = 0.5 WHERE id = 2", "rating 2"),
+        ("UPDATE adapter_heads SET version = 1", "at version 1"),
     ],
 )
 def test_tables_that_were_edited_disagree_with_the_log(store, tamper, sql, found):
@@ -197,6 +198,17 @@ def test_two_processes_write_one_chain(path, store):
     for name in "ab":
         mine = [r.body["i"] for r in store.witnessed() if r.body.get("by") == name]
         assert mine == list(range(40))
+
+
+def test_a_check_while_another_process_writes_finds_nothing_wrong(path, store):
+    child = append(path, 100_000, "a")
+    child.stdout.readline()
+    try:
+        for _ in range(50):
+            assert store.check_chain().broken is None and disagreement(store) == ""
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_kill_9_leaves_a_whole_chain_with_every_acknowledged_row(path):

@@ -1,0 +1,244 @@
+"""`adapters`: what was learned, as things with names."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ruvmlx import config
+from ruvmlx.errors import UsageError
+
+from .options import adapter_name, resolve
+from .output import json_option, log, print_json, show, show_facts
+from .settings import note_setting
+
+_model = click.option(
+    "--model", "-m", help="Model that the adapter belongs to; the starter model by default."
+)
+_adapter = click.option("--adapter", help="Another adapter than the one in use.")
+
+
+@click.group()
+def adapters() -> None:
+    """Named adapters."""
+
+
+class _Open:
+    """The chosen model and adapter, and the store; no weights are loaded."""
+
+    def __init__(self, flags: dict[str, Any]):
+        from ruvmlx.models.load import load_model
+        from ruvmlx.store import Store
+
+        settings = resolve(flags)
+        self.store, self.model = Store(config.store_file()), load_model(settings["model"])
+        self.name = adapter_name(settings)
+
+    def change(self):
+        """Base and micro of the version in use, as one BaseLoRA."""
+        from ruvmlx.lora import MicroLoRA
+        from ruvmlx.lora.interchange import combined
+        from ruvmlx.sona.ledger import Ledger
+
+        if self.name is None:
+            raise UsageError("--adapter none has learned nothing; name an adapter.")
+        row = self.store.named_adapter(self.model.fingerprint, self.name)
+        if row.version == 0:
+            raise UsageError(f"adapter {self.name!r} is the untouched model; rate some replies first.")
+        ledger, shape = Ledger(self.store, self.model.fingerprint, self.name), self.model.config
+        found = ledger.adapter(row.version)
+        base = ledger.base(found.base) if found.base else None
+        return combined(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
+
+    def facts(self, name: str) -> dict[str, Any]:
+        row = self.store.named_adapter(self.model.fingerprint, name)
+        return _facts(self.store, replace(row, model=self.model.name))
+
+
+def _facts(store: Any, row: Any) -> dict[str, Any]:
+    in_use = row.name == config.load()["adapter"].value
+    known = {"name": row.name, "base": row.model or row.fingerprint, "rank": _rank(store, row)}
+    return known | {"version": row.version, "bytes": row.bytes, "in_use": in_use}
+
+
+def _rank(store: Any, row: Any) -> int:
+    """The largest rank of a layer in the version in use."""
+    from ruvmlx.lora.base import BaseLoRA
+    from ruvmlx.lora.micro import stored_rank
+
+    if row.version == 0:
+        return 0
+    found = store.adapter(row.fingerprint, row.name, row.version)
+    rank = stored_rank(found.state)
+    if found.base:
+        rank = max(rank, BaseLoRA.from_bytes(store.base(row.fingerprint, row.name, found.base)).rank)
+    return rank
+
+
+def _report(facts: dict[str, Any], as_json: bool, line: str) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        show(line)
+
+
+@adapters.command("ls")
+@json_option
+def list_adapters(as_json: bool) -> None:
+    """All adapters of all models; the one in use is marked."""
+    from ruvmlx.store import Store
+
+    store = Store(config.store_file())
+    rows = [_facts(store, row) for row in store.named_adapters()]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        mark = "*" if row["in_use"] else " "
+        size = f"version {row['version']:>4}  rank {row['rank']:>2}  {row['bytes'] / 1e6:>7.1f} MB"
+        show(f"{mark} {row['name']:<20}  {size}  {row['base']}")
+
+
+@adapters.command("use")
+@click.argument("name")
+@_model
+@json_option
+def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
+    """Use NAME from now on; a new name begins from the untouched model, none learns nothing."""
+    path = config.save("adapter", name)
+    note_setting("adapter", name)
+    setting = config.load()["adapter"]
+    if setting.value != name:
+        log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")
+    opened = _Open({**flags, "adapter": name})
+    known = [row.name for row in opened.store.named_adapters(opened.model.fingerprint)]
+    if name in known:
+        facts = opened.facts(name)
+    else:
+        facts = {"name": name, "base": opened.model.name, "rank": 0, "version": 0, "bytes": 0}
+    _report(facts, as_json, f"{name}, version {facts['version']}" + ("" if name in known else " (new)"))
+
+
+@adapters.command()
+@click.argument("name")
+@_model
+@_adapter
+@json_option
+def save(name: str, as_json: bool, **flags: Any) -> None:
+    """Copy the adapter in use under another NAME, at its version and with its ratings."""
+    config.parse("adapter", name, "the command line")
+    opened = _Open(flags)
+    if name == "none" or opened.name is None:
+        raise UsageError("none is no adapter; give another name.")
+    opened.store.copy_adapter(opened.model.fingerprint, opened.name, name)
+    facts = opened.facts(name)
+    _report(facts, as_json, f"saved {opened.name} as {name}, version {facts['version']}")
+
+
+@adapters.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@_model
+@_adapter
+@click.option(
+    "--format", "kind", type=click.Choice(["mlx-lm", "peft"]), help="mlx-lm if it can hold the change."
+)
+@click.option(
+    "--bits", type=click.Choice(["32", "4"]), default="32", help="4: packed, for `adapters import` alone."
+)
+@click.option("--without-head", is_flag=True, help="Leave the change of the output head out.")
+@json_option
+def export(
+    folder: Path, kind: str | None, bits: str, without_head: bool, as_json: bool, **flags: Any
+) -> None:
+    """Write the adapter in use as a FOLDER that mlx-lm or PEFT loads."""
+    from ruvmlx.lora import interchange
+    from ruvmlx.lora.merge import HEAD
+
+    opened = _Open(flags)
+    change = opened.change()
+    if without_head:
+        change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})
+    tied = opened.model.config.tie_word_embeddings and HEAD in change.pairs
+    chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
+    interchange.export(change, opened.model.config, folder, chosen, int(bits), opened.model.name)
+    size = sum(p.stat().st_size for p in folder.iterdir())
+    facts = {
+        **opened.facts(opened.name),
+        "rank": change.rank,
+        "bytes": size,
+        "format": chosen,
+        "path": str(folder),
+    }
+    _report(facts, as_json, f"{folder}: {chosen}, rank {change.rank}, {size / 1e6:.2f} MB")
+
+
+@adapters.command("import")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("name")
+@_model
+@click.option("--backend", type=click.Choice(config.BACKENDS), help="What measures it.")
+@json_option
+def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
+    """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
+    from ruvmlx.lora.interchange import load
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.adopt import adopt
+    from ruvmlx.sona.instant import KL_CAP
+
+    from .options import open_runtime
+
+    if config.parse("adapter", name, "the command line") == "none":
+        raise UsageError("none is no adapter; give another name.")
+    settings = resolve(flags)
+    change = load(folder, load_model(settings["model"]).config)  # refused before seconds are spent
+    with open_runtime({**settings, "adapter": name}) as runtime:
+        adopted = adopt(runtime.store, runtime._learner(), change, name)
+    if adopted.kl > KL_CAP:
+        log(f"note: its KL is {adopted.kl:.2f}, over the cap of {KL_CAP}; the first rating will shrink it.")
+    facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}
+    _report(
+        facts, as_json, f"{name}: rank {facts['rank']}, KL {adopted.kl:.4f}; `adapters use {name}` uses it"
+    )
+
+
+@adapters.command("rm")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Even if it is the one in use.")
+@_model
+@json_option
+def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
+    """Delete an adapter of a model for good, its ratings too. The model stays as it is."""
+    if name == config.load()["adapter"].value and not force:
+        raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
+    opened = _Open(flags)
+    facts = opened.facts(name)
+    opened.store.delete_adapter(opened.model.fingerprint, name)
+    _report(facts, as_json, f"deleted {name}: {facts['bytes'] / 1e6:.1f} MB")
+
+
+@adapters.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@_model
+@_adapter
+@click.option(
+    "--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), help="The model's own by default."
+)
+@click.option("--dequantize", is_flag=True, help="Keep no matrix quantised, for tools other than MLX.")
+@json_option
+def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **flags: Any) -> None:
+    """Write the model with what it learned as a new FOLDER, which mlx-lm loads by itself."""
+    from ruvmlx.lora.fuse import fuse as write
+
+    opened = _Open(flags)
+    change = opened.change()
+    write(opened.model, change, folder, dtype, dequantize)
+    size = sum(p.stat().st_size for p in folder.iterdir())
+    facts = {**opened.facts(opened.name), "rank": change.rank, "bytes": size, "path": str(folder)}
+    if as_json:
+        print_json(facts)
+    else:
+        show_facts({"path": str(folder), "adapter": opened.name, "bytes": size})
+
+
+VERBS = [adapters]

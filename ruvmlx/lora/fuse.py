@@ -1,0 +1,176 @@
+"""Fuse: a model with its adapter written into the weights, as a folder that any tool loads.
+
+    W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
+
+Matrices that the adapter does not change stay as they are stored, 4-bit ones too (MLX's affine layout); the
+changed ones are never quantised again, which would round most of the change away. A tied head that is changed
+is untied: the embedding keeps its own weights.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import StoreError, UsageError
+from ..models.base import Model, Weights
+from ..models.hf_write import config_of, write_companions
+from ..models.layout import matrices, vectors
+from ..models.safetensors_writer import write_json, write_stream
+from .base import BaseLoRA, Pair
+from .interchange import full_name
+from .merge import HEAD
+
+DTYPES = ("float16", "bfloat16", "float32")
+_ROWS = 4096  # changed at a time: bounds the memory for a large head
+_EMBEDDING = "model.embed_tokens"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The weights of a model, and what becomes of them."""
+
+    model: Model
+    weights: Weights
+    pairs: Mapping[str, Pair]  # by full name
+    scale: float
+    dtype: np.dtype
+    dequantise: bool
+
+    def parts(self, module: str) -> list[str]:
+        """Names of the arrays that a matrix is written as."""
+        if self.keeps(module):
+            return [f"{module}.{kind}" for kind in ("weight", "scales", "biases")]
+        return [f"{module}.weight"]
+
+    def keeps(self, module: str) -> bool:
+        """Does it stay quantised?"""
+        return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
+
+
+def fuse(
+    model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
+) -> None:
+    """Write the folder. dtype: of what is not kept quantised; None is the model's own, or float16.
+
+    dequantise: spread quantised matrices out too, for tools that do not read MLX's layout.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} exists; name a new folder.")
+    weights = model.load_weights()
+    pairs = {full_name(place): pair for place, pair in change.pairs.items()}
+    kind = _dtype(dtype or _own_dtype(weights))
+    source = _Source(model, weights, pairs, change.scale, kind, dequantise)
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:  # the folder appears whole or not at all
+        fresh.mkdir(parents=True)
+        _write(source, fresh)
+        fresh.rename(folder)
+    except OSError as error:
+        raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _write(source: _Source, folder: Path) -> None:
+    modules = dict(matrices(source.model.config))
+    tied = source.model.config.tie_word_embeddings and full_name(HEAD) not in source.pairs
+    if not tied:
+        modules.setdefault("lm_head", modules[_EMBEDDING])
+    names = [part for module in modules for part in source.parts(module)]
+    names += [name for name, _ in vectors(source.model.config)]
+    write_stream(folder / "model.safetensors", names, _arrays(source, modules), {"format": "mlx"})
+    stored = {"torch_dtype": source.dtype.name} | _quantization(source, modules)
+    write_json(folder / "config.json", config_of(source.model) | {"tie_word_embeddings": tied} | stored)
+    write_companions(source.model, folder)
+
+
+def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, np.ndarray]]:
+    for module, (_, n_in) in modules.items():
+        if source.keeps(module):
+            for name in source.parts(module):
+                yield name, _stored(source.weights[name], source.dtype)
+        else:
+            yield f"{module}.weight", _spread(source, module, n_in)
+    for name, _ in vectors(source.model.config):
+        yield name, _cast(np.asarray(source.weights[name], np.float32), source.dtype, name)
+
+
+def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A part of a quantised matrix. Scales that were read as float32 go back to bfloat16, if they came from
+    there: tools compute in the type of the scales."""
+    if array.dtype != np.float32 or dtype.name != "bfloat16":
+        return array
+    short = array.astype(dtype)
+    return short if (short.astype(np.float32) == array).all() else array
+
+
+def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
+    """[out, in], changed if the adapter says so; some rows at a time."""
+    origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
+    parts = [source.weights[f"{origin}.weight"]]
+    if f"{origin}.scales" in source.weights:
+        parts += [source.weights[f"{origin}.scales"], source.weights[f"{origin}.biases"]]
+    out = np.empty((len(parts[0]), n_in), source.dtype)
+    for at in range(0, len(out), _ROWS):
+        rows = slice(at, at + _ROWS)
+        w = _float32([p[rows] for p in parts], n_in)
+        if module in source.pairs:
+            a, b = source.pairs[module]
+            w = w + np.float32(source.scale) * (b[:, rows].T @ a.T)
+        out[rows] = _cast(w, source.dtype, module)
+    return out
+
+
+def _float32(parts: list[np.ndarray], n_in: int) -> np.ndarray:
+    from ..backends.reference import dequantise
+
+    if len(parts) == 1:
+        return np.asarray(parts[0], np.float32)
+    return dequantise(parts[0], parts[1], parts[2], n_in)
+
+
+def _cast(w: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        out = w.astype(dtype)
+    if not np.isfinite(out.astype(np.float32)).all():
+        raise UsageError(f"{name} does not fit into {dtype.name}; choose --dtype bfloat16 or float32.")
+    return out
+
+
+def _dtype(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _own_dtype(weights: Weights) -> str:
+    """The type of the embedding; of a quantised model the type that its scales came from."""
+    found = weights[f"{_EMBEDDING}.weight"]
+    if f"{_EMBEDDING}.scales" not in weights:
+        return found.dtype.name
+    scales = weights[f"{_EMBEDDING}.scales"]
+    return "float16" if scales.dtype == np.float16 else _stored(scales, _dtype("bfloat16")).dtype.name
+
+
+def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """How each matrix is stored: the commonest format as the default, the others by name."""
+    formats: dict[str, Any] = {}
+    for module, (_, n_in) in modules.items():
+        formats[module] = _format(source, module, n_in) if source.keeps(module) else False
+    packed = [f for f in formats.values() if f]
+    if not packed:
+        return {}
+    default = max(packed, key=packed.count)
+    own = {module: f for module, f in formats.items() if f != default}
+    return {"quantization": default | own}
+
+
+def _format(source: _Source, module: str, n_in: int) -> dict[str, int]:
+    words = source.weights[f"{module}.weight"].shape[1]
+    groups = source.weights[f"{module}.scales"].shape[1]
+    return {"group_size": n_in // groups, "bits": 32 * words // n_in}

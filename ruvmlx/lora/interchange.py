@@ -1,0 +1,317 @@
+"""Adapters as other tools write them: mlx-lm's adapter folder and Hugging Face PEFT's.
+
+    mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
+    PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
+
+Both have an adapter_config.json. Matrices are laid out as in Hugging Face's files, as they are everywhere in
+this project after loading (GGUF's interleaved q and k rows are put back by the loader).
+
+The head: PEFT can change lm_head of any model. mlx-lm can when the embedding is not tied; when it is, the
+model has no lm_head there and mlx-lm refuses the file, so it is not written.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
+from ..models.base import ModelConfig
+from ..models.json_files import read_object
+from ..models.layout import matrices
+from ..models.safetensors_file import read_safetensors
+from ..models.safetensors_writer import write_json, write_safetensors
+from .base import BaseLoRA, Pair, Place
+from .merge import HEAD
+from .micro import MicroLoRA
+from .quantised import BITS, GROUP, Packed, pack_pair, unpack_pair
+
+CONFIG = "adapter_config.json"
+FILES = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
+PACKED = "adapters-4bit.safetensors"
+_PEFT_PREFIX = "base_model.model."
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def full_name(place: Place) -> str:
+    """("up_proj", 3) -> "model.layers.3.mlp.up_proj"; ("lm_head", 0) -> "lm_head"."""
+    return "lm_head" if place == HEAD else f"model.layers.{place[1]}.{_short_name(place[0])}"
+
+
+def _short_name(module: str) -> str:
+    """As mlx-lm names a module within its layer: "self_attn.q_proj"."""
+    if module == "lm_head":
+        return module
+    return f"{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
+
+
+def places(config: ModelConfig) -> dict[str, tuple[Place, tuple[int, int]]]:
+    """Full name -> place and (in, out), of every layer that an adapter of this model can change."""
+    found: dict[str, tuple[Place, tuple[int, int]]] = {}
+    for name, (n_out, n_in) in matrices(config):
+        if name.startswith("model.layers."):
+            parts = name.split(".")
+            found[name] = ((parts[-1], int(parts[2])), (n_in, n_out))
+    return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
+
+
+# one change of the model, and how micro and base share it -------------------------------------------
+
+
+def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
+    """Base and micro as one adapter: their directions of the head side by side, nothing rounded away."""
+    if not micro.lora_b.any():
+        return base or BaseLoRA({})
+    if base is None or not base.pairs:
+        return BaseLoRA({HEAD: (micro.lora_a, micro.lora_b)}, micro.scale)
+    pair = micro.lora_a, micro.lora_b * np.float32(micro.scale / base.scale)
+    if HEAD in base.pairs:
+        a, b = base.pairs[HEAD]
+        pair = np.ascontiguousarray(np.hstack([a, pair[0]])), np.ascontiguousarray(np.vstack([b, pair[1]]))
+    return replace(base, pairs={**base.pairs, HEAD: pair})
+
+
+def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
+    """The opposite: a small change of the head alone is a MicroLoRA, all else a base and a fresh micro.
+
+    Directions that the change does not need read as those of the fresh micro do, and add nothing.
+    """
+    if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
+        return (change if change.pairs else None), fresh
+    a, b = change.pairs[HEAD]
+    lora_a, lora_b = fresh.lora_a.copy(), np.zeros_like(fresh.lora_b)
+    lora_a[:, : a.shape[1]], lora_b[: b.shape[0]] = a, b * np.float32(change.scale / fresh.scale)
+    return None, replace(fresh, lora_a=lora_a, lora_b=lora_b)
+
+
+# writing --------------------------------------------------------------------------------------------
+
+
+def export(change: BaseLoRA, config: ModelConfig, folder: Path, kind: str, bits: int = 32, name: str = ""):
+    """Write a folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import` reads.
+
+    name: of the model, for people.
+    """
+    if not change.pairs:
+        raise UsageError("the adapter changes nothing yet; rate some replies first.")
+    if bits == BITS and kind == "peft":
+        raise UsageError("PEFT has no 4-bit adapters; leave --bits out, or choose --format mlx-lm.")
+    if kind == "mlx-lm" and bits != BITS and config.tie_word_embeddings and HEAD in change.pairs:
+        raise UsageError(
+            "mlx-lm cannot change the head of a model with tied embeddings. Choose --format peft, "
+            "--without-head, or write a whole model with `ruvmlx adapters fuse`."
+        )
+    _make_folder(folder)
+    if kind == "peft":
+        _write_peft(change, folder, name)
+    elif bits == BITS:
+        _write_packed(change, config, folder)
+    else:
+        _write_mlx_lm(change, config, folder)
+
+
+def _make_folder(folder: Path) -> None:
+    """A new folder, or one that holds an adapter already or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [p.name for p in folder.iterdir() if p.name not in (CONFIG, PACKED, *FILES.values())]
+    except OSError as error:
+        raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
+    if others:
+        raise UsageError(f"{folder} holds other files ({others[0]}); name a new folder.")
+    for old in (PACKED, *FILES.values()):
+        (folder / old).unlink(missing_ok=True)  # or the folder would hold two adapters
+
+
+def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
+    """(full name, pair) in order, every pair padded with zeros to the largest rank: a file has one rank."""
+    for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
+        a, b = change.pairs[place]
+        more = change.rank - a.shape[1]
+        yield full_name(place), (np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0))))
+
+
+def _write_mlx_lm(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+    tensors: dict[str, np.ndarray] = {}
+    for name, (a, b) in _named(change):
+        tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+    write_safetensors(folder / FILES["mlx-lm"], tensors, {"format": "mlx"})
+    write_json(folder / CONFIG, _mlx_lm_config(change, config))
+
+
+def _mlx_lm_config(change: BaseLoRA, config: ModelConfig) -> dict[str, Any]:
+    keys = sorted({_short_name(module) for module, _ in change.pairs})
+    parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
+    return {"fine_tune_type": "lora", "num_layers": config.n_layers, "lora_parameters": parameters}
+
+
+def _write_packed(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+    tensors: dict[str, np.ndarray] = {}
+    for name, pair in _named(change):
+        for kind, packed in zip(("lora_a", "lora_b"), pack_pair(pair), strict=True):
+            parts = {"weight": packed.weight, "scales": packed.scales, "biases": packed.biases}
+            tensors |= {f"{name}.{kind}.{part}": w for part, w in parts.items()}
+    write_safetensors(folder / PACKED, tensors, {"format": "mlx"})
+    quantization = {"bits": BITS, "group_size": GROUP}
+    write_json(folder / CONFIG, _mlx_lm_config(change, config) | {"quantization": quantization})
+
+
+def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
+    tensors: dict[str, np.ndarray] = {}
+    for layer, (a, b) in _named(change):
+        tensors[f"{_PEFT_PREFIX}{layer}.lora_A.weight"] = np.ascontiguousarray(a.T)
+        tensors[f"{_PEFT_PREFIX}{layer}.lora_B.weight"] = np.ascontiguousarray(b.T)
+    write_safetensors(folder / FILES["peft"], tensors, {"format": "pt"})
+    facts = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name or None,
+        "r": change.rank,
+        "lora_alpha": change.scale * change.rank,
+        "lora_dropout": 0.0,
+        "target_modules": sorted({module for module, _ in change.pairs}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    write_json(folder / CONFIG, facts)
+
+
+# reading --------------------------------------------------------------------------------------------
+
+
+def load(folder: Path, config: ModelConfig) -> BaseLoRA:
+    """An adapter folder of any of these kinds, checked against the model it shall change."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder; an adapter is one, with {CONFIG} in it.")
+    settings = read_object(folder / CONFIG, missing_ok=False)
+    if (folder / FILES["peft"]).is_file():
+        return _read_peft(folder, settings, config)
+    packed = (folder / PACKED).is_file()
+    if not packed and not (folder / FILES["mlx-lm"]).is_file():
+        raise UsageError(f"{folder} has neither {FILES['mlx-lm']} nor {FILES['peft']}.")
+    return (_read_packed if packed else _read_mlx_lm)(folder, settings, config)
+
+
+def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+    scale = _mlx_lm_scale(folder, settings)
+    halves = _halves(folder / FILES["mlx-lm"], ".lora_a", ".lora_b")
+    return _checked(halves, scale, config, folder)
+
+
+def _mlx_lm_scale(folder: Path, settings: Mapping[str, Any]) -> float:
+    kind = settings.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise UnsupportedModel(f"{folder.name}: fine_tune_type {str(kind)[:20]!r}; only 'lora' is read.")
+    parameters = settings.get("lora_parameters")
+    scale = parameters.get("scale") if isinstance(parameters, dict) else None
+    return _number(folder, "lora_parameters.scale", scale)
+
+
+def _number(folder: Path, key: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < abs(value) < 1e6:
+        raise CorruptFile(f"{folder.name}/{CONFIG}: {key} is {str(value)[:40]!r}; a number was expected.")
+    return float(value)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    return {name: t.array() for name, t in read_safetensors(path).items()}
+
+
+def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Layer name -> what the file has under its endings a and b, float32."""
+    arrays, found = _arrays(path), {}
+    for name, array in arrays.items():
+        if name.startswith(prefix) and name.endswith(a) and name.removesuffix(a) + b in arrays:
+            other = arrays[name.removesuffix(a) + b]
+            found[name.removesuffix(a).removeprefix(prefix)] = (_f32(array), _f32(other))
+    if 2 * len(found) != len(arrays) or not found:
+        known = {prefix + n + end for n in found for end in (a, b)}
+        odd = next((n for n in arrays if n not in known), "nothing")
+        raise UnsupportedModel(f"{path.name}: {odd[:80]!r} is no half of a LoRA pair; only those are read.")
+    return found
+
+
+def _f32(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.uint32 or array.ndim != 2:
+        raise CorruptFile(f"a LoRA factor is {array.dtype} {array.shape}; a matrix of floats was expected.")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folder: Path) -> BaseLoRA:
+    """The pairs at their places; AdapterMismatch when the model has no such layer or another size."""
+    known, pairs = places(config), {}
+    for name, (a, b) in named.items():
+        if name not in known:
+            raise AdapterMismatch(f"{folder.name} changes {name[:80]!r}, which this model does not have.")
+        place, (n_in, n_out) = known[name]
+        if (a.shape[0], b.shape[1]) != (n_in, n_out) or a.shape[1] != b.shape[0] or not a.shape[1]:
+            raise AdapterMismatch(
+                f"{folder.name}: {name} has factors {a.shape} and {b.shape}; this model needs "
+                f"({n_in}, r) and (r, {n_out}). The adapter belongs to another model."
+            )
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise CorruptFile(f"{folder.name}: {name} holds NaN or Inf.")
+        pairs[place] = (a, b)
+    return BaseLoRA(pairs, scale)
+
+
+def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+    scale = _mlx_lm_scale(folder, settings)
+    if settings.get("quantization") != {"bits": BITS, "group_size": GROUP}:
+        raise UnsupportedModel(f"{folder.name}: only {BITS} bits in groups of {GROUP} are read.")
+    arrays, known = _arrays(folder / PACKED), places(config)
+    named: dict[str, Pair] = {}
+    for name in {n.rsplit(".", 2)[0] for n in arrays}:
+        if name not in known:
+            raise AdapterMismatch(f"{folder.name} changes {name[:80]!r}, which this model does not have.")
+        n_in, n_out = known[name][1]
+        a, b = _packed(arrays, f"{name}.lora_a", n_in), _packed(arrays, f"{name}.lora_b", n_out)
+        named[name] = unpack_pair(a, b)
+    return _checked(named, scale, config, folder)
+
+
+def _packed(arrays: Mapping[str, np.ndarray], name: str, n: int) -> Packed:
+    try:
+        weight, scales, biases = (arrays[f"{name}.{part}"] for part in ("weight", "scales", "biases"))
+    except KeyError as error:
+        raise CorruptFile(f"{PACKED}: {str(error)[:80]} is missing. Export the adapter again.") from None
+    kinds = weight.dtype, scales.dtype, biases.dtype
+    if kinds != (np.uint32, np.float32, np.float32) or scales.ndim != 2:
+        raise CorruptFile(
+            f"{PACKED}: the parts of {name[:80]} are of types {kinds}. Export the adapter again."
+        )
+    return Packed(weight, scales, biases, n)
+
+
+_PEFT_REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias")
+_PLAIN_NAME = re.compile(r"[\w.]+", re.ASCII)
+
+
+def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedModel(f"{folder.name}: peft_type {str(kind)[:20]!r}; only 'LORA' is read.")
+    odd = [key for key in _PEFT_REFUSED if settings.get(key)]
+    if odd or settings.get("bias", "none") != "none":
+        raise UnsupportedModel(
+            f"{folder.name}/{CONFIG}: {odd[0] if odd else 'bias'} is set; plain LoRA is read."
+        )
+    halves = _halves(folder / FILES["peft"], ".lora_A.weight", ".lora_B.weight", _PEFT_PREFIX)
+    named = {name: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for name, (a, b) in halves.items()}
+    return _checked({n: _scaled(folder, settings, n, pair) for n, pair in named.items()}, 1.0, config, folder)
+
+
+def _scaled(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
+    """A pair times its own alpha / r (or alpha / sqrt(r)): PEFT lets both differ from layer to layer."""
+    patterns = settings.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):
+        raise UnsupportedModel(f"{folder.name}/{CONFIG}: alpha_pattern holds more than plain names.")
+    own = [v for k, v in patterns.items() if name == k or name.endswith(f".{k}")]
+    alpha = _number(folder, "lora_alpha", own[0] if own else settings.get("lora_alpha"))
+    rank = max(pair[0].shape[1], 1)
+    scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+    return pair[0], pair[1] * np.float32(scale)

@@ -1,0 +1,120 @@
+"""The files beside the weights of a Hugging Face folder: config.json, generation_config.json, the tokenizer.
+
+A model that came as a folder has them, and they are copied. One that came as a GGUF file has them made from
+what the loaders know.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnsupportedModel
+from .base import Model, ModelConfig
+from .json_files import read_object
+from .safetensors_writer import replacing, write_json
+from .tokenizer_base import BaseTokenizer
+from .tokenizer_bpe import GGUFByteLevelTokenizer
+from .tokenizer_spm import SentencePieceTokenizer
+
+_COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+)
+_GENERATION = "generation_config.json"
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """What config.json says of a model, without how its weights are stored."""
+    if model.format == "gguf":
+        return config_to_json(model.config) | _token_ids(model.tokenizer)
+    data = read_object(model.path / "config.json", missing_ok=False)
+    stored = ("quantization", "quantization_config", "torch_dtype", "dtype")
+    return {key: value for key, value in data.items() if key not in stored}
+
+
+def config_to_json(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `hf_config.config_from_json`."""
+    out: dict[str, Any] = {
+        "model_type": config.model_type,
+        "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_context,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "hidden_act": "silu",
+    }
+    if config.sliding_window:  # without layer_types it holds for all layers of a Mistral; mlx-lm ignores it
+        out["sliding_window"] = config.sliding_window
+    return out | _rope(config)
+
+
+def _rope(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    if scaling is None and config.rope_linear_factor == 1.0:
+        return {}
+    if scaling is None:
+        return {"rope_scaling": {"rope_type": "linear", "factor": config.rope_linear_factor}}
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }
+    return {"rope_scaling": llama3}
+
+
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
+    ends = sorted(tokenizer.eos_ids)
+    return {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+
+
+def write_companions(model: Model, folder: Path) -> None:
+    """Tokenizer and generation settings."""
+    if model.format == "gguf":
+        write_json(folder / _GENERATION, _token_ids(model.tokenizer) | dict(model.default_sampling))
+        _write_tokenizer(model.tokenizer, folder)
+        return
+    for pattern in (*_COPIED, _GENERATION):
+        for file in sorted(model.path.glob(pattern)):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    if isinstance(tokenizer, GGUFByteLevelTokenizer):
+        kind = "PreTrainedTokenizerFast"
+        write_json(folder / "tokenizer.json", tokenizer.as_json())
+    elif isinstance(tokenizer, SentencePieceTokenizer):
+        kind = "LlamaTokenizer"
+        with replacing(folder / "tokenizer.model") as file:
+            file.write(tokenizer.as_proto())
+    else:
+        raise UnsupportedModel(f"a tokenizer of kind {type(tokenizer).__name__} cannot be written.")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind} | _facts(tokenizer))
+
+
+def _facts(tokenizer: BaseTokenizer) -> dict[str, Any]:
+    names = {i: text for text, i in tokenizer.special_tokens.items()}
+    facts: dict[str, Any] = {"add_bos_token": tokenizer.adds_bos, "add_eos_token": False}
+    for key, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
+        if token_id in names:
+            facts[key] = names[token_id]
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        facts |= {"add_prefix_space": tokenizer.strips_leading_space, "legacy": False}
+    if tokenizer.chat_template:
+        facts["chat_template"] = tokenizer.chat_template
+    return facts

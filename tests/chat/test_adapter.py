@@ -1,0 +1,35 @@
+"""/adapter: another adapter in the middle of a chat."""
+
+import io
+
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
+
+from ..lora.test_residency import with_two_adapters
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+def test_plain_mode_swaps_a_real_adapter_and_the_chat_goes_on(open_tiny, tiny, capsys):
+    runtime, sink = with_two_adapters(open_tiny, tiny), io.StringIO()
+    lines = io.StringIO("hi\n/adapter\n/adapter other\nmore\n/adapter none\n/adapter a b\n")
+    PlainChat(runtime, ChatOptions(max_new_tokens=3), lines, sink).run()
+    said = sink.getvalue()
+    assert "Adapter: default@0. Others: other@1." in said and "Adapter: other@1." in said
+    assert "No adapter: this chat does not learn. Others: other@1." in said
+    assert capsys.readouterr().err.count("Error: ") == 1
+    (chat,) = runtime.store.sessions()
+    replies = [runtime.store.reply(t.reply_id) for t in runtime.turns(chat.id) if t.reply_id]
+    assert [(r.adapter, r.adapter_version) for r in replies] == [("default", 0), ("other", 1)]
+
+
+async def test_the_app_swaps_and_shows_it():
+    runtime = ScriptedRuntime(["One."], ["Two."])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        app.prompt.text = "/adapter work"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Adapter: work@0" in screen_text(app))
+        assert runtime.adapter == "work" and "Others: work@3" in screen_text(app)
+        reply = await ask(app, pilot)
+        assert reply.text == "Two."

@@ -1,0 +1,142 @@
+"""Adapters under a byte budget, and the swap in the middle of a chat."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.errors import CorruptFile, UsageError
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.residency import Residency
+from ruvmlx.sona.adopt import adopt
+
+
+def residency(budget, loads=None):
+    """Adapters are strings whose size is the number after the dash."""
+    loads = [] if loads is None else loads
+    return Residency(lambda name: loads.append(name) or name, lambda x: int(x.split("-")[1]), budget)
+
+
+def test_those_not_used_for_longest_leave_first_and_come_back():
+    loads: list[str] = []
+    held = residency(10, loads)
+    for name in ("a-4", "b-4", "a-4", "c-4"):
+        held.get(name)
+    assert held.loaded() == ["a-4", "c-4"] and loads == ["a-4", "b-4", "c-4"]
+    assert [(r.name, r.tier) for r in held.tiers()] == [("c-4", "hot"), ("a-4", "warm"), ("b-4", "cold")]
+    held.get("b-4")
+    assert loads[-1] == "b-4" and held.loaded() == ["c-4", "b-4"]
+    counts = {r.name: (r.accesses, r.loads, r.bytes) for r in held.tiers()}
+    assert counts == {"b-4": (2, 2, 4), "c-4": (1, 1, 4), "a-4": (2, 1, 0)}
+
+
+def test_the_hot_one_stays_whatever_its_size():
+    held = residency(10)
+    held.get("a-4")
+    assert held.get("big-99") == "big-99" and held.loaded() == ["big-99"]
+    held.forget("big-99")
+    assert held.loaded() == [] and [r.name for r in held.tiers()] == ["a-4"]
+
+
+def test_a_failed_load_changes_nothing():
+    def load(name):
+        if name == "bad":
+            raise CorruptFile("damaged")
+        return name
+
+    held = Residency(load, len, 10)
+    held.get("good")
+    with pytest.raises(CorruptFile):
+        held.get("bad")
+    assert held.loaded() == ["good"] and [r.name for r in held.tiers()] == ["good"]
+
+
+# the swap, in a runtime ---------------------------------------------------------------------------------
+
+
+def say(runtime, chat, text):
+    greedy = runtime.sampling(temperature=0.0)
+    chunks = runtime.say(chat, text, sampling=greedy, max_new_tokens=6, cancel=threading.Event())
+    return list(chunks)[-1].response
+
+
+def with_two_adapters(open_tiny, tiny, base=None):
+    """A runtime with a rated adapter "default" and another one, "other", from elsewhere."""
+    runtime = open_tiny()
+    rng = np.random.default_rng(0)
+    size = runtime.learner.micro.lora_b.shape
+    head = 0.5 * rng.standard_normal((64, 2)), 0.5 * rng.standard_normal(size)
+    pairs = {("lm_head", 0): tuple(w.astype(np.float32) for w in head)} | (base or {})
+    adopt(runtime.store, runtime.learner, BaseLoRA(pairs, 1.0), "other")
+    return runtime
+
+
+def a_base():
+    rng = np.random.default_rng(1)
+    return {
+        ("q_proj", 1): tuple(0.5 * rng.standard_normal(s).astype(np.float32) for s in ((64, 2), (2, 128)))
+    }
+
+
+def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny)
+    chat = runtime.new_chat()
+    first = say(runtime, chat, "hello there")
+    assert runtime.adapter_label == "default@0"
+    runtime.use_adapter("other")
+    second = say(runtime, chat, "and now?")
+    assert runtime.adapter_label == "other@1"
+    assert second.cached_tokens >= first.prompt_tokens  # nothing that was read is read again
+    runtime.engine.sessions.clear()
+    turns = runtime.turns(chat)
+    again = runtime.new_chat()
+    runtime.store.add_user_message(again, turns[0].content)
+    runtime.store.add_reply(replace(runtime.store.reply(turns[1].reply_id), id="copy"), again)
+    uncached = say(runtime, again, "and now?")
+    assert uncached.cached_tokens == 0 and uncached.token_ids == second.token_ids
+
+
+def test_under_another_base_the_chat_is_read_again(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny, a_base())
+    chat = runtime.new_chat()
+    say(runtime, chat, "hello there")
+    runtime.use_adapter("other")
+    assert say(runtime, chat, "and now?").cached_tokens == 0
+    assert say(runtime, chat, "and then?").cached_tokens > 0
+    runtime.use_adapter("default")
+    assert say(runtime, chat, "and back?").cached_tokens == 0
+    assert runtime.backend.lora is None
+
+
+def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny)
+    chat = runtime.new_chat()
+    reply = say(runtime, chat, "hello there").request_id
+    runtime.use_adapter("other")
+    runtime.use_adapter("default")
+    assert runtime.rate(reply, "up").applied and runtime.adapter_label == "default@1"
+    runtime.use_adapter("other")
+    assert runtime.adapter_label == "other@1"
+    runtime.use_adapter("default")
+    assert runtime.adapter_label == "default@1"
+    found = {r.name: (r.tier, r.accesses, r.loads) for r in runtime.residents()}
+    assert found == {"default": ("hot", 3, 1), "other": ("warm", 2, 1)}
+    assert {r.name for r in runtime.adapters()} == {"default", "other"}
+
+
+def test_without_an_adapter_and_back(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny, a_base())
+    runtime.use_adapter("other")
+    chat = runtime.new_chat()
+    say(runtime, chat, "hello there")
+    runtime.use_adapter(None)
+    assert runtime.backend.lora is None and runtime.adapter_label is None
+    plain = say(runtime, chat, "and now?").token_ids
+    runtime.use_adapter("other")
+    assert runtime.backend.lora is not None and len(plain) == 6
+    with pytest.raises(UsageError):
+        runtime.use_adapter("a b")
+    with pytest.raises(UsageError):
+        runtime.use_adapter("none")
+    assert runtime.adapter_label == "other@1"
