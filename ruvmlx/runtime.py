@@ -288,7 +288,9 @@ class Runtime:
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("none is no adapter's name; give another.")
         self.settle()
-        self._background = None  # it trains the adapter that was in use
+        if self._background is not None:  # it trains the adapter that was in use
+            self._background.close()
+            self._background = None
         if name is None:
             self.learner = None
             self.backend.set_lora(None)
