@@ -19,9 +19,10 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import background, gate
+from ruvmlx.sona import background, gate, instant
 from ruvmlx.store import Store
-background.SAVE_EVERY, gate.PPL_RISE = 1, 1.0
+background.SAVE_EVERY, gate.PPL_RISE, step = 1, 1.0, instant.step_size
+instant.step_size = lambda weight, variance: 0.1 * step(weight, variance)  # leaves much to be learned
 model = load_model(sys.argv[1])
 runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
