@@ -136,6 +136,13 @@ class Runtime:
                 self._commit(request, chunk.response, trace, session_id)
             yield chunk
 
+    def answer(self, request: GenerationRequest) -> GenerationResponse:
+        """One reply by what was learned so far; nothing of it is kept."""
+        request = self._prepared(request)
+        if self.learner is not None:
+            self.learner.sync()
+        return self.engine.generate(request, self.learner.micro if self.learner else None)
+
     def _prepared(self, request: GenerationRequest) -> GenerationRequest:
         """The request as token ids, with its examples; UsageError when it is empty or too long."""
         if request.input_ids is None:
@@ -344,7 +351,9 @@ class Runtime:
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("none is no adapter's name; give another.")
         self.settle()
-        self._background = None  # it trains the adapter that was in use
+        if self._background is not None:  # it trains the adapter that was in use
+            self._background.close()
+            self._background = None
         if name is None:
             self.learner = None
             self.backend.set_lora(None)

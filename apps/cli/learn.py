@@ -128,7 +128,8 @@ def consolidate(steps: int | None, as_json: bool, **flags: Any) -> None:
         print_json(_facts(status) | report)
     else:
         show(("promoted: " if report["promoted"] else "not promoted: ") + report["reason"])
-        show_facts(_facts(status) | report)
+        facts = _facts(status) | report
+        show_facts({k: v for k, v in facts.items() if isinstance(v, int | float | str) and k != "reason"})
     if cancel.is_set():
         raise KeyboardInterrupt
 

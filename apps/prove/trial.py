@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.engine import GenerationRequest
 from ruvmlx.models.base import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
@@ -58,8 +58,8 @@ class Setting:
     heldout: Sequence[str]
     ratings: int
     checkpoints: Sequence[int]
-    max_tokens: int = 64
-    temperature: float | None = None  # None: as chat does it
+    max_tokens: int = 96
+    temperature: float | None = 0.7  # None: as chat does it
 
     def score(self, reply: "Reply", reversed_: bool = False) -> int:
         stars = self.scorer(reply.prompt, reply.text, reply.finished)
@@ -85,6 +85,7 @@ class Checkpoint:
     kl: float
     ppl_change: float
     mean_tokens: float
+    mean_tokens_base: float
     variety: float  # distinct-2 over that of the frozen model's replies
     sample: str
 
@@ -98,11 +99,14 @@ class Bench:
         self._base: dict[tuple, list[Reply]] = {}
 
     @contextmanager
-    def runtime(self) -> Iterator[Runtime]:
+    def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
         """A runtime on a store of its own, with nothing learned."""
+        examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store = Store(Path(folder) / "prove.db")
-            with Runtime(store, self.model, self.backend, "prove", kv=self.kv) as runtime:
+            with Runtime(
+                store, self.model, self.backend, "prove", kv=self.kv, examples=examples, learn=learn
+            ) as runtime:
                 yield runtime
 
     def base_replies(self, setting: Setting, seed: int) -> list[Reply]:
@@ -127,14 +131,14 @@ def run(
 ) -> Iterator[Checkpoint]:
     """The checkpoints, in order."""
     user = _User(setting, arm, seed)
-    with bench.runtime() as runtime:
+    bench.base_replies(setting, seed)  # by the frozen model, before anything is learned
+    with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             prompt = setting.prompts[(done - 1) % len(setting.prompts)]
-            reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm, learn=True)
-            if arm.learn != "off" or arm.examples:
-                runtime.rate(reply.id, str(user.stars(reply, done)))
+            reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm.system, keep=True)
+            runtime.rate(reply.id, str(user.stars(reply, done)))
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
-                runtime.consolidate()
+                log(_consolidated(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)
                 log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
@@ -160,11 +164,14 @@ def _reversed(arm: Arm, done: int) -> bool:
     return arm.reverse_at is not None and done > arm.reverse_at
 
 
-def _checkpoint(bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed: int, done: int) -> Checkpoint:
+def _checkpoint(
+    bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed: int, done: int
+) -> Checkpoint:
     base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
     new = list(heldout_replies(runtime, setting, arm, seed))
-    adapter = runtime.learner.micro if runtime.learner else None
-    kl, ppl_change = bench.neutral.compare(adapter)
+    assert runtime.learner is not None
+    runtime.learner.sync()
+    kl, ppl_change = bench.neutral.compare(runtime.learner.micro)
     return Checkpoint(
         ratings=done,
         scores=np.array([setting.score(r, turned) for r in new]),
@@ -172,6 +179,7 @@ def _checkpoint(bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed
         kl=kl,
         ppl_change=ppl_change,
         mean_tokens=float(np.mean([len(r.token_ids) for r in new])),
+        mean_tokens_base=float(np.mean([len(r.token_ids) for r in base])),
         variety=variety_ratio([r.token_ids for r in new], [r.token_ids for r in base]),
         sample=new[0].text,
     )
@@ -180,25 +188,30 @@ def _checkpoint(bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed
 def heldout_replies(runtime: Runtime, setting: Setting, arm: Arm, seed: int) -> Iterator[Reply]:
     """Answers with what was learned so far; nothing is stored, nothing rated."""
     for i, prompt in enumerate(setting.heldout):
-        yield _generate(runtime, setting, prompt, _seed(seed, 3, i), arm)
+        yield _generate(runtime, setting, prompt, _seed(seed, 3, i), arm.system)
+
+
+def _consolidated(runtime: Runtime) -> str:
+    report = runtime.consolidate()
+    return f"consolidated: {report['reason']} ({report.get('seconds', 0):.0f} s)"
 
 
 def _generate(
-    runtime: Runtime, setting: Setting, prompt: str, seed: int, arm: Arm = Arm("off"), learn: bool = False
+    runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None = None, keep: bool = False
 ) -> Reply:
-    head = [Message("system", arm.system)] if arm.system else []
+    """keep: commit the reply, so that it can be rated."""
+    head = [Message("system", system)] if system else []
     request = GenerationRequest(
         messages=[*head, Message("user", prompt)],
         max_new_tokens=setting.max_tokens,
         sampling=runtime.sampling(temperature=setting.temperature, seed=seed),
     )
-    if learn:
+    if keep:
         for chunk in runtime.generate(request):
             response = chunk.response
         runtime.settle()
     else:
-        adapter = runtime.learner.micro if runtime.learner and arm.learn != "off" else None
-        response = runtime.engine.generate(request, adapter)
+        response = runtime.answer(request)
     assert response is not None
     return Reply(
         request.request_id, prompt, response.text, response.finish_reason == "stop", response.token_ids

@@ -11,9 +11,36 @@ Scorer = Callable[[str, str, bool], int]
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _ITEM = re.compile(r"\s*(?:[-*\u2022]|\d{1,2}[.)])\s+\S")
-_INFORMAL = re.compile(r"\b(?:\w+['\u2019](?:s|re|ll|ve|d|m|t)|you|your|i|we|let us|okay|sure|great)\b|!", re.IGNORECASE)
+_INFORMAL = re.compile(
+    r"\b(?:\w+['\u2019](?:s|re|ll|ve|d|m|t)|you|your|i|we|let us|okay|sure|great)\b|!", re.IGNORECASE
+)
 _PHRASE = re.compile(r"\bfor (?:example|instance)\b|\bsuch as\b", re.IGNORECASE)
-_SPANISH = frozenset("el la los las un una de del que y en es por para con se lo como su al más pero".split())
+_SPANISH = frozenset(
+    [
+        "el",
+        "la",
+        "los",
+        "las",
+        "un",
+        "una",
+        "de",
+        "del",
+        "que",
+        "y",
+        "en",
+        "es",
+        "por",
+        "para",
+        "con",
+        "se",
+        "lo",
+        "como",
+        "su",
+        "al",
+        "más",
+        "pero",
+    ]
+)
 
 
 def _words(text: str) -> list[str]:

@@ -84,7 +84,8 @@ typedef struct {
                               const float *lora_b, const float *g_a, const float *g_b, float s, size_t tokens,
                               size_t dim, size_t vocab, size_t rank, double *out);
 
-    /* *out = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
+    /* out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
+     * out[1] = mean_m log sum_v p0_m[v] e^d_m[v] / sum_v p0_m[v]
      * p0: [M, V] probabilities without d; a row need not sum to exactly 1   u: [M, R] = hidden @ lora_a
      * log_ratio: [M, V] = log(p0 / frozen), or NULL where p0 is the frozen one itself */
     int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,

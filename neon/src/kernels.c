@@ -274,7 +274,7 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
                           size_t contexts, size_t vocab, size_t rank, double *out) {
     REQUIRE(p0 && u && lora_b && out && contexts && vocab && !bad_rank(rank));
     float c[GROUP][RVM_MAX_RANK], d[BLOCK];
-    *out = 0;
+    out[0] = out[1] = 0;
     for (size_t m0 = 0; m0 < contexts; m0 += GROUP) {
         size_t nm = min_size(GROUP, contexts - m0);
         tilt acc[GROUP];
@@ -290,10 +290,13 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
                 tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, n);
             }
         }
-        for (size_t m = 0; m < nm; m++)
-            *out += ((acc[m].t + acc[m].r) / acc[m].s - log(acc[m].s / acc[m].p0)) / (double)contexts;
+        for (size_t m = 0; m < nm; m++) {
+            const double log_s = log(acc[m].s / acc[m].p0);
+            out[0] += ((acc[m].t + acc[m].r) / acc[m].s - log_s) / (double)contexts;
+            out[1] += (acc[m].max + log_s) / (double)contexts;
+        }
     }
-    return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
+    return isfinite(out[0]) && isfinite(out[1]) ? RVM_OK : RVM_NOT_FINITE;
 }
 
 static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob) {

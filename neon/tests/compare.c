@@ -12,7 +12,7 @@ typedef struct {
     size_t tokens, dim, vocab, rank;
 } sizes;
 
-enum { N_ARRAYS = 13, N_SCALARS = 6 };
+enum { N_ARRAYS = 13, N_SCALARS = 7 };
 enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP };
 
 /* The inputs and outputs of one round of all kernels. */
@@ -74,7 +74,7 @@ static void run(const rvm_kernels *k, world *w) {
                                   n.rank, &w->scalar[1]);
     *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[2]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
-    w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
+    w->scalar[4] = w->trace[0], w->scalar[5] = w->trace[1], w->scalar[6] = w->logprob[n.tokens - 1];
 }
 
 static int differ(double got, double want) {

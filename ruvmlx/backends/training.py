@@ -158,13 +158,12 @@ class Trainer:
         with mx.stream(self._device):
             stops: list[mx.array] = []
             out: list[mx.array] = []
-
             below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
 
             def loss(factors):
                 hidden = self._body(below, factors, text, stops)
                 number, slope = self._valued(mx.stop_gradient(hidden), value)
-                out.append(number)
+                out.extend((number, slope))
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             _, grads = mx.value_and_grad(loss)(self._factors(base))
@@ -173,7 +172,7 @@ class Trainer:
             weight = weigh(number)
             if weight == 0:
                 return number, {}
-            _evaluate(_from_the_last_layer(grads, _every(text)), pause)
+            _evaluate([[out[1]], *_from_the_last_layer(grads, _every(text))], pause)
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:

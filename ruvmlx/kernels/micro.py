@@ -193,8 +193,9 @@ def direction_variance_ref(
 
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
-) -> float:
-    """Mean over M contexts of KL(new || frozen), with new ~ p0 * exp(s * u @ lora_b).
+) -> tuple[float, float]:
+    """With new ~ p0 * exp(d), d = s * u @ lora_b: means over M contexts of KL(new || frozen), nats, and of
+    log sum_v p0 exp(d), what each log-probability has lost beside its own d.
 
     p0: [M, V] probabilities without this adapter; u: [M, R] = hidden @ lora_a. log_ratio: [M, V] =
     log(p0 / frozen); None where p0 is the frozen one itself. Absolute error about 1e-6 nats.
@@ -205,27 +206,23 @@ def kl_to_frozen(
     _shape("lora_b", lora_b, (rank, vocab))
     if log_ratio is not None:
         _shape("log_ratio", log_ratio, p0.shape)
-    out = C.c_double()
-    args = (
-        _in(p0),
-        None if log_ratio is None else _in(log_ratio),
-        _in(u),
-        _in(lora_b),
-        s,
-        contexts,
-        vocab,
-        rank,
-    )
+    out = (C.c_double * 2)()
+    ratio = None if log_ratio is None else _in(log_ratio)
+    args = _in(p0), ratio, _in(u), _in(lora_b), s, contexts, vocab, rank
     _done("kl_to_frozen", functions(impl).kl_to_frozen(*args, _address(out)))
-    return out.value
+    return out[0], out[1]
 
 
-def kl_to_frozen_ref(p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None) -> float:
+def kl_to_frozen_ref(
+    p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None
+) -> tuple[float, float]:
     p0_64 = p0.astype(np.float64)
     before = np.log(p0_64 / p0_64.sum(axis=-1, keepdims=True))
-    new = _log_softmax(before + s * (u.astype(np.float64) @ lora_b))
+    d = s * (u.astype(np.float64) @ lora_b)
+    new = _log_softmax(before + d)
     frozen = before if log_ratio is None else before - log_ratio
-    return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1)))
+    lost = np.log(np.sum(np.exp(before + d), axis=-1))
+    return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1))), float(np.mean(lost))
 
 
 def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> NDArray[np.float64]:

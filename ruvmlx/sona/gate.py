@@ -131,7 +131,7 @@ class Gate:
         return tries
 
     def _measured(self, base: BaseLoRA, micro: MicroLoRA, plain: float) -> Measured:
-        return Measured(self._learner.ground(base).neutral.kl(micro), self._nll(micro) - plain)
+        return Measured(self._learner.ground(base, self._pause).neutral.kl(micro), self._nll(micro) - plain)
 
     def _loss(self, micro: MicroLoRA) -> float:
         """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2."""

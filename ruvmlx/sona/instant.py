@@ -12,8 +12,8 @@ First a natural gradient step from a prior of width sigma (neutral.py: how freel
 Wiener's shrinkage: G^2 / S is 1 for a token that moved in one reply only, n where n ratings agree, and
 near 0 where they contradict each other. lora_a stays what was measured.
 
-Then the global cap: if the adapter as a whole is further than KL_CAP from the frozen model on neutral text,
-lora_b is scaled back; `gain` remembers by how much, and the next rating starts from the whole again.
+Then the global cap: if the adapter as a whole is further than KL_CAP from the frozen model on neutral text, or
+plain text has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how much, and the next rating starts from the whole again.
 """
 
 import math
@@ -24,14 +24,15 @@ import numpy as np
 from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
 from ..lora import MicroLoRA
-from .neutral import Neutral
+from .neutral import Distance, Neutral
 from .trace import Trace
 
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, on neutral text
-PER_RATING = 0.02  # nats per token that one rating may add to that distance
+RISE_CAP = math.log(1.02)  # of plain text's negative log-likelihood, nats per token
+PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = 2.0
-AGREE = 4.0  # ratings that must agree before half of a step is taken
-DECAY = 0.98
+AGREE = 6.0  # ratings that must agree before half of a step is taken
+DECAY = 0.995
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class Update:
     kl: float  # KL(new || frozen) on neutral text
 
 
-def update(adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral) -> Update | None:
+def update(
+    adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral, kl: float = 0.0
+) -> Update | None:
     """The adapter after the rating; None when there is nothing to change.
 
-    `trace` must be of this adapter. NotFinite if anything is not finite.
+    `trace` must be of this adapter, kl is the adapter's. NotFinite if anything is not finite.
     """
     if weight == 0:
         return None
@@ -53,7 +56,7 @@ def update(adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral) ->
     step = np.float32(weight) * trace.grad_b.take(neutral.tokens, axis=1)
     information = abs(weight) * fisher(adapter, trace, neutral)
     new = np.float32(DECAY) * old + np.stack([step, step * step, information])
-    limit = min(KL_CAP, _finite(neutral.kl(adapter)) + PER_RATING)
+    limit = min(KL_CAP, kl + PER_RATING)
     return capped(moved(adapter, old, new, neutral), neutral, limit)
 
 
@@ -98,19 +101,27 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
 
 
 def capped(adapter: MicroLoRA, neutral: Neutral, limit: float = KL_CAP) -> Update:
-    """Scale lora_b until KL(new || frozen) is within the limit: one or two rounds, KL is nearly quadratic.
+    """Scale lora_b until the neutral text is within both limits: KL to the frozen model, and perplexity.
 
-    What a base does by itself, the floor, no scaling takes away: a base at the cap leaves MicroLoRA nothing.
+    One or two rounds: KL is nearly quadratic, the rise nearly linear. What a base does by itself, the floor,
+    no scaling takes away: a base at the limit leaves MicroLoRA nothing.
     """
-    kl, floor = _finite(neutral.kl(adapter)), neutral.floor
-    while kl > max(limit, floor + 1e-5):
-        share = max(0.0, limit - floor) / (kl - floor)  # the chord from the floor stays above a convex curve
-        adapter = adapter.shrunk(0.999 * (share if floor else math.sqrt(share)))
-        kl = _finite(neutral.kl(adapter))
-    return Update(adapter, kl)
+    floor, rise_floor = neutral.floor, neutral.rise
+    found = _finite(neutral.distance(adapter))
+    while True:
+        share = 1.0
+        if found.kl > max(limit, floor + 1e-5):
+            room = max(0.0, limit - floor) / (found.kl - floor)  # the chord from the floor is above the curve
+            share = room if floor else math.sqrt(room)
+        if found.rise > max(RISE_CAP, rise_floor + 1e-5):
+            share = min(share, max(0.0, RISE_CAP - rise_floor) / (found.rise - rise_floor))
+        if share == 1.0:
+            return Update(adapter, found.kl)
+        adapter = adapter.shrunk(0.999 * share)
+        found = _finite(neutral.distance(adapter))
 
 
-def _finite(kl: float) -> float:
-    if not math.isfinite(kl):
-        raise NotFinite(f"KL to the frozen model is {kl}")
-    return kl
+def _finite(found: Distance) -> Distance:
+    if not (math.isfinite(found.kl) and math.isfinite(found.rise)):
+        raise NotFinite(f"KL to the frozen model is {found.kl}")
+    return found

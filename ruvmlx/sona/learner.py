@@ -5,6 +5,7 @@ Every change of weights is committed together with what caused it, and only then
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,16 +154,15 @@ class Learner:
             self._grounds.popitem(last=False)
         return ground
 
-    def ground(self, lora: BaseLoRA) -> Ground:
+    def ground(self, lora: BaseLoRA, pause: Callable[[], None] | None = None) -> Ground:
         """Put a base into the backend and read the neutral text under it. Whoever tries a base out calls
-        `stand` when done."""
+        `stand` when done, or when `pause`, which is called between texts, has raised."""
         if not {"probabilities", "packed"} <= vars(self._frozen).keys():
             self._backend.set_lora(None)
             self._frozen.probabilities, self._frozen.packed  # noqa: B018 - while the untouched head is in place
         self._backend.set_lora(lora)
-        return Ground(
-            lora, self._frozen.under(self._backend, self._model.tokenizer, self._model.config.max_context)
-        )
+        context = self._model.config.max_context
+        return Ground(lora, self._frozen.under(self._backend, self._model.tokenizer, context, pause))
 
     def untouched(self) -> None:
         """Put the model without any base into the backend; `stand` ends it."""
@@ -320,7 +320,7 @@ class Learner:
         """The update alone, timed in microseconds; the same weights when there is nothing to push."""
         self.neutral.kl(base.micro)  # the first use computes the frozen probabilities
         started = time.perf_counter()
-        update = instant.update(base.micro, trace, weight, self.neutral)
+        update = instant.update(base.micro, trace, weight, self.neutral, base.kl)
         apply_us = 1e6 * (time.perf_counter() - started)
         return (State(update.adapter, base.base, _NEVER_STORED, update.kl) if update else base), apply_us
 

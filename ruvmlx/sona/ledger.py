@@ -25,14 +25,14 @@ class LearnStatus:
 
     ratings: int
     updates: int
-    pending: int
-    consolidations: int
     adapter_version: int
     kl: float
     kl_cap: float
     micro_norm: float
     versions: list[int]
-    last: Attempt | None
+    pending: int = 0
+    consolidations: int = 0
+    last: Attempt | None = None
 
 
 class Ledger:

@@ -27,12 +27,20 @@ WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
 _CONTEXTS = range(4, 257)
-_STORED = ("contexts", "mean", "directions", "tokens", "precision")
+_STORED = ("contexts", "following", "mean", "directions", "tokens", "precision")
+
+
+@dataclass(frozen=True)
+class Distance:
+    """kl to the frozen model, and rise of the mean negative log-likelihood over it; nats per token."""
+
+    kl: float
+    rise: float
 
 
 @dataclass
 class Neutral:
-    """contexts [M, D]: hidden states to measure KL on.  mean [D].  directions [D, r].
+    """contexts [M, D]: hidden states to measure distances on; following [M]: the tokens after them.  mean [D].  directions [D, r].
 
     tokens [A]: those that ratings may move, and precision [A]: 1 / sigma^2 of the prior of their weights (see
     `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
@@ -40,6 +48,7 @@ class Neutral:
     """
 
     contexts: np.ndarray
+    following: np.ndarray
     mean: np.ndarray
     directions: np.ndarray
     tokens: np.ndarray
@@ -47,6 +56,7 @@ class Neutral:
     head: Callable[[np.ndarray], np.ndarray]
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
+    rise: float = 0.0  # of the mean negative log-likelihood by the base alone
 
     @property
     def few(self) -> np.ndarray:
@@ -67,7 +77,9 @@ class Neutral:
     def packed(self) -> np.ndarray:
         """What it says in each context of the tokens that ratings may move, and of all others together:
         [M, A + 1]."""
-        return np.ascontiguousarray(np.concatenate([_packed(np.exp(rows), self.tokens) for rows in self._rows()]))
+        return np.ascontiguousarray(
+            np.concatenate([_packed(np.exp(rows), self.tokens) for rows in self._rows()])
+        )
 
     def _rows(self) -> Iterator[np.ndarray]:
         """log-probabilities over the whole vocabulary, some contexts at a time."""
@@ -92,7 +104,10 @@ class Neutral:
         return float(np.mean(np.sum(self.packed.astype(np.float64) * self.packed_ratio, axis=1)))
 
     def kl(self, adapter: MicroLoRA) -> float:
-        """Mean over contexts of KL(adapted || frozen), nats.
+        return self.distance(adapter).kl
+
+    def distance(self, adapter: MicroLoRA) -> Distance:
+        """From the frozen model, mean over contexts.
 
         Exact over all contexts for an adapter that moves no other tokens than ratings do: all the others then
         keep their proportions, and count as one. For any other adapter over a few of them.
@@ -100,20 +115,33 @@ class Neutral:
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
         moved[:, :-1] = adapter.lora_b.take(self.tokens, axis=1)
         if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
-            return self.kl_dense(adapter)
+            return self.distance_dense(adapter)
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        return kernels.kl_to_frozen(self.packed, u, moved, adapter.scale, self.packed_ratio)
+        kl, lost = kernels.kl_to_frozen(self.packed, u, moved, adapter.scale, self.packed_ratio)
+        return Distance(kl, lost - self._gained(u, adapter) + self.rise)
 
-    def kl_dense(self, adapter: MicroLoRA) -> float:
+    def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
         u = np.ascontiguousarray(self.few @ adapter.lora_a)
-        return kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
+        kl, lost = kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
+        return Distance(kl, lost - self._gained(u, adapter, chosen(self.following, len(u))) + self.rise)
 
-    def under(self, backend: Backend, tokenizer: Tokenizer, max_context: int) -> "Neutral":
+    def _gained(self, u: np.ndarray, adapter: MicroLoRA, following: np.ndarray | None = None) -> float:
+        """Mean over contexts of what the adapter adds to the logit of the token that follows."""
+        y = self.following if following is None else following
+        return adapter.scale * float(np.mean(np.sum(u * adapter.lora_b.take(y, axis=1).T, axis=1)))
+
+    def under(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        max_context: int,
+        pause: Callable[[], None] | None = None,
+    ) -> "Neutral":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
-        base, packed, ratio = backend.lora, list[np.ndarray](), list[np.ndarray]()
-        contexts = chosen(read(backend, tokenizer, max_context), len(self.contexts))
+        base, packed, ratio, rise = backend.lora, list[np.ndarray](), list[np.ndarray](), 0.0
+        contexts = chosen(read(backend, tokenizer, max_context, pause)[0], len(self.contexts))
         new = replace(self, contexts=contexts, head=backend.head, frozen=self.log_probabilities)
         try:
             for i in range(0, len(contexts), 32):
@@ -121,11 +149,14 @@ class Neutral:
                 frozen = log_softmax_rows(self.head(self.contexts[i : i + 32]))
                 backend.set_lora(base)
                 rows = log_softmax_rows(self.head(contexts[i : i + 32]))
+                y = self.following[i : i + 32]
+                rise += float(np.sum((frozen - rows)[np.arange(len(y)), y]))
                 packed.append(_packed(np.exp(rows), self.tokens))
                 mean = _packed(np.exp(rows) * (rows - frozen), self.tokens)
                 ratio.append(np.divide(mean, packed[-1], np.zeros_like(mean), where=packed[-1] > 0))
         finally:
             backend.set_lora(base)
+        new.rise = rise / len(contexts)
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
@@ -154,16 +185,17 @@ class Neutral:
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, max_context: int) -> Neutral:
     """Read the neutral text with the frozen model: about 700 tokens of prefill."""
-    states = read(backend, tokenizer, max_context)
-    if not np.isfinite(states).all():
+    states, following, at_end = read(backend, tokenizer, max_context)
+    if not (np.isfinite(states).all() and np.isfinite(at_end).all()):
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
     count = min(_CONTEXTS[-1], len(states))
     ends = sorted(tokenizer.eos_ids)
-    frequency, cost, ending = survey(states, backend.head, ends)
+    every = np.concatenate([states, at_end])
+    frequency, cost, ending = survey(every, backend.head, ends)
     return Neutral(
-        chosen(states, count), states.mean(axis=0), directions(states, ending, rank),
+        chosen(states, count), chosen(following, count), every.mean(axis=0), directions(every, ending, rank),
         *prior(frequency, cost, ends), backend.head,
     )  # fmt: skip
 
@@ -207,7 +239,9 @@ def _packed(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """[T, V] -> [T, A + 1]: the columns of `tokens`, and the sum of all others."""
     others = np.ones(values.shape[1], bool)
     others[tokens] = False
-    return np.column_stack([values.take(tokens, axis=1), values[:, others].sum(axis=1, dtype=np.float64)]).astype(np.float32)
+    return np.column_stack(
+        [values.take(tokens, axis=1), values[:, others].sum(axis=1, dtype=np.float64)]
+    ).astype(np.float32)
 
 
 def chosen(states: np.ndarray, count: int) -> np.ndarray:
@@ -226,13 +260,21 @@ def _digest() -> str:
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
-def read(backend: Backend, tokenizer: Tokenizer, max_context: int) -> np.ndarray:
-    """Hidden states that predict the answers' tokens, and what follows them: [T, D]."""
-    parts = []
+def read(
+    backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Callable[[], None] | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hidden states that predict the answers' tokens [T, D], those tokens [T], and the state at each answer's
+    end [E, D]. Where a reply ends is taste: there, no model is bound to the frozen one."""
+    states, following, ends = [], [], []
     for question, answer in texts():
+        if pause is not None:
+            pause()
         tokens, first = encoded(tokenizer, question, answer, max_context)
-        parts.append(backend.hidden_states(tokens)[first - 1 :])
-    return np.concatenate(parts)
+        hidden = backend.hidden_states(tokens)[first - 1 :]
+        states.append(hidden[:-1])
+        ends.append(hidden[-1:])
+        following += tokens[first:]
+    return np.concatenate(states), np.asarray(following, np.int32), np.concatenate(ends)
 
 
 def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:

@@ -57,7 +57,7 @@ def test_read_only_arrays_can_be_read_but_not_written():
 def test_the_c_functions_check_their_own_arguments(impl):
     """Callers from C have no wrapper: null pointers, size 0, rank 65 and ids out of range return 1."""
     f, x = library.functions(impl), zeros(100)
-    p, out = x.ctypes.data, ctypes.addressof(ctypes.c_double())
+    p, out = x.ctypes.data, ctypes.addressof((ctypes.c_double * 2)())
     ids = np.int32([3]).ctypes.data
     assert f.exp(None, 4, p) == f.exp(p, 0, p) == library.BAD_ARGUMENT
     assert f.dot(p, p, 4, None) == f.scale(p, 0, 1.0) == f.all_finite(None, 1) == library.BAD_ARGUMENT

@@ -55,9 +55,9 @@ def answer(runtime, i) -> str:
 def rated(open_tiny, monkeypatch):
     """A runtime with 14 ratings: one reply is liked again and again, another one never.
 
-    The instant loop may use a third of the cap: something is left to be learned.
+    The ratings have hardly moved the weights: much is left to be learned.
     """
-    monkeypatch.setattr(instant, "KL_CAP", KL_CAP / 3)
+    monkeypatch.setattr(instant, "STEP", 0.1 * instant.STEP)
     with open_tiny() as runtime:
         for i in range(14):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
@@ -75,7 +75,7 @@ def test_it_trains_and_promotes(rated, monkeypatch):
     monkeypatch.setattr(gate, "PPL_RISE", 1.0)
     before = weights(rated)
     report, losses = consolidate(rated)
-    assert report["promoted"], report["reason"]
+    assert report["promoted"], report
     assert report["loss_after"] < report["loss_before"] and len(losses) == report["steps"] == 4
     assert report["held_out"] + len(_buffer(rated).train) == report["examples"] == 14
     status, learner = rated.status(), rated.learner
@@ -107,6 +107,23 @@ def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
     assert report["promoted"], report["reason"]
     assert rated.status().consolidations == 2 and rated.learner.base is not first
     assert rated.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
+
+
+def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
+    """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
+    chat = rated.new_chat()
+
+    def cached() -> int:
+        given = {"sampling": Sampling(0.0), "max_new_tokens": 4, "cancel": threading.Event()}
+        return [chunk.response for chunk in rated.say(chat, "and now?", **given)][-1].cached_tokens
+
+    assert cached() == 0 and cached() > 0
+    monkeypatch.setattr(gate, "_objection", lambda *_: "a test")
+    assert not consolidate(rated)[0]["promoted"]
+    assert cached() > 0
+    monkeypatch.setattr(gate, "_objection", lambda *_: "")
+    assert consolidate(rated)[0]["promoted"]
+    assert cached() == 0 and cached() > 0
 
 
 def test_the_fold_alone_changes_nothing(rated):

@@ -45,7 +45,7 @@ def slow_kl(runtime, base, micro) -> float:
     rows = []
     for lora, adapter in ((None, None), (base, micro)):
         backend.set_lora(lora)
-        hidden = chosen(read(backend, tokenizer, config.max_context), len(runtime.learner.frozen.contexts))
+        hidden = chosen(read(backend, tokenizer, config.max_context)[0], len(runtime.learner.frozen.contexts))
         logits = backend.head(hidden)
         if adapter is not None:
             adapter.add_to_logits(logits, hidden)
@@ -175,10 +175,10 @@ class Counting:
     """A Neutral that notes every look at the KL."""
 
     def __init__(self, neutral, calls):
-        self.neutral, self.calls, self.floor = neutral, calls, neutral.floor
+        self.neutral, self.calls, self.floor, self.rise = neutral, calls, neutral.floor, neutral.rise
 
-    def kl(self, adapter):
-        self.calls.append(self.neutral.kl(adapter))
+    def distance(self, adapter):
+        self.calls.append(self.neutral.distance(adapter))
         return self.calls[-1]
 
 

@@ -13,7 +13,7 @@ def random_adapter(config, rank=2, seed=3) -> MicroLoRA:
     rng = np.random.default_rng(seed)
     a = rng.normal(size=(config.hidden_size, rank)).astype(np.float32) * 0.1
     b = rng.normal(size=(rank, config.vocab_size)).astype(np.float32) * 0.1
-    return MicroLoRA(a, b, np.zeros_like(a), np.zeros_like(b))
+    return MicroLoRA(a, b)
 
 
 def traced_reply(engine, adapter, temperature, tokens=23) -> Trace:
@@ -109,12 +109,11 @@ def test_a_trace_replayed_under_another_adapter_is_that_adapters_trace(engine, t
 def test_bytes_and_back(engine, tiny, tiny_backend):
     adapter = random_adapter(tiny.config)
     trace = traced_reply(engine, adapter, 0.7)
-    trace.settle(tiny_backend.head)
     back = Trace.from_bytes(trace.to_bytes(), adapter)
     assert back is not None
     np.testing.assert_array_equal(back.grad_b, trace.grad_b)
     np.testing.assert_array_equal(back.hidden, trace.hidden)
-    assert (back.tokens, back.logprob, back.variance) == (trace.tokens, trace.logprob, trace.variance)
+    assert (back.tokens, back.logprob) == (trace.tokens, trace.logprob)
 
 
 def test_damaged_bytes_are_refused_not_trusted(engine, tiny, tiny_backend):

@@ -1,0 +1,166 @@
+"""`prove`: does rating help? A simulated user, the real model, prompts that it has not seen."""
+
+import importlib.util
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ruvmlx.errors import UsageError
+
+from .options import model_options, resolve
+from .output import json_option, log, print_json, show
+
+
+@click.command()
+@click.option("--user", help="Simulated user; brevity by default.  `--user list` names them.")
+@click.option("--scorer", help="Your own: FILE.py:function, (prompt, reply, finished) -> 1..5.")
+@click.option("--prompts", type=click.Path(dir_okay=False), help="Prompts to rate on, one a line.")
+@click.option("--heldout", type=click.Path(dir_okay=False), help="Prompts to be judged on, one a line.")
+@click.option("--ratings", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("--every", type=click.IntRange(min=1), help="Judge after so many ratings; after 30 and all.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
+@click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
+@click.option("--learn", type=click.Choice(["instant", "full", "off"]), default="instant", show_default=True)
+@click.option("--examples", type=click.IntRange(min=0), default=0, help="Liked replies shown in the prompt.")
+@click.option("--oracle", help="A system prompt that says what the user wants, to compare with.")
+@click.option("--shuffle", is_flag=True, help="Each reply gets the stars that another one earned.")
+@click.option("--flip", type=click.FloatRange(0, 1), default=0.0, help="Share of ratings turned round.")
+@click.option("--reverse", type=click.IntRange(min=0), help="The user wants the opposite after N ratings.")
+@model_options
+@json_option
+def prove(as_json: bool, **flags: Any) -> None:
+    """Replay a simulated user against the real model; your own adapter is never touched."""
+    from ..prove import report, trial
+    from ..prove.users import USERS
+
+    started = time.monotonic()
+    if flags["user"] == "list":
+        for name, scorer in USERS.items():
+            show(f"{name:<10} {(scorer.__doc__ or '').splitlines()[0]}")
+        return
+    setting, arm = _setting(flags), _arm(flags)
+    bench = _bench(resolve(flags), log)
+    if not trial.within_reach(bench, setting, 0):
+        log("in 8 samples the untouched model never pleases this user: out of reach, do not count it.")
+    trials = [list(trial.run(bench, setting, arm, seed, log)) for seed in range(flags["seeds"])]
+    points = report.joined(trials)
+    facts = {
+        "checkpoints": [asdict(p) for p in points],
+        "arm": arm.name,
+        "user": flags["scorer"] or flags["user"] or "brevity",
+        "within_reach": trial.within_reach(bench, setting, 0),
+        "seeds": flags["seeds"],
+        "model": bench.model.name,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    show(f"{facts['user']}, {arm.name}, {flags['seeds']} seeds, {len(setting.heldout)} held-out prompts")
+    show(report.HEADER)
+    for point in points:
+        show(report.line(point))
+
+
+def _setting(flags: dict[str, Any]):
+    from ..prove.trial import Setting
+
+    ratings, every = flags["ratings"], flags["every"]
+    points = set(range(every, ratings, every)) if every else {30}
+    return Setting(
+        _scorer(flags["user"], flags["scorer"]),
+        _lines(flags["prompts"], "train.txt"),
+        _lines(flags["heldout"], "heldout.txt"),
+        ratings,
+        sorted({p for p in points if p < ratings} | {ratings}),
+        flags["max_tokens"],
+        flags["temperature"],
+    )
+
+
+def _arm(flags: dict[str, Any]):
+    from ..prove.trial import Arm
+
+    return Arm(
+        flags["learn"], flags["examples"], flags["shuffle"], flags["flip"], flags["reverse"], flags["oracle"]
+    )
+
+
+def _lines(path: str | None, own: str) -> list[str]:
+    """Prompts, one a line; empty lines are none."""
+    from importlib import resources
+
+    if path is None:
+        text = resources.files("ruvmlx.apps.prove").joinpath("data", own).read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
+    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise UsageError(f"{path} holds no prompts; write one a line.")
+    return prompts
+
+
+def _scorer(user: str | None, file: str | None):
+    from ..prove.users import USERS
+
+    if user and file:
+        raise UsageError("give --user or --scorer, not both.")
+    if file:
+        return _own_scorer(file)
+    if (user or "brevity") not in USERS:
+        raise UsageError(f"no simulated user {user!r}; there are: {', '.join(USERS)}.")
+    return USERS[user or "brevity"]
+
+
+def _own_scorer(given: str):
+    """FILE.py:function, and every answer of it checked."""
+    path, _, name = given.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")
+    spec = importlib.util.spec_from_file_location("ruvmlx_scorer", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise UsageError(f"{path} cannot be loaded: {type(e).__name__}: {e}.") from e
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}.")
+    return _checked(function, given)
+
+
+def _checked(function, given: str):
+    def score(prompt: str, reply: str, finished: bool) -> int:
+        try:
+            stars = function(prompt, reply, finished)
+        except Exception as e:
+            raise UsageError(f"{given} failed: {type(e).__name__}: {e}.") from e
+        if isinstance(stars, bool) or stars not in (1, 2, 3, 4, 5):
+            raise UsageError(f"{given} returned {stars!r}; expected a whole number from 1 to 5.")
+        return int(stars)
+
+    return score
+
+
+def _bench(settings: dict[str, Any], say):
+    from ruvmlx.backends.select import open_backend
+    from ruvmlx.models.load import load_model
+
+    from ..prove.trial import Bench
+
+    model = load_model(settings["model"])
+    backend = open_backend(settings["backend"], model, settings["threads"], 0)
+    say(f"{backend.name}: {backend.kernels}")
+    return Bench(model, backend, settings["kv"])
+
+
+VERBS: list[click.Command] = [prove]

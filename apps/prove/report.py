@@ -1,0 +1,72 @@
+"""What the trials found, over seeds, as `prove` prints it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .statistics import win_interval, win_rate
+from .trial import Checkpoint
+
+
+@dataclass(frozen=True)
+class Point:
+    """score, score_base: mean stars of the held-out replies. win_rate: share of pairs in which the learned
+    model's reply is the better one, a tie counts half; win_ci: its 95% interval. kl in nats per token,
+    ppl_change relative, both on neutral text and the largest of all seeds. variety: distinct-2 over the
+    frozen model's, the least of all seeds.
+    """
+
+    ratings: int
+    score: float
+    score_base: float
+    win_rate: float
+    win_ci: tuple[float, float]
+    kl: float
+    ppl_change: float
+    mean_tokens: float
+    mean_tokens_base: float
+    variety: float
+    sample: str
+
+
+def joined(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
+    """The checkpoints of several seeds, one Point for each number of ratings."""
+    return [_point(list(seeds)) for seeds in zip(*trials, strict=True)]
+
+
+def _point(seeds: list[Checkpoint]) -> Point:
+    new, old = (np.stack([getattr(c, name) for c in seeds]) for name in ("scores", "base_scores"))
+    low, high = win_interval(new, old)
+    return Point(
+        ratings=seeds[0].ratings,
+        score=round(float(new.mean()), 3),
+        score_base=round(float(old.mean()), 3),
+        win_rate=round(win_rate(new, old), 3),
+        win_ci=(round(low, 3), round(high, 3)),
+        kl=round(max(c.kl for c in seeds), 4),
+        ppl_change=round(max(c.ppl_change for c in seeds), 4),
+        mean_tokens=round(float(np.mean([c.mean_tokens for c in seeds])), 1),
+        mean_tokens_base=round(float(np.mean([c.mean_tokens_base for c in seeds])), 1),
+        variety=round(min(c.variety for c in seeds), 3),
+        sample=seeds[0].sample,
+    )
+
+
+def line(point: Point) -> str:
+    """A row of the table for people."""
+    low, high = point.win_ci
+    interval = f"{point.win_rate:4.0%} ({low:.0%} to {high:.0%})"
+    return (
+        f"{point.ratings:>7}  {point.score_base:.2f} -> {point.score:.2f}  {_bar(point.win_rate)} "
+        f"{interval}  KL {point.kl:.3f}  perplexity {point.ppl_change:+.1%}"
+        f"  tokens {point.mean_tokens_base:.0f} -> {point.mean_tokens:.0f}"
+    )
+
+
+def _bar(share: float, width: int = 20) -> str:
+    full = round(share * width)
+    return "#" * full + "." * (width - full)
+
+
+HEADER = "ratings  stars         better than the untouched model"
