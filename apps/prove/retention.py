@@ -1,5 +1,6 @@
 """What must not change while a model learns: plain text, variety, length."""
 
+import itertools
 from collections.abc import Sequence
 from importlib import resources
 
@@ -35,7 +36,7 @@ class NeutralText:
 
 def distinct_2(replies: Sequence[Sequence[int]]) -> float:
     """Share of different pairs among all pairs of neighbouring tokens (Li et al. 2016)."""
-    pairs = [pair for ids in replies for pair in zip(ids, ids[1:], strict=False)]
+    pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 

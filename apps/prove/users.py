@@ -1,7 +1,7 @@
 """Simulated users: each gives a reply 1 to 5 stars by one taste, from its text alone.
 
-Stars have clear words for a reader: 5 is what this person wants, 1 is what they do not. A reply cut off at the
-length limit is not held against it, except by those who like short answers.
+5 is what this person wants, 1 is what they do not. A reply cut off at the length limit is not held against
+it, except by those who like short answers.
 """
 
 import re
@@ -16,30 +16,7 @@ _INFORMAL = re.compile(
 )
 _PHRASE = re.compile(r"\bfor (?:example|instance)\b|\bsuch as\b", re.IGNORECASE)
 _SPANISH = frozenset(
-    [
-        "el",
-        "la",
-        "los",
-        "las",
-        "un",
-        "una",
-        "de",
-        "del",
-        "que",
-        "y",
-        "en",
-        "es",
-        "por",
-        "para",
-        "con",
-        "se",
-        "lo",
-        "como",
-        "su",
-        "al",
-        "más",
-        "pero",
-    ]
+    ("el", "la", "los", "las", "un", "una", "de", "del", "que", "y", "en", "es", "por", "para", "con", "se")
 )
 
 

@@ -65,9 +65,8 @@ class MicroLoRA:
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """lora_b times factor; at zero gain nothing is held any more."""
-        gain = max(self.gain * factor, 1e-6)
-        return replace(self, lora_b=self.lora_b * np.float32(gain / self.gain), gain=gain)
+        """lora_b times factor, and gain with it."""
+        return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()

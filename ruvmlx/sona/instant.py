@@ -12,8 +12,9 @@ First a natural gradient step from a prior of width sigma (neutral.py: how freel
 Wiener's shrinkage: G^2 / S is 1 for a token that moved in one reply only, n where n ratings agree, and
 near 0 where they contradict each other. lora_a stays what was measured.
 
-Then the global cap: if the adapter as a whole is further than KL_CAP from the frozen model on neutral text, or
-plain text has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how much, and the next rating starts from the whole again.
+Then the global cap: if the adapter as a whole is further than KL_CAP from the frozen model on neutral text,
+or plain text has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how
+much, and the next rating starts from the whole again.
 """
 
 import math
@@ -33,6 +34,7 @@ PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = 2.0
 AGREE = 6.0  # ratings that must agree before half of a step is taken
 DECAY = 0.995
+ROUNDS = 6  # of scaling back; after that nothing is left
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,19 @@ def update(
         return None
     if not all(kernels.all_finite(x) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)):
         raise NotFinite("the reply's gradient holds NaN or Inf")
-    old = held(adapter, neutral)
-    step = np.float32(weight) * trace.grad_b.take(neutral.tokens, axis=1)
-    information = abs(weight) * fisher(adapter, trace, neutral)
-    new = np.float32(DECAY) * old + np.stack([step, step * step, information])
+    with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
+        old, new = held(adapter, neutral), gathered(adapter, trace, weight, neutral)
+        if not kernels.all_finite(new):
+            raise NotFinite("what the rating adds overflows")
     limit = min(KL_CAP, kl + PER_RATING)
     return capped(moved(adapter, old, new, neutral), neutral, limit)
+
+
+def gathered(adapter: MicroLoRA, trace: Trace, weight: float, neutral: Neutral) -> np.ndarray:
+    """G, S and L with one more rating, [3, r, A]."""
+    step = np.float32(weight) * trace.grad_b.take(neutral.tokens, axis=1)
+    information = abs(weight) * fisher(adapter, trace, neutral)
+    return np.float32(DECAY) * held(adapter, neutral) + np.stack([step, step * step, information])
 
 
 def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
@@ -87,8 +96,8 @@ def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
 
 def moved(adapter: MicroLoRA, old: np.ndarray, new: np.ndarray, neutral: Neutral) -> MicroLoRA:
     """lora_b with one evidence in place of another; whatever else is in it stays."""
-    b = adapter.lora_b * np.float32(1 / adapter.gain)
-    b[:, neutral.tokens] += pushed(new, neutral) - pushed(old, neutral)
+    b = adapter.lora_b * np.float32(1 / adapter.gain if adapter.gain else 0)
+    b[:, neutral.tokens] += pushed(new, neutral) - (pushed(old, neutral) if adapter.gain else 0)
     return replace(adapter, lora_b=b, evidence=new, gain=1.0)
 
 
@@ -103,22 +112,28 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
 def capped(adapter: MicroLoRA, neutral: Neutral, limit: float = KL_CAP) -> Update:
     """Scale lora_b until the neutral text is within both limits: KL to the frozen model, and perplexity.
 
-    One or two rounds: KL is nearly quadratic, the rise nearly linear. What a base does by itself, the floor,
+    What a base does by itself, the floor,
     no scaling takes away: a base at the limit leaves MicroLoRA nothing.
     """
-    floor, rise_floor = neutral.floor, neutral.rise
-    found = _finite(neutral.distance(adapter))
-    while True:
-        share = 1.0
-        if found.kl > max(limit, floor + 1e-5):
-            room = max(0.0, limit - floor) / (found.kl - floor)  # the chord from the floor is above the curve
-            share = room if floor else math.sqrt(room)
-        if found.rise > max(RISE_CAP, rise_floor + 1e-5):
-            share = min(share, max(0.0, RISE_CAP - rise_floor) / (found.rise - rise_floor))
+    for i in range(ROUNDS):
+        found = _finite(neutral.distance(adapter))
+        share = _share(found, neutral, limit, careful=i > 1)
         if share == 1.0:
             return Update(adapter, found.kl)
         adapter = adapter.shrunk(0.999 * share)
-        found = _finite(neutral.distance(adapter))
+    nothing = replace(adapter, lora_b=np.zeros_like(adapter.lora_b), gain=0.0)
+    return Update(nothing, _finite(neutral.distance(nothing)).kl)
+
+
+def _share(found: Distance, neutral: Neutral, limit: float, careful: bool) -> float:
+    """How much of lora_b may stay, 1 if all of it. Both curves are convex: the chord from the floor is always
+    enough, but too much where they are nearly quadratic, so that is tried first."""
+    share, floor, rise_floor = 1.0, neutral.floor, neutral.rise
+    if found.kl > max(limit, floor + 1e-5):
+        share = max(0.0, limit - floor) / (found.kl - floor)
+    if found.rise > max(RISE_CAP, rise_floor + 1e-5):
+        share = min(share, max(0.0, RISE_CAP - rise_floor) / (found.rise - rise_floor))
+    return share if careful else math.sqrt(share)
 
 
 def _finite(found: Distance) -> Distance:

@@ -40,11 +40,12 @@ class Distance:
 
 @dataclass
 class Neutral:
-    """contexts [M, D]: hidden states to measure distances on; following [M]: the tokens after them.  mean [D].  directions [D, r].
+    """contexts [M, D]: hidden states to measure distances on; following [M]: the tokens after them.
+    mean [D].  directions [D, r]: what MicroLoRA reads.
 
-    tokens [A]: those that ratings may move, and precision [A]: 1 / sigma^2 of the prior of their weights (see
-    `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
-    `under`), and `frozen` is what the model without it says there: log-probabilities [M, V].
+    tokens [A]: those that ratings may move; precision [A]: 1 / sigma^2 of the prior of their weights (see
+    `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the
+    base's (see `under`), and `frozen` is what the model without it says there: log-probabilities [m, V].
     """
 
     contexts: np.ndarray
@@ -285,8 +286,8 @@ def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tup
 
 
 def directions(states: np.ndarray, ending: np.ndarray, rank: int) -> np.ndarray:
-    """[T, D] -> [D, rank], what MicroLoRA reads of a state: that it is there (the mean state), how near it is to
-    the reply's end (the ridge regression of `ending` [T]), then the leading principal directions across both.
+    """[T, D] -> [D, rank], what MicroLoRA reads of a state: that it is there (the mean state), how near it is
+    to the reply's end (the ridge regression of `ending` [T]), then the principal directions across both.
 
     Each is scaled so that its reading u = a^T h is 1 on average (the mean) or has variance 1.
     """
