@@ -44,15 +44,16 @@ def prove(as_json: bool, **flags: Any) -> None:
         return
     setting, arm = _setting(flags), _arm(flags)
     bench = _bench(resolve(flags), log)
-    if not trial.within_reach(bench, setting, 0):
-        log("in 8 samples the untouched model never pleases this user: out of reach, do not count it.")
+    reach = trial.within_reach(bench, setting, 0)
+    if not reach:
+        log("the untouched model never comes near this taste in 64 samples: out of reach, do not count it.")
     trials = [list(trial.run(bench, setting, arm, seed, log)) for seed in range(flags["seeds"])]
     points = report.joined(trials)
     facts = {
         "checkpoints": [asdict(p) for p in points],
         "arm": arm.name,
         "user": flags["scorer"] or flags["user"] or "brevity",
-        "within_reach": trial.within_reach(bench, setting, 0),
+        "within_reach": reach,
         "seeds": flags["seeds"],
         "model": bench.model.name,
         "seconds": round(time.monotonic() - started, 1),

@@ -20,7 +20,7 @@ from .retention import NeutralText, variety_ratio
 from .users import Scorer
 
 CONSOLIDATE_EVERY = 32  # ratings, in the full arm
-REACH_SAMPLES = 8
+REACH_PROMPTS = REACH_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,12 @@ class Bench:
 
 
 def within_reach(bench: Bench, setting: Setting, seed: int) -> bool:
-    """Does the frozen model ever please this user?  Of 8 samples, none above 3 stars: out of reach."""
-    prompts = setting.prompts[:REACH_SAMPLES]
+    """Does the frozen model ever come near this taste?  Ratings choose among what the model does: where 8
+    samples of each of 8 prompts never earn 3 stars, there is nothing to choose."""
+    asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
-        replies = [_generate(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(prompts)]
-    return any(setting.score(r) > 3 for r in replies)
+        replies = (_generate(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(asked))
+        return any(setting.score(r) >= 3 for r in replies)
 
 
 def run(

@@ -173,7 +173,7 @@ def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
         rated.learner, "_state", replace(rated.learner.state, micro=rated.learner.micro.shrunk(0))
     )
     before = rated.learner.ledger.version()
-    report, _ = consolidate(rated, replace(QUICK, lr=2e-2, kl=0.0))
+    report, _ = consolidate(rated, replace(QUICK, lr=1e-1, kl=0.0))
     assert not report["promoted"] and rated.learner.ledger.version() == before
 
 
