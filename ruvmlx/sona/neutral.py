@@ -1,8 +1,8 @@
 """Neutral text: where a model that learns must stay what it was.
 
-A few everyday questions with plain answers (neutral.json), read once per model. From the hidden states
-over the answers come the directions in which MicroLoRA reads, and the contexts on which the distance to the
-frozen model is measured.
+A few everyday questions with plain answers, and some prose (neutral.json), read once per model. From the
+hidden states over them come the directions in which MicroLoRA reads, and the contexts on which the distance
+to the frozen model is measured.
 """
 
 import hashlib
@@ -27,12 +27,13 @@ WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
 _CONTEXTS = range(4, 257)
-_STORED = ("contexts", "following", "mean", "directions", "tokens", "precision")
+_STORED = ("contexts", "answers", "following", "mean", "directions", "tokens", "precision")
 
 
 @dataclass(frozen=True)
 class Distance:
-    """kl to the frozen model, and rise of the mean negative log-likelihood over it; nats per token."""
+    """kl to the frozen model on all neutral text; rise of the negative log-likelihood of the prose over it:
+    an answer may end sooner than it did, prose goes on. Nats per token."""
 
     kl: float
     rise: float
@@ -40,8 +41,9 @@ class Distance:
 
 @dataclass
 class Neutral:
-    """contexts [M, D]: hidden states to measure distances on; following [M]: the tokens after them.
-    mean [D].  directions [D, r]: what MicroLoRA reads.
+    """contexts [M, D]: hidden states to measure distances on, the first `answers` [] of them in answers, the
+    others in prose; following [M]: the tokens after them.  mean [D].
+    directions [D, r]: what MicroLoRA reads.
 
     tokens [A]: those that ratings may move; precision [A]: 1 / sigma^2 of the prior of their weights (see
     `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the
@@ -49,6 +51,7 @@ class Neutral:
     """
 
     contexts: np.ndarray
+    answers: np.ndarray
     following: np.ndarray
     mean: np.ndarray
     directions: np.ndarray
@@ -118,19 +121,28 @@ class Neutral:
         if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
             return self.distance_dense(adapter)
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        kl, lost = kernels.kl_to_frozen(self.packed, u, moved, adapter.scale, self.packed_ratio)
-        return Distance(kl, lost - self._gained(u, adapter) + self.rise)
+        packed = self.packed, self.packed_ratio
+        return self._split(packed, u, moved, adapter, int(self.answers), self.following)
 
     def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
         u = np.ascontiguousarray(self.few @ adapter.lora_a)
-        kl, lost = kernels.kl_to_frozen(self.probabilities, u, adapter.lora_b, adapter.scale, self.log_ratio)
-        return Distance(kl, lost - self._gained(u, adapter, chosen(self.following, len(u))) + self.rise)
+        rows = chosen(np.arange(len(self.contexts)), len(u))
+        answers = int(np.sum(rows < self.answers))
+        dense = self.probabilities, self.log_ratio
+        return self._split(dense, u, adapter.lora_b, adapter, answers, self.following[rows])
 
-    def _gained(self, u: np.ndarray, adapter: MicroLoRA, following: np.ndarray | None = None) -> float:
-        """Mean over contexts of what the adapter adds to the logit of the token that follows."""
-        y = self.following if following is None else following
-        return adapter.scale * float(np.mean(np.sum(u * adapter.lora_b.take(y, axis=1).T, axis=1)))
+    def _split(self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, answers: int, y) -> Distance:
+        """said: probabilities and log-ratios of the contexts with readings u [m, r]; y [m]: what follows."""
+        n, kl, lost = len(u), 0.0, 0.0
+        for part in (slice(0, answers), slice(answers, n)):
+            if len(u[part]):
+                p, ratio = said[0][part], None if said[1] is None else said[1][part]
+                found, lost = kernels.kl_to_frozen(p, u[part], b, adapter.scale, ratio)
+                kl += found * len(u[part]) / n
+        prose = slice(answers, n)
+        added = np.sum(u[prose] * adapter.lora_b.take(y[prose], axis=1).T, axis=1)
+        return Distance(kl, lost - adapter.scale * float(np.mean(added)) + self.rise)
 
     def under(
         self,
@@ -151,13 +163,14 @@ class Neutral:
                 backend.set_lora(base)
                 rows = log_softmax_rows(self.head(contexts[i : i + 32]))
                 y = self.following[i : i + 32]
-                rise += float(np.sum((frozen - rows)[np.arange(len(y)), y]))
+                lost = (frozen - rows)[np.arange(len(y)), y]
+                rise += float(np.sum(lost[np.arange(i, i + len(y)) >= self.answers]))
                 packed.append(_packed(np.exp(rows), self.tokens))
                 mean = _packed(np.exp(rows) * (rows - frozen), self.tokens)
                 ratio.append(np.divide(mean, packed[-1], np.zeros_like(mean), where=packed[-1] > 0))
         finally:
             backend.set_lora(base)
-        new.rise = rise / len(contexts)
+        new.rise = rise / max(1, len(contexts) - int(self.answers))
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
@@ -185,8 +198,8 @@ class Neutral:
 
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, max_context: int) -> Neutral:
-    """Read the neutral text with the frozen model: about 700 tokens of prefill."""
-    states, following, at_end = read(backend, tokenizer, max_context)
+    """Read the neutral text with the frozen model: some 1,200 tokens of prefill."""
+    states, following, at_end, answers = read(backend, tokenizer, max_context)
     if not (np.isfinite(states).all() and np.isfinite(at_end).all()):
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
@@ -196,7 +209,8 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     every = np.concatenate([states, at_end])
     frequency, cost, ending = survey(every, backend.head, ends)
     return Neutral(
-        chosen(states, count), chosen(following, count), every.mean(axis=0), directions(every, ending, rank),
+        chosen(states, count), np.array(np.sum(chosen(np.arange(len(states)), count) < answers)),
+        chosen(following, count), every.mean(axis=0), directions(every, ending, rank),
         *prior(frequency, cost, ends), backend.head,
     )  # fmt: skip
 
@@ -252,7 +266,7 @@ def chosen(states: np.ndarray, count: int) -> np.ndarray:
 
 
 def texts() -> list[tuple[str, str]]:
-    """(question, answer) of the neutral text."""
+    """(question, answer) of the neutral text; what has no question is prose."""
     return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
 
 
@@ -263,10 +277,11 @@ def _digest() -> str:
 
 def read(
     backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Callable[[], None] | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hidden states that predict the answers' tokens [T, D], those tokens [T], and the state at each answer's
-    end [E, D]. Where a reply ends is taste: there, no model is bound to the frozen one."""
-    states, following, ends = [], [], []
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each text's end
+    [E, D], and how many of the first are in answers; the others are in prose. Where a reply ends is taste:
+    there, no model is bound to the frozen one."""
+    states, following, ends, answers = [], [], [], 0
     for question, answer in texts():
         if pause is not None:
             pause()
@@ -275,11 +290,14 @@ def read(
         states.append(hidden[:-1])
         ends.append(hidden[-1:])
         following += tokens[first:]
-    return np.concatenate(states), np.asarray(following, np.int32), np.concatenate(ends)
+        answers = len(following) if question else answers
+    return np.concatenate(states), np.asarray(following, np.int32), np.concatenate(ends), answers
 
 
 def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Tokens of a question with its answer, and where the answer begins."""
+    """Tokens of a question with its answer, and where that begins; without a question, of prose."""
+    if not question:
+        return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])
     tokens = prompt + tokenizer.encode(answer, add_bos=False)
     return tokens[:limit], min(len(prompt), limit // 2)
