@@ -112,8 +112,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
 def capped(adapter: MicroLoRA, neutral: Neutral, limit: float = KL_CAP) -> Update:
     """Scale lora_b until the neutral text is within both limits: KL to the frozen model, and perplexity.
 
-    What a base does by itself, the floor,
-    no scaling takes away: a base at the limit leaves MicroLoRA nothing.
+    What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
     for i in range(ROUNDS):
         found = _finite(neutral.distance(adapter))
