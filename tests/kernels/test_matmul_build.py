@@ -5,41 +5,30 @@ import sys
 
 import pytest
 
-from .test_native_build import NEON, SANITIZE, build, compare, compiler, has_sanitizers, tool
+from .c_programs import ADDRESS, NEON, build, compare, compiler, for_arm, sanitized
 
 PROGRAMS = ("rvm_compare_matmul", "rvm_compare_pages")
 
 
-def build_both(folder, *options):
-    """In one folder, for the matrix kernels take long to compile."""
-    return [build(folder, *options, program=program) for program in PROGRAMS]
-
-
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_all_implementations_return_the_same_bits(name, tmp_path):
+def test_all_implementations_return_the_same_bits(name, program):
     """Whatever the compiler, the sizes, the split, the alignment and the values; pages too."""
-    for program in build_both(tmp_path, f"-DCMAKE_C_COMPILER={compiler(name)}"):
-        assert compare(program)[-1] == "scalar"
+    assert compare(build(program, compiler(name)))[-1] == "scalar"
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_no_access_outside_an_array_and_no_undefined_behaviour(name, tmp_path):
-    cc = compiler(name)
-    if not has_sanitizers(cc, tmp_path):
-        pytest.skip(f"{name} has no sanitizer library here")
-    options = [f"-DCMAKE_C_COMPILER={cc}", f"-DCMAKE_C_FLAGS={SANITIZE}", "-DRVM_MATRIX_O=-O1"]
-    for program in build_both(tmp_path, *options):
-        assert compare(program)[-1] == "scalar"
+def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program):
+    assert compare(sanitized(program, compiler(name), ADDRESS))[-1] == "scalar"
 
 
-def test_arm_runs_under_qemu(tmp_path):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_arm_runs_under_qemu(program):
     """Plain NEON, dotprod and i8mm, executed on this machine."""
-    cc = compiler("aarch64-linux-gnu-gcc")
-    qemu = tool("qemu-aarch64") or tool("qemu-aarch64-static") or pytest.skip("no qemu-user")
-    target = ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_C_COMPILER={cc}", "-DCMAKE_EXE_LINKER_FLAGS=-static"]
-    for program in build_both(tmp_path, *target):
-        assert compare(qemu, "-cpu", "max", program) == ["neon_i8mm", "neon_dotprod", "neon", "scalar"]
-        assert compare(qemu, "-cpu", "cortex-a72", program) == ["neon", "scalar"]
+    qemu, built = for_arm(program)
+    assert compare(qemu, "-cpu", "max", built) == ["neon_i8mm", "neon_dotprod", "neon", "scalar"]
+    assert compare(qemu, "-cpu", "cortex-a72", built) == ["neon", "scalar"]
 
 
 @pytest.mark.parametrize(

@@ -1,78 +1,30 @@
 """The C program neon/tests/compare.c, built from source: under sanitizers, and for 64-bit ARM."""
 
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-NEON = Path(__file__).parents[2] / "neon"
-SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=all"
+from .c_programs import ADDRESS, NEON, build, compare, compiler, for_arm, sanitized
 
-
-def tool(name):
-    """A tool from the PATH or from the environment that runs the tests."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return shutil.which(name, path=path)
-
-
-def compiler(*names):
-    found = next((path for name in names if (path := tool(name))), None)
-    return found or pytest.skip(f"no C compiler: {' or '.join(names)}")
-
-
-def build(folder, *options, program="rvm_compare"):
-    """Compile a program of neon/tests in `folder`; returns it."""
-    cmake = tool("cmake") or pytest.skip("no cmake")
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"] if tool("ninja") else []
-    configure = [cmake, "-S", str(NEON), "-B", str(folder), "-DRVM_TESTS=ON", *generator, *options]
-    for command in (configure, [cmake, "--build", str(folder), "--target", program]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "warning:" not in done.stdout + done.stderr
-    return folder / program
-
-
-def compare(*command):
-    """Run it; returns the implementations that were compared."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].endswith(" 0 differences")
-    return [line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": compared")]
-
-
-def has_sanitizers(cc, folder):
-    """clang packages often come without the sanitizers' run-time library."""
-    (folder / "empty.c").write_text("int main(void) { return 0; }")
-    command = [cc, *SANITIZE.split(), folder / "empty.c", "-o", folder / "empty"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+PROGRAM = "rvm_compare"
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_all_implementations_agree_with_either_compiler(name, tmp_path):
+def test_all_implementations_agree_with_either_compiler(name):
     """The plain build: no difference to the scalar twin, no compiler warning (a lost vector loop is one)."""
-    program = build(tmp_path, f"-DCMAKE_C_COMPILER={compiler(name)}")
-    assert compare(program)[-1] == "scalar"
+    assert compare(build(PROGRAM, compiler(name)))[-1] == "scalar"
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_all_implementations_agree_under_sanitizers(name, tmp_path):
+def test_all_implementations_agree_under_sanitizers(name):
     """No access outside an array, no undefined behaviour, no leak."""
-    cc = compiler(name)
-    if not has_sanitizers(cc, tmp_path):
-        pytest.skip(f"{name} has no sanitizer library here")
-    program = build(tmp_path, f"-DCMAKE_C_COMPILER={cc}", f"-DCMAKE_C_FLAGS={SANITIZE}")
-    assert compare(program)[-1] == "scalar"
+    assert compare(sanitized(PROGRAM, compiler(name), ADDRESS))[-1] == "scalar"
 
 
-def test_neon_agrees_under_qemu(tmp_path):
+def test_neon_agrees_under_qemu():
     """The ARM code that Apple Silicon and Linux on ARM run, executed on this machine."""
-    cc = compiler("aarch64-linux-gnu-gcc")
-    qemu = tool("qemu-aarch64") or tool("qemu-aarch64-static") or pytest.skip("no qemu-user")
-    target = ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_C_COMPILER={cc}", "-DCMAKE_EXE_LINKER_FLAGS=-static"]
-    assert compare(qemu, build(tmp_path, *target)) == ["neon", "scalar"]
+    assert compare(*for_arm(PROGRAM)) == ["neon", "scalar"]
 
 
 @pytest.mark.parametrize("source", ["kernels", "attend", "demote"])

@@ -1,0 +1,83 @@
+"""The C library and its test programs, compiled from source: once for each set of options and session."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+NEON = Path(__file__).parents[2] / "neon"
+ADDRESS = "-fsanitize=address,undefined -fno-sanitize-recover=all"
+THREAD = "-fsanitize=thread -fno-sanitize-recover=all"
+_QUICKLY = "-DRVM_MATRIX_O=-O1"  # a sanitizer makes the matrix kernels compile for minutes with -O3
+
+
+def tool(name):
+    """A tool from the PATH or from the environment that runs the tests."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return shutil.which(name, path=path)
+
+
+def compiler(*names):
+    found = next((path for name in names if (path := tool(name))), None)
+    return found or pytest.skip(f"no C compiler: {' or '.join(names)}")
+
+
+def build(program, cc, *options):
+    """Compile a program of neon/tests with this compiler; returns it."""
+    cmake = tool("cmake") or pytest.skip("no cmake")
+    folder = Path(_configured(cmake, cc, options).name)
+    _run(cmake, "--build", folder, "--target", program)
+    return folder / program
+
+
+def sanitized(program, cc, flags):
+    """The same under a sanitizer; skips where the compiler came without its run-time library."""
+    if not _has(cc, flags):
+        pytest.skip(f"no {flags.split()[0]} for {Path(cc).name} here")
+    return build(program, cc, f"-DCMAKE_C_FLAGS={flags}", _QUICKLY)
+
+
+def for_arm(program):
+    """qemu for 64-bit ARM, and the program."""
+    cc = compiler("aarch64-linux-gnu-gcc")
+    qemu = tool("qemu-aarch64") or tool("qemu-aarch64-static") or pytest.skip("no qemu-user")
+    return qemu, build(program, cc, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_EXE_LINKER_FLAGS=-static")
+
+
+@functools.cache
+def _configured(cmake, cc, options):
+    folder = tempfile.TemporaryDirectory(prefix="rvm-build-")
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"] if tool("ninja") else []
+    flags = ["-DRVM_TESTS=ON", f"-DCMAKE_C_COMPILER={cc}", *generator, *options]
+    _run(cmake, "-S", NEON, "-B", folder.name, *flags)
+    return folder
+
+
+def _run(*command):
+    """A warning fails, too: a lost vector loop is one."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning:" not in done.stdout + done.stderr
+
+
+@functools.cache
+def _has(cc, flags):
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "empty.c"), Path(folder, "empty")
+        source.write_text("int main(void) { return 0; }")
+        command = [cc, *flags.split(), source, "-o", program]
+        made = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        return made and subprocess.run([program], capture_output=True, check=False).returncode == 0
+
+
+def compare(*command):
+    """Run a program that compares implementations; returns those that it compared."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" 0 differences")
+    return [line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": compared")]
