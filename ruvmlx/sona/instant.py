@@ -29,7 +29,7 @@ from .neutral import Distance, Neutral
 from .trace import Trace
 
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, on neutral text
-RISE_CAP = math.log(1.016)  # of prose's negative log-likelihood, nats; other prose may rise a bit more
+RISE_CAP = math.log(1.02)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = 2.0
 AGREE = 6.0  # ratings that must agree before half of a step is taken
