@@ -1,4 +1,4 @@
-"""The instant loop: one rating, one step, within a millisecond.
+"""The instant loop: one rating, one step, while the key is still down.
 
 A rating says that a reply was good or bad, not why. What several ratings agree on is taste; the rest is what
 the replies happened to be about. So each weight of lora_b is set from all ratings so far, by how far they
