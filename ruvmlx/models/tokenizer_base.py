@@ -6,6 +6,7 @@ A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text reaches it
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -27,7 +28,7 @@ def is_special_text(text: str) -> bool:
     return text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
-class BaseTokenizer:
+class BaseTokenizer(ABC):
     """Implements the Tokenizer protocol over two methods of a subclass: `_encode_run` and `_piece_bytes`."""
 
     def __init__(
@@ -56,13 +57,13 @@ class BaseTokenizer:
 
     # For subclasses ------------------------------------------------------------------------------
 
+    @abstractmethod
     def _encode_run(self, text: str, first: bool) -> list[int]:
         """Ids of a stretch of plain text, never special ones. `first`: the text begins with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _piece_bytes(self, token_id: int) -> bytes:
         """Bytes of an ordinary token."""
-        raise NotImplementedError
 
     # The protocol --------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ log-probability (temperature 1) is the sum over its tokens of
 
     E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
 
-so that a rating, a scalar, needs nothing but these two: its update is one axpy.
+so that a rating, a scalar, needs no second look at the reply (instant.py).
 """
 
 import io
