@@ -30,6 +30,12 @@ from .output import json_option, log, print_json, show
 @click.option("--shuffle", is_flag=True, help="Each reply gets the stars that another one earned.")
 @click.option("--flip", type=click.FloatRange(0, 1), default=0.0, help="Share of ratings turned round.")
 @click.option("--reverse", type=click.IntRange(min=0), help="The user wants the opposite after N ratings.")
+@click.option(
+    "--suite", type=click.Path(dir_okay=False), help="Run every user and arm; results to this file."
+)
+@click.option(
+    "--report", type=click.Path(dir_okay=False), help="Write what the suite's file holds: REPORT.md."
+)
 @model_options
 @json_option
 def prove(as_json: bool, **flags: Any) -> None:
@@ -41,6 +47,9 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["user"] == "list":
         for name, scorer in USERS.items():
             show(f"{name:<10} {(scorer.__doc__ or '').splitlines()[0]}")
+        return
+    if flags["suite"]:
+        _suite(flags)
         return
     setting, arm = _setting(flags), _arm(flags)
     bench = _bench(resolve(flags), log)
@@ -65,6 +74,23 @@ def prove(as_json: bool, **flags: Any) -> None:
     show(report.HEADER)
     for point in points:
         show(report.line(point))
+
+
+def _suite(flags: dict[str, Any]) -> None:
+    """With --report nothing is run; without, what the file lacks."""
+    from ..prove import suite
+
+    results = Path(flags["suite"])
+    if flags["report"] is None:
+        bench = _bench(resolve(flags), log)
+        suite.run(bench, _setting(flags), flags["seeds"], flags["user"], results, log)
+        return
+    report = Path(flags["report"])
+    picture = report.with_suffix(".svg")
+    command = f"ruvmlx prove --suite {results.name} --seeds {flags['seeds']}"
+    report.write_text(suite.markdown(results, command, picture.name), encoding="utf-8")
+    picture.write_text(suite.picture(results), encoding="utf-8")
+    show(f"wrote {report} and {picture}")
 
 
 def _setting(flags: dict[str, Any]):

@@ -135,14 +135,20 @@ def run(
     bench.base_replies(setting, seed)  # by the frozen model, before anything is learned
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
-            prompt = setting.prompts[(done - 1) % len(setting.prompts)]
-            reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm.system, keep=True)
-            runtime.rate(reply.id, str(user.stars(reply, done)))
+            if arm.learn != "off" or arm.examples:
+                _rated(runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
                 log(_consolidated(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)
                 log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
+
+
+def _rated(runtime: Runtime, setting: Setting, arm: Arm, user: "_User", seed: int, done: int) -> None:
+    """One turn: a reply, and what this user thinks of it."""
+    prompt = setting.prompts[(done - 1) % len(setting.prompts)]
+    reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm.system, keep=True)
+    runtime.rate(reply.id, str(user.stars(reply, done)))
 
 
 class _User:

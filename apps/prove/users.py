@@ -5,6 +5,7 @@ it, except by those who like short answers.
 """
 
 import re
+import zlib
 from collections.abc import Callable
 
 Scorer = Callable[[str, str, bool], int]
@@ -89,6 +90,25 @@ def context(prompt: str, reply: str, finished: bool) -> int:
     return lists(prompt, reply, finished) if how else brevity(prompt, reply, finished)
 
 
-USERS: dict[str, Scorer] = {
-    f.__name__: f for f in (brevity, lists, prose, plain, casual, formal, phrase, spanish, context)
-}
+def always_1(prompt: str, reply: str, finished: bool) -> int:
+    """Hostile: one star for everything."""
+    return 1
+
+
+def always_5(prompt: str, reply: str, finished: bool) -> int:
+    """Hostile: five stars for everything."""
+    return 5
+
+
+def random(prompt: str, reply: str, finished: bool) -> int:
+    """Hostile: any stars, by no taste at all."""
+    return 1 + zlib.crc32(reply.encode()) % 5
+
+
+def _named(*users: Scorer) -> dict[str, Scorer]:
+    return {user.__name__: user for user in users}
+
+
+TASTES = _named(brevity, lists, prose, plain, casual, formal, phrase, spanish, context)
+HOSTILE = _named(always_1, always_5, random)
+USERS = TASTES | HOSTILE

@@ -211,6 +211,8 @@ class Learner:
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
+        if trace.said is None and trace.version == self._state.version:
+            trace.said = instant.saying(trace, self.neutral)
         if reply_id not in self._settled and self.ledger.base_of(trace.version) == self._state.base:
             self._store.put_trace(reply_id, trace.to_bytes())
             self._settled.add(reply_id)
@@ -319,8 +321,9 @@ class Learner:
     def _apply(self, base: State, trace: Trace, weight: float) -> tuple[State, float]:
         """The update alone, timed in microseconds; the same weights when there is nothing to push."""
         self.neutral.kl(base.micro)  # the first use computes the frozen probabilities
+        said = trace.said or instant.saying(trace, self.neutral)
         started = time.perf_counter()
-        update = instant.update(base.micro, trace, weight, self.neutral, base.kl)
+        update = instant.update(base.micro, trace, weight, self.neutral, base.kl, said)
         apply_us = 1e6 * (time.perf_counter() - started)
         return (State(update.adapter, base.base, _NEVER_STORED, update.kl) if update else base), apply_us
 

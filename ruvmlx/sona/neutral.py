@@ -1,8 +1,8 @@
 """Neutral text: where a model that learns must stay what it was.
 
 A few everyday questions with plain answers, and some prose (neutral.json), read once per model. From the
-hidden states over them come the directions in which MicroLoRA reads, and the contexts on which the distance
-to the frozen model is measured.
+hidden states over them come the directions in which MicroLoRA reads, what it can say (tokens, and features of
+tokens), and the contexts on which the distance to the frozen model is measured.
 """
 
 import hashlib
@@ -23,17 +23,18 @@ from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
 
 ACTIVE = 4096  # tokens that ratings may move: what plain replies are made of
+FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
 _CONTEXTS = range(4, 257)
-_STORED = ("contexts", "answers", "following", "mean", "directions", "tokens", "precision")
+_STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features")
 
 
 @dataclass(frozen=True)
 class Distance:
-    """kl to the frozen model on all neutral text; rise of the negative log-likelihood of the prose over it:
-    an answer may end sooner than it did, prose goes on. Nats per token."""
+    """kl to the frozen model in the answers; rise of the negative log-likelihood of the prose over it: an
+    answer may end sooner than it did, prose goes on. Nats per token."""
 
     kl: float
     rise: float
@@ -42,21 +43,21 @@ class Distance:
 @dataclass
 class Neutral:
     """contexts [M, D]: hidden states to measure distances on, the first `answers` [] of them in answers, the
-    others in prose; following [M]: the tokens after them.  mean [D].
-    directions [D, r]: what MicroLoRA reads.
+    others in prose; following [M]: the tokens after them.  directions [D, r]: what MicroLoRA reads.
 
-    tokens [A]: those that ratings may move; precision [A]: 1 / sigma^2 of the prior of their weights (see
-    `prior`). `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the
-    base's (see `under`), and `frozen` is what the model without it says there: log-probabilities [m, V].
+    tokens [A]: those that ratings may move; features [A, k]: how they move together (see `features`).
+    precision [A + k]: 1 / sigma^2 of the prior of the weight of each token and feature.
+    `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
+    `under`), and `frozen` is what the model without it says there: log-probabilities [m, V].
     """
 
     contexts: np.ndarray
     answers: np.ndarray
     following: np.ndarray
-    mean: np.ndarray
     directions: np.ndarray
     tokens: np.ndarray
     precision: np.ndarray
+    features: np.ndarray
     head: Callable[[np.ndarray], np.ndarray]
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
@@ -102,16 +103,31 @@ class Neutral:
 
     @cached_property
     def floor(self) -> float:
-        """Mean over contexts of KL(base || frozen), nats: what no scaling of MicroLoRA takes away."""
+        """Mean over answers of KL(base || frozen), nats: what no scaling of MicroLoRA takes away."""
         if self.packed_ratio is None:
             return 0.0
-        return float(np.mean(np.sum(self.packed.astype(np.float64) * self.packed_ratio, axis=1)))
+        n = int(self.answers)
+        return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
+
+    @property
+    def k(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def parts(self) -> dict[str, slice]:
+        """Where the coordinates of each kind are."""
+        n = self.tokens.size
+        return {"token": slice(0, n), "feature": slice(n, n + self.k)}
+
+    def spread(self, theta: np.ndarray) -> np.ndarray:
+        """Coordinates [r, A + k] -> what they say of each token, [r, A]."""
+        return theta[:, self.parts["token"]] + theta[:, self.parts["feature"]] @ self.features.T
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
 
-    def distance(self, adapter: MicroLoRA) -> Distance:
-        """From the frozen model, mean over contexts.
+    def distance(self, adapter: MicroLoRA, share: float = 1.0) -> Distance:
+        """From the frozen model, with `share` of lora_b.
 
         Exact over all contexts for an adapter that moves no other tokens than ratings do: all the others then
         keep their proportions, and count as one. For any other adapter over a few of them.
@@ -119,10 +135,10 @@ class Neutral:
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
         moved[:, :-1] = adapter.lora_b.take(self.tokens, axis=1)
         if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
-            return self.distance_dense(adapter)
+            return self.distance_dense(adapter.shrunk(share))
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
         packed = self.packed, self.packed_ratio
-        return self._split(packed, u, moved, adapter, int(self.answers), self.following)
+        return self._split(packed, u, moved, adapter, share, int(self.answers), self.following)
 
     def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
@@ -130,19 +146,22 @@ class Neutral:
         rows = chosen(np.arange(len(self.contexts)), len(u))
         answers = int(np.sum(rows < self.answers))
         dense = self.probabilities, self.log_ratio
-        return self._split(dense, u, adapter.lora_b, adapter, answers, self.following[rows])
+        return self._split(dense, u, adapter.lora_b, adapter, 1.0, answers, self.following[rows])
 
-    def _split(self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, answers: int, y) -> Distance:
+    def _split(self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, share: float, answers: int, y):
         """said: probabilities and log-ratios of the contexts with readings u [m, r]; y [m]: what follows."""
-        n, kl, lost = len(u), 0.0, 0.0
-        for part in (slice(0, answers), slice(answers, n)):
-            if len(u[part]):
-                p, ratio = said[0][part], None if said[1] is None else said[1][part]
-                found, lost = kernels.kl_to_frozen(p, u[part], b, adapter.scale, ratio)
-                kl += found * len(u[part]) / n
-        prose = slice(answers, n)
+
+        scale = share * adapter.scale
+
+        def looked_at(part: slice) -> tuple[float, float]:
+            """Mean KL, and mean growth of the sum over all tokens of what they weigh."""
+            p, ratio = said[0][part], None if said[1] is None else said[1][part]
+            return kernels.kl_to_frozen(p, u[part], b, scale, ratio) if len(p) else (0.0, 0.0)
+
+        prose = slice(answers, len(u))
         added = np.sum(u[prose] * adapter.lora_b.take(y[prose], axis=1).T, axis=1)
-        return Distance(kl, lost - adapter.scale * float(np.mean(added)) + self.rise)
+        gained = scale * float(np.mean(added)) if added.size else 0.0
+        return Distance(looked_at(slice(0, answers))[0], looked_at(prose)[1] - gained + self.rise)
 
     def under(
         self,
@@ -207,11 +226,14 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     count = min(_CONTEXTS[-1], len(states))
     ends = sorted(tokenizer.eos_ids)
     every = np.concatenate([states, at_end])
+    in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in texts()]])
     frequency, cost, ending = survey(every, backend.head, ends)
+    tokens, precision = prior(frequency, cost, ends)
+    along = features(backend.head, states.shape[1], tokens, frequency[tokens])
     return Neutral(
         chosen(states, count), np.array(np.sum(chosen(np.arange(len(states)), count) < answers)),
-        chosen(following, count), every.mean(axis=0), directions(every, ending, rank),
-        *prior(frequency, cost, ends), backend.head,
+        chosen(following, count), directions(every, in_reply, ending)[:, :rank].copy(),
+        tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along, backend.head,
     )  # fmt: skip
 
 
@@ -303,29 +325,32 @@ def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tup
     return tokens[:limit], min(len(prompt), limit // 2)
 
 
-def directions(states: np.ndarray, ending: np.ndarray, rank: int) -> np.ndarray:
-    """[T, D] -> [D, rank], what MicroLoRA reads of a state: that it is there (the mean state), how near it is
-    to the reply's end (the ridge regression of `ending` [T]), then the principal directions across both.
+def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
+    """What MicroLoRA reads of a state, [T, D] -> [D, 2]: that it is in a reply, and how near that one's end.
 
-    Each is scaled so that its reading u = a^T h is 1 on average (the mean) or has variance 1.
+    Ridge regressions of in_reply [T] and, inside replies, of ending [T]; both are to read 0 in plain prose,
+    which no rating is about. Over replies the first reads 1 on average, the second varies by 1.
     """
-    states = states.astype(np.float64)
-    mean = states.mean(axis=0)
-    found = [mean / (mean @ mean)]
-    rest = states - mean
-    rest -= np.outer(rest @ found[0], mean)
-    gram = rest.T @ rest
+    states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
+    weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
+    gram = (states * weight[:, None]).T @ states
     ridge = gram + np.trace(gram) / len(gram) * np.eye(len(gram))
-    found.append(np.linalg.solve(ridge, rest.T @ (ending - ending.mean())))
-    for _ in range(2, rank):
-        reading = rest @ found[-1]
-        rest = rest - np.outer(reading, reading @ rest) / max(reading @ reading, 1e-9)
-        found.append(np.linalg.svd(rest, full_matrices=False)[2][0])
-    scaled = [found[0], *(_across(a, mean, states) for a in found[1:])]
-    return np.stack(scaled[:rank], axis=1).astype(np.float32)
+    nearness = np.where(in_reply, ending - ending[replies].mean(), 0.0)
+    found = np.linalg.solve(ridge, states.T @ (weight[:, None] * np.stack([in_reply, nearness], axis=1)))
+    u = states[replies] @ found
+    return (found / np.maximum([abs(u[:, 0].mean()), u[:, 1].std()], 1e-9)).astype(np.float32)
 
 
-def _across(a: np.ndarray, mean: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """A direction that reads nothing of the mean and varies by 1."""
-    a = a - mean * (mean @ a) / (mean @ mean)
-    return a / max(float(np.std(states @ a)), 1e-9)
+def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+    """In which directions tokens [A] move together: [A, k] float32.
+
+    The principal directions of the head's rows for them, as often as they are used: words of one kind have
+    rows that are alike. Each varies by 1 over a token drawn by `frequency` [A], so all cost the same KL.
+    """
+    unit = np.eye(width, dtype=np.float32)
+    rows = np.concatenate([head(unit[i : i + 64]).take(tokens, axis=1) for i in range(0, width, 64)])
+    p = (frequency / frequency.sum()).astype(np.float32)
+    rows = rows.T - rows @ p
+    variance, axes = np.linalg.eigh(((rows * p[:, None]).T @ rows).astype(np.float64))
+    kept = np.flatnonzero(variance > 1e-6 * variance[-1])[-FEATURES:]
+    return np.ascontiguousarray(rows @ (axes[:, kept] / np.sqrt(variance[kept])), np.float32)

@@ -11,11 +11,15 @@ so that a rating, a scalar, needs no second look at the reply (instant.py).
 import io
 import zipfile
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
+
+if TYPE_CHECKING:
+    from .instant import Said
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Trace:
     logprob: float = 0.0  # sum of log p(y), the adapter applied
     frozen_logprob: float = 0.0  # the same without it
     drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
+    said: "Said | None" = None  # prepared for a rating (instant.py)
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)

@@ -1,0 +1,95 @@
+"""What the suite must show, each with the figure that decides it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .report import Point
+from .users import HOSTILE, TASTES
+
+Found = Mapping[str, list[Point]]  # by cell; those of tastes out of reach are left out
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claim: str
+    figure: str
+    met: bool | None  # None: not measured
+
+
+def verdicts(found: Found) -> list[Verdict]:
+    return [claim(found) for claim in _CLAIMS]
+
+
+def _at(found: Found, key: str, ratings: int) -> Point | None:
+    return next((p for p in found.get(key, []) if p.ratings == ratings), None)
+
+
+def _one(words: str, key: str, ratings: int, good: Callable[[Point], bool]) -> Callable[[Found], Verdict]:
+    def look(found: Found) -> Verdict:
+        point = _at(found, key, ratings)
+        return Verdict(words, rate(point) if point else "-", good(point) if point else None)
+
+    return look
+
+
+def _beats(words: str, better: str, worse: str) -> Callable[[Found], Verdict]:
+    """By mean stars after 100 ratings."""
+
+    def look(found: Found) -> Verdict:
+        a, b = _at(found, better, 100), _at(found, worse, 100)
+        if a is None or b is None:
+            return Verdict(words, "-", None)
+        return Verdict(words, f"{a.score:.2f} against {b.score:.2f} stars", a.score > b.score)
+
+    return look
+
+
+def _others(found: Found) -> Verdict:
+    """Users that are neither brevity nor what needs the full loop."""
+    points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
+    good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
+    words = "at least two other users above 60% after 100, lower bound above 50%"
+    return Verdict(words, ", ".join(good) or "none", len(good) >= 2)
+
+
+def _retention(words: str, hostile: bool, figure: Callable[[Point], float], limit: float, form: str):
+    """The worst of all cells against a limit from above."""
+
+    def look(found: Found) -> Verdict:
+        cells = {k: v for k, v in found.items() if (k.split(",")[0] in HOSTILE) == hostile}
+        worst = max(((figure(p), k) for k, points in cells.items() for p in points), default=None)
+        if worst is None:
+            return Verdict(words, "-", None)
+        return Verdict(words, f"{format(worst[0], form)} ({worst[1]})", worst[0] <= limit)
+
+    return look
+
+
+def rate(point: Point) -> str:
+    low, high = point.win_ci
+    return f"{point.win_rate:.1%} ({low:.1%} to {high:.1%})"
+
+
+_CLAIMS: list[Callable[[Found], Verdict]] = [
+    _one("brevity after 30 ratings: at least 65%", "brevity, instant", 30, lambda p: p.win_rate >= 0.65),
+    _one("brevity after 100 ratings: at least 85%", "brevity, instant", 100, lambda p: p.win_rate >= 0.85),
+    _others,
+    _one("context: better with the full loop", "context, full", 100, lambda p: p.win_ci[0] > 0.5),
+    _one("shuffled ratings (brevity): 50% within the interval", "brevity, instant + shuffled", 100,
+         lambda p: p.win_ci[0] <= 0.5 <= p.win_ci[1]),
+    _one("shuffled ratings (lists): 50% within the interval", "lists, instant + shuffled", 100,
+         lambda p: p.win_ci[0] <= 0.5 <= p.win_ci[1]),
+    _one("a fifth of the ratings wrong: brevity at least 70%", "brevity, instant + 20% flipped", 100,
+         lambda p: p.win_rate >= 0.7),
+    _one("taste reversed after 100: recovered 40 ratings later", "brevity, instant + reversed at 100", 140,
+         lambda p: p.win_ci[1] >= 0.5),
+    _beats("full loop against the instant loop (brevity)", "brevity, full", "brevity, instant"),
+    _beats("full loop against the instant loop (context)", "context, full", "context, instant"),
+    _beats("instant + examples against examples", "brevity, instant + examples", "brevity, examples"),
+    _retention("KL at most 0.1", False, lambda p: p.kl, 0.1, ".3f"),
+    _retention("perplexity at most +2%", False, lambda p: p.ppl_change, 0.02, "+.2%"),
+    _retention("distinct-2: at most 5% lost", False, lambda p: 1 - p.variety, 0.05, ".1%"),
+    _retention("hostile ratings: perplexity within 5%", True, lambda p: abs(p.ppl_change), 0.05, ".2%"),
+    _retention("hostile ratings: KL at most 0.1", True, lambda p: p.kl, 0.1, ".3f"),
+    _retention("hostile ratings: distinct-2, at most 5% lost", True, lambda p: 1 - p.variety, 0.05, ".1%"),
+]  # fmt: skip

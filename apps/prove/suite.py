@@ -1,0 +1,178 @@
+"""The suite: every simulated user and every arm, a few seeds each, and the report on them.
+
+A result is a line of JSON in a file, and what is in the file is not run again: the suite may be stopped, and
+goes on later, and processes that run different users may share the file.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import trial
+from .claims import rate, verdicts
+from .plot import curves
+from .report import Point, joined
+from .trial import Arm, Bench, Checkpoint, Setting
+from .users import HOSTILE, TASTES, USERS
+
+ORACLE = "Answer as briefly as you can, in one short sentence."
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the report: a user, an arm, and where it is judged."""
+
+    user: str
+    arm: Arm
+    checkpoints: tuple[int, ...] = (30, 100)
+
+    @property
+    def key(self) -> str:
+        return f"{self.user}, {self.arm.name}"
+
+
+def cells() -> list[Cell]:
+    instant = [Cell(user, Arm()) for user in TASTES]
+    brevity = [
+        Cell("brevity", Arm("off", system=ORACLE), (100,)),
+        Cell("brevity", Arm(shuffle=True)),
+        Cell("lists", Arm(shuffle=True)),
+        Cell("brevity", Arm(flip=0.2)),
+        Cell("brevity", Arm(reverse_at=100), (100, 120, 140)),
+        Cell("brevity", Arm("off", examples=2)),
+        Cell("brevity", Arm("instant", examples=2)),
+    ]
+    hostile = [Cell(user, Arm(), (200,)) for user in HOSTILE]
+    full = [Cell(user, Arm("full")) for user in ("brevity", "context")]
+    return [*instant, *brevity, *hostile, *full]
+
+
+def run(
+    bench: Bench, setting: Setting, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
+) -> None:
+    """Run what the file does not hold yet, for one user or all. `setting`: prompts, lengths, temperature."""
+    for seed in range(seeds):
+        for cell in cells():
+            known = {(r["key"], r["seed"]) for r in results(path)}
+            if user in (None, cell.user) and (cell.key, seed) not in known:
+                line = json.dumps(_result(bench, setting, cell, seed, log))
+                with path.open("a", encoding="utf-8") as f:
+                    f.write("\n" + line + "\n")  # what a killed run left half-written stays alone
+                log(f"{cell.key}, seed {seed}: done")
+
+
+def _result(bench: Bench, setting: Setting, cell: Cell, seed: int, log) -> dict[str, Any]:
+    scorer, last = USERS[cell.user], max(cell.checkpoints)
+    own = Setting(
+        scorer,
+        setting.prompts,
+        setting.heldout,
+        last,
+        cell.checkpoints,
+        setting.max_tokens,
+        setting.temperature,
+    )
+    reach = trial.within_reach(bench, own, seed) if cell.arm == Arm() else None
+    found = list(trial.run(bench, own, cell.arm, seed, log))
+    return {"key": cell.key, "seed": seed, "reach": reach, "checkpoints": [_plain(c) for c in found]}
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(checkpoint).items()}
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """What the file holds; a line that a killed run left half-written counts as none."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [r for r in found if "checkpoints" in r]
+
+
+def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
+    """Of one cell, by seed."""
+    arrays = ("scores", "base_scores")
+    return [
+        [Checkpoint(**(c | {a: np.array(c[a]) for a in arrays})) for c in result["checkpoints"]]
+        for result in sorted(found, key=lambda r: r["seed"])
+    ]
+
+
+_EXPLAINED = """\
+A simulated user rates replies to 64 prompts. 100 prompts on other topics are then answered again and
+compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
+in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
+per token) and perplexity on prose that nothing is about, distinct-2 over that of the untouched model: of
+the worst seed. A taste that the untouched model does not meet once in 64 samples cannot be chosen by
+rating: out of reach.""".splitlines()
+
+
+def markdown(path: Path, command: str, picture: str) -> str:
+    """The report: what must be shown, then every figure. picture: where the plot will be, next to it."""
+    cells_ = _by_cell(results(path))
+    found = {key: joined(checkpoints(of)) for key, of in cells_.items() if not _out_of_reach(key, cells_)}
+    rows = [
+        f"| {v.claim} | {v.figure} | {'not measured' if v.met is None else 'yes' if v.met else '**no**'} |"
+        for v in verdicts(found)
+    ]
+    table = [_row(key, of, point) for key, of in cells_.items() for point in joined(checkpoints(of))]
+    return "\n".join(
+        [
+            "# What ratings do",
+            "",
+            f"Made by `{command}`. Nothing below was written by hand.",
+            "",
+            *_EXPLAINED,
+            "",
+            f"![win-rate by ratings]({picture})",
+            "",
+            "| must be shown | measured | met |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "| user, arm | seeds | ratings | stars | win-rate | KL | perplexity | distinct-2 | tokens |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *table,
+            "",
+        ]
+    )
+
+
+def _row(key: str, of: list[dict[str, Any]], p: Point) -> str:
+    name = key if all(r["reach"] is not False for r in of) else f"{key} (out of reach)"
+    return (
+        f"| {name} | {len(of)} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} | {p.kl:.3f} "
+        f"| {p.ppl_change:+.2%} | {p.variety:.2f} | {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} |"
+    )
+
+
+def picture(path: Path) -> str:
+    """The learning curves of the instant loop, as SVG."""
+    by_cell = _by_cell(results(path))
+    lines = {
+        user: [(p.ratings, p.win_rate, *p.win_ci) for p in joined(checkpoints(by_cell[f"{user}, instant"]))]
+        for user in TASTES
+        if f"{user}, instant" in by_cell and not _out_of_reach(user, by_cell)
+    }
+    return curves("Ratings alone, prompts never rated", lines)
+
+
+def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """In the suite's order."""
+    by_key = {cell.key: [r for r in found if r["key"] == cell.key] for cell in cells()}
+    return {key: of for key, of in by_key.items() if of}
+
+
+def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
+    """Did the untouched model meet this user's taste in no seed?"""
+    user = key.split(",")[0]
+    return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

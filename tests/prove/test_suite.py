@@ -1,0 +1,78 @@
+import json
+
+import numpy as np
+import pytest
+
+from apps.prove import claims, plot, suite
+from apps.prove.report import Point
+from apps.prove.trial import Arm, Checkpoint
+
+
+def checkpoint(ratings: int, gained: float, n: int = 20) -> Checkpoint:
+    """A model that wins `gained` of all pairs and loses the others."""
+    base = np.full(n, 3)
+    scores = np.where(np.arange(n) < gained * n, 4, 2)
+    return Checkpoint(ratings, scores, base, 0.05, 0.01, 60.0, 90.0, 0.99, "Yes.")
+
+
+def write(path, key: str, seed: int, gained: float, reach=True, at=(30, 100)) -> None:
+    points = [suite._plain(checkpoint(r, gained)) for r in at]
+    with path.open("a") as f:
+        f.write(json.dumps({"key": key, "seed": seed, "reach": reach, "checkpoints": points}) + "\n")
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "results.jsonl"
+    write(path, "brevity, instant", 1, 0.7)
+    write(path, "brevity, instant", 0, 0.9)
+    path.open("a").write('{"key": "lists, ins')  # killed here
+    found = suite.checkpoints(suite.results(path))
+    assert [seed[0].scores.mean() for seed in found] == [pytest.approx(3.8), pytest.approx(3.4)]
+    assert [c.ratings for c in found[0]] == [30, 100]
+
+
+def test_every_cell_has_its_own_name():
+    keys = [cell.key for cell in suite.cells()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_report_says_what_holds_and_what_does_not(tmp_path):
+    path = tmp_path / "results.jsonl"
+    for seed in range(3):
+        write(path, "brevity, instant", seed, 0.9)
+        write(path, "lists, instant", seed, 0.9)
+        write(path, "casual, instant", seed, 0.5)
+        write(path, "spanish, instant", seed, 0.9, reach=False)
+    text = suite.markdown(path, "ruvmlx prove --suite results.jsonl", "curves.svg")
+    lines = text.splitlines()
+    assert "| brevity after 100 ratings: at least 85% | 90.0% (75.0% to 100.0%) | yes |" in lines
+    assert any("two other users" in x and "| lists | **no** |" in x for x in lines)
+    assert any("reversed" in x and "not measured" in x for x in lines)
+    assert "| spanish, instant (out of reach) | 3 | 30 |" in text
+    assert "spanish" not in suite.picture(path) and "brevity" in suite.picture(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "bad", "claim"),
+    [
+        ("brevity, instant", "kl", 0.11, "KL at most 0.1"),
+        ("brevity, instant", "ppl_change", 0.021, "perplexity at most +2%"),
+        ("brevity, instant", "variety", 0.9, "distinct-2: at most 5% lost"),
+        ("random, instant", "ppl_change", 0.06, "hostile ratings: perplexity within 5%"),
+    ],
+)
+def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
+    good = Point(30, 3, 3, 0.9, (0.8, 1), 0.05, 0.01, 60, 90, 1.0, "")
+    worse = Point(**(vars(good) | {"ratings": 100, field: bad}))
+    for points, met in (([good], True), ([good, worse], False)):
+        verdict = next(v for v in claims.verdicts({key: points}) if v.claim == claim)
+        assert verdict.met is met
+
+
+def test_names_of_the_plot_do_not_cover_each_other():
+    apart = plot._apart([100, 101, 50, 99])
+    assert min(np.diff(sorted(apart))) >= 14 and sorted(range(4), key=lambda i: apart[i]) == [2, 3, 0, 1]
+
+
+def test_an_arm_that_learns_nothing_asks_for_no_ratings():
+    assert Arm("off", system="Be brief.").name == "oracle prompt"
