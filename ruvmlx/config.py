@@ -18,7 +18,11 @@ from .errors import StoreError, UsageError
 BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
 _ALLOWED = {
     "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
-    "kv": (re.compile("tiered|f16"), "tiered or f16"),
+    "kv": (re.compile("auto|tiered|f16"), "auto, tiered or f16"),
+    "kv_tiers": (
+        re.compile(r"\d{1,9},(\d{1,9}|all)", re.ASCII),
+        "hot,warm in tokens, as in 64,1024",
+    ),
     "implicit_feedback": (re.compile("on|off"), "on or off"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
@@ -27,7 +31,9 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
     "backend": (str, "auto", "auto, mlx, native, hybrid or reference"),
     "threads": (int, None, "CPU threads; all physical cores by default"),
-    "kv": (str, None, "KV cache: tiered (f16, then 8 bits, then 4 bits by age; where built) or f16"),
+    "kv": (str, None, "KV cache: tiered (f16, then 8 bits, then 4 bits by age; where built), f16 or auto"),
+    "kv_tiers": (str, None, "hot,warm: tokens in f16 and up to which 8 bits; auto is what was measured"),
+    "kv_limit": (float, None, "KL that the tiers may cost against f16, nats per token; 0.004 by default"),
     "kv_budget": (int, None, "MiB that KV caches should stay within; older tokens lose precision sooner"),
     "adapter": (str, "default", "named adapter that ratings change, or none"),
     "temperature": (float, None, "0 is greedy; the model's own, or 0.7"),

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
-from .backends.select import cache_policy, open_backend
+from .backends.select import asked_policy, cache_policy, open_backend
 from .conversation import Turn, alternating, cut, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
 from .errors import NotFound, UsageError
 from .lora.residency import Residency, Resident
 from .models.base import Message, Model
+from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import LearnStatus
 from .sona.memory import MemoryStatus, check_examples
@@ -46,12 +47,16 @@ class Runtime:
         examples: int = 0,
         learn: bool = True,
         implicit: bool = False,
+        kv_tiers: str | None = None,
+        kv_limit: float | None = None,
     ):
         self.store, self.model, self.backend = store, model, backend
         self.examples, self._implicit = check_examples(examples), implicit
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
-        self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend))
+        known = KVLedger(store, model.fingerprint, backend.name, asked_policy(kv, kv_tiers))
+        self._kv = KVLoop(known, model, backend, kv_limit)
+        self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend, kv_tiers) and known.policy)
         self._adapters = Residency(
             lambda name: Learner(store, model, backend, name, learn, implicit), lambda x: x.nbytes
         )
@@ -73,11 +78,15 @@ class Runtime:
         examples: int = 0,
         learn: bool = True,
         implicit: bool = False,
+        kv_tiers: str | None = None,
+        kv_limit: float | None = None,
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
         sampling: what the user asked for by name ("temperature", ...), for every reply.
-        kv: "tiered" or "f16"; None is what the backend does best. kv_budget: MiB for all KV caches.
+        kv: "tiered" or "f16"; None or "auto" is what was measured to be best (`review_kv`), where the backend
+        has tiers. kv_tiers: "HOT,WARM", lengths of the tiers in tokens, whatever was measured. kv_limit: nats
+        per token that they may cost. kv_budget: MiB for all KV caches.
         examples: up to so many liked replies to similar questions are put before each message.
         learn: False records ratings, for examples and for later, but leaves the weights as they are.
         implicit: what is done with unrated replies (`notice`) counts a little, too.
@@ -88,7 +97,9 @@ class Runtime:
         try:
             loaded = load_model(model)
             opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
-            return cls(store, loaded, opened, adapter, sampling, kv, examples, learn, implicit)
+            return cls(
+                store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit
+            )
         except BaseException:
             store.close()
             raise
@@ -195,7 +206,8 @@ class Runtime:
             examples=request.examples,
             latency_ratio=self._pace.ratio(response.latency_ms, response.generation_tokens),
         )
-        self.store.add_reply(reply, session_id)
+        kv = self._kv.observed(response, self.engine.sessions.policy_of(request.session_id))
+        self.store.add_reply(reply, session_id, kv)
         self.last_reply_id = reply.id
         if self.learner is not None:
             self.learner.keep(reply.id, trace)
@@ -339,6 +351,25 @@ class Runtime:
         if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
+
+    # -- the KV cache --------------------------------------------------------------------------------
+
+    def review_kv(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Measure what KV policies cost on the newest long replies; choose one for caches made from now on.
+
+        `cancel` is looked at every few tens of milliseconds. A policy that was asked for stays in use.
+        """
+        report = self._kv.review(cancel)
+        if self.engine.sessions.policy is not None:
+            self.engine.sessions.policy = self._kv.ledger.policy
+        return report
+
+    def kv_due(self) -> bool:
+        """Should `review_kv` be called when nobody waits?"""
+        return self._kv.due()
+
+    def kv_status(self) -> KVStatus:
+        return self._kv.ledger.status()
 
     # -- adapters ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import click
 
 from ruvmlx import config
 from ruvmlx.errors import UsageError
+from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
 from .options import adapter_name, model_options, open_runtime, resolve
@@ -124,12 +125,15 @@ def consolidate(steps: int | None, as_json: bool, **flags: Any) -> None:
     with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
         report = runtime.consolidate(_progress(), cancel, settings)
         status = runtime.status()
+        kv = runtime.review_kv(cancel)
     if as_json:
-        print_json(_facts(status) | report)
+        print_json(_facts(status) | report | {"kv": kv})
     else:
         show(("promoted: " if report["promoted"] else "not promoted: ") + report["reason"])
         facts = _facts(status) | report
         show_facts({k: v for k, v in facts.items() if isinstance(v, int | float | str) and k != "reason"})
+        if kv["changed"]:
+            show(f"KV cache: {kv['reason']} (`ruvmlx learn kv` tells more)")
     if cancel.is_set():
         raise KeyboardInterrupt
 
@@ -177,6 +181,86 @@ def export(format_: str, **flags: Any) -> None:
 
     for row in rows(_ledger(flags), format_):
         print_json(row)
+
+
+@learn.command("kv")
+@click.option("--measure", is_flag=True, help="Measure on your newest long replies first; Ctrl-C stops it.")
+@model_options
+@json_option
+def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
+    """Which precision the KV cache has at which age, why, and what that was measured to cost.
+
+    Ratings have no part in it; --kv and the settings kv and kv_tiers overrule it.
+    """
+    report: dict[str, Any] = {}
+    cancel = threading.Event()
+    if measure:
+        with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
+            report = runtime.review_kv(cancel)
+            status = runtime.kv_status()
+    else:
+        status = _kv_ledger(flags).status()
+    facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
+    if as_json:
+        print_json(facts)
+    else:
+        _show_kv(facts)
+    if cancel.is_set():
+        raise KeyboardInterrupt
+
+
+def _kv_ledger(flags: dict[str, Any]):
+    """What is known of the chosen model's KV policies; no weights are loaded."""
+    from ruvmlx.backends.select import asked_policy, describe
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.kv_policy import KVLedger
+    from ruvmlx.store import Store
+
+    settings = resolve(flags)
+    asked = asked_policy(settings["kv"], settings["kv_tiers"])
+    model, backend = load_model(settings["model"]), describe(settings["backend"]).name
+    return KVLedger(Store(config.store_file()), model.fingerprint, backend, asked)
+
+
+def _kv_facts(status: Any) -> dict[str, Any]:
+    """Lengths are in tokens; null: all of them."""
+    known = status.report or {}
+    return {
+        "backend": status.backend,
+        "policy": _lengths({"hot": status.policy.hot, "warm": status.policy.warm}),
+        "asked": status.asked,
+        "reason": status.reason,
+        "long_replies": status.long_replies,
+        "long_is": status.needed_tokens,
+        "candidates": [_lengths(c) for c in known.get("candidates", [])],
+        "observed": [_lengths(o) for o in status.observed],
+    } | {k: known.get(k) for k in ("context", "budget", "limit", "pressed")}
+
+
+def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
+    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in ("hot", "warm")}
+    return facts | short
+
+
+def _show_kv(facts: dict[str, Any]) -> None:
+    show(f"{_named(facts['policy'])}: {facts['reason']}")
+    show(f"replies of {facts['long_is']} tokens and more, on {facts['backend']}: {facts['long_replies']}")
+    for c in facts["candidates"]:
+        show(
+            f"  {_named(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token ({c['tokens']} tokens "
+            f"of {c['replies']} replies); {c['latency']:.2f} of f16's time; {c['bytes'] / 2**20:.1f} MiB at "
+            f"{facts['context']} tokens"
+        )
+    for o in facts["observed"]:
+        pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
+        show(f"  seen in {o['replies']} replies, {_named(o)}: up to {o['longest']} tokens{pace}")
+
+
+def _named(lengths: dict[str, Any]) -> str:
+    if lengths["hot"] is None:
+        return "f16 throughout"
+    to = f"to {lengths['warm']} tokens, then 4" if lengths["warm"] else "for all others"
+    return f"f16 for {lengths['hot']} tokens, 8 bits {to}"
 
 
 VERBS = [rate, learn]

@@ -15,7 +15,11 @@ _MODEL = [
         "--backend", type=click.Choice(config.BACKENDS), help="What computes; chosen by itself if not given."
     ),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
-    click.option("--kv", type=click.Choice(["tiered", "f16"]), help="Key-value cache; tiered by default."),
+    click.option(
+        "--kv",
+        type=click.Choice(["auto", "tiered", "f16"]),
+        help="Key-value cache; tiers as measured on your replies by default.",
+    ),
     click.option("--adapter", help="Named adapter that ratings change, or none."),
 ]
 _SAMPLING = [
@@ -74,4 +78,6 @@ def open_runtime(settings: dict[str, Any]):
         settings["kv_budget"],
         examples=settings["examples"],
         implicit=settings["implicit_feedback"] == "on",
+        kv_tiers=settings["kv_tiers"],
+        kv_limit=settings["kv_limit"],
     )

@@ -36,7 +36,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
     backend = open_backend(settings["backend"], model, settings["threads"])
     context = min(ctx or model.config.max_context, model.config.max_context)
-    policy = cache_policy(settings["kv"], backend)
+    policy = cache_policy(settings["kv"], backend, settings["kv_tiers"])
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
     facts = {
         "ppl": found.ppl,

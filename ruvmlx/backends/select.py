@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import UsageError
 from ..kernels.library import LibraryError
-from ..kv.policy import POLICIES, TIERED, TierPolicy
+from ..kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ..models.base import Model
 from . import cpu
 from .base import Backend
@@ -76,11 +76,34 @@ def _describe_mlx(asked: str = "") -> Choice:
     return Choice("mlx", device, kernels, asked + why)
 
 
-def cache_policy(kv: str | None, backend: Backend) -> TierPolicy | None:
-    """The KV cache's policy by its name; None, not asked for: tiered where the backend has tiers."""
-    if kv is None:
-        return None if backend.name == "reference" else TIERED
-    return POLICIES[kv]
+def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
+    """The KV cache's policy that the user named; None when that is left to what was measured.
+
+    kv: "tiered", "f16", "auto" or None, which is auto. tiers: "HOT,WARM", what tiered then means.
+    """
+    if kv == F16.name:
+        return F16
+    if tiers is not None:
+        return parse_tiers(tiers)
+    return TIERED if kv == TIERED.name else None
+
+
+def parse_tiers(text: str) -> TierPolicy:
+    """ "64,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
+    try:
+        hot, warm = text.split(",")
+        return TierPolicy(TIERED.name, int(hot), EVERYTHING if warm == "all" else int(warm))
+    except ValueError:
+        raise UsageError(
+            f"kv_tiers = {text!r}: expected HOT,WARM in tokens, multiples of {PAGE}, hot <= warm, "
+            "as in 64,1024 or 256,all."
+        ) from None
+
+
+def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
+    """The policy that was asked for; else tiered where the backend has tiers."""
+    default = None if backend.name == "reference" else TIERED
+    return asked_policy(kv, tiers) or default
 
 
 def open_backend(name: str, model: Model, threads: int | None = None, kv_budget: int = 0) -> Backend:

@@ -10,9 +10,11 @@ from ..lora.base import BaseLoRA
 
 @dataclass
 class Session:
-    """A cache, the token ids that it holds, in order, and the base under which they were read."""
+    """A cache, the policy that it was made with, the token ids that it holds, in order, and the base under
+    which they were read."""
 
     cache: KVCache
+    policy: TierPolicy | None = None
     base: BaseLoRA | None = None
     tokens: list[int] = field(default_factory=list)
 
@@ -26,10 +28,10 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 class SessionManager:
-    """Keeps the caches of the `capacity` sessions used last."""
+    """Keeps the caches of the `capacity` sessions used last. policy: of caches made from now on."""
 
     def __init__(self, backend: Backend, policy: TierPolicy | None = None, capacity: int = 4):
-        self._backend, self._policy = backend, policy
+        self._backend, self.policy = backend, policy
         self._capacity = capacity
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
@@ -50,16 +52,26 @@ class SessionManager:
         At least one prompt token is always left to prefill: its logits start the reply.
         """
         if session.base is not self._backend.lora:
-            session.cache, session.base, session.tokens = self._new().cache, self._backend.lora, []
+            self._renew(session)
+            session.tokens = []
         keep = min(common_prefix(session.tokens, prompt), len(prompt) - 1)
         extra = len(session.tokens) - keep
         if extra and not session.cache.trim(extra):
-            session.cache = self._new().cache
+            self._renew(session)
         del session.tokens[session.cache.offset :]
         return len(session.tokens)
 
     def _new(self) -> Session:
-        return Session(self._backend.new_cache(self._policy), self._backend.lora)
+        return Session(self._backend.new_cache(self.policy), self.policy, self._backend.lora)
+
+    def _renew(self, session: Session) -> None:
+        new = self._new()
+        session.cache, session.policy, session.base = new.cache, new.policy, new.base
+
+    def policy_of(self, session_id: str | None) -> TierPolicy | None:
+        """The policy that a session's cache was made with; one that nobody keeps has the newest."""
+        session = self._sessions.get(session_id) if session_id is not None else None
+        return session.policy if session else self.policy
 
     def drop(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)

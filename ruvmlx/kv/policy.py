@@ -53,7 +53,6 @@ def _next_change(offset: int, age: int) -> int:
 
 TIERED = TierPolicy()
 F16 = TierPolicy("f16", EVERYTHING, EVERYTHING)
-POLICIES = {policy.name: policy for policy in (TIERED, F16)}
 
 # What memory pressure does: warm shrinks first, then hot. Level 0 is the policy itself.
 _LIMITS = ((256, 1024), (256, 512), (256, 256), (128, 128), (64, 64))

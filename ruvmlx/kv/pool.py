@@ -33,7 +33,7 @@ class PagePool:
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
         self.storage, self.budget, self.level = storage, budget, 0
-        self._pressure = pressure
+        self.pressure = pressure
         self.pages = [0, 0, 0]  # in use, by tier
         self.sizes = (storage.page_bytes(COLD), storage.page_bytes(WARM), storage.page_bytes(HOT))
         self.caches: weakref.WeakSet[PagedCache] = weakref.WeakSet()
@@ -67,7 +67,7 @@ class PagePool:
 
     def adapt(self, pages: int) -> None:
         """Choose the level for `pages` more hot pages."""
-        pressure, need = self._pressure(), pages * self.sizes[HOT]
+        pressure, need = self.pressure(), pages * self.sizes[HOT]
         if self.level < MOST and (pressure > HIGH or self._exceeds(self.nbytes + need)):
             self.level += 1
         elif self.level and pressure < LOW and not self._exceeds(1.1 * (self._at(self.level - 1) + need)):

@@ -1,13 +1,25 @@
 """What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
 
 Store adds the tables up, one file each:
-Database < Witness < Chats < Replies < Bases < Adapters < Named < Signals.
+Database < Witness < Chats < KVRecords < Replies < Bases < Adapters < Named < Signals.
 """
 
 from .adapters import AdapterRow, HeadMoved, RatingRow
+from .kv import KVChoiceRow, KVMeasured, KVObservation
 from .named import NamedRow
 from .replies import ReplyRow
 from .signals import SignalRow
 from .signals import Signals as Store
 
-__all__ = ["AdapterRow", "HeadMoved", "NamedRow", "RatingRow", "ReplyRow", "SignalRow", "Store"]
+__all__ = [
+    "AdapterRow",
+    "HeadMoved",
+    "KVChoiceRow",
+    "KVMeasured",
+    "KVObservation",
+    "NamedRow",
+    "RatingRow",
+    "ReplyRow",
+    "SignalRow",
+    "Store",
+]

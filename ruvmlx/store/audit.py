@@ -9,13 +9,14 @@ _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a ver
 
 
 def disagreement(store: Adapters) -> str:
-    """The first adapter version, base or rating that the log does not know as it is; "" if all agree.
+    """The first version, base, rating or KV policy that the log does not know as it is; "" if all agree.
 
     A row that is gone is no disagreement: adapters and old weights may be deleted.
     """
     versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
     with store.reading():
-        return _weights(store, *versions) or _weights(store, *bases) or _ratings(store) or _heads(store)
+        weights = _weights(store, *versions) or _weights(store, *bases)
+        return weights or _ratings(store) or _heads(store) or _kv(store)
 
 
 def _weights(store: Adapters, kind: str, table: str, number: str) -> str:
@@ -49,6 +50,17 @@ def _heads(store: Adapters) -> str:
     for fingerprint, name, version in store._rows("SELECT fingerprint, name, version FROM adapter_heads"):
         if last.get((fingerprint, name)) != version:
             return f"adapter {name!r} is at version {version}, which nothing in the log led to"
+    return ""
+
+
+def _kv(store: Adapters) -> str:
+    """Is every KV policy in force the one that was chosen last?"""
+    logged = [row.body for row in store.witnessed("kv_choice")]
+    last = {(b["model"], b["backend"]): (b["hot"], b["warm"]) for b in logged}
+    sql = "SELECT fingerprint, backend, hot, warm FROM kv_choices"
+    for fingerprint, backend, *policy in store._rows(sql):
+        if last.get((fingerprint, backend)) != tuple(policy):
+            return f"the KV policy of the {backend} backend is not what was written"
     return ""
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import NotFound
-from .chats import Chats
 from .database import vector
+from .kv import KVObservation, KVRecords
 
 KEEP_TRACES = 50  # newest replies whose trace is kept; older ones are replayed from their tokens
 
@@ -33,11 +33,11 @@ class ReplyRow:
     latency_ratio: float = 1.0  # time per token against what is usual here
 
 
-class Replies(Chats):
+class Replies(KVRecords):
     """Every reply is kept, of a chat or not."""
 
-    def add_reply(self, reply: ReplyRow, session_id: str | None) -> None:
-        """Commit a reply and, for a chat, its message."""
+    def add_reply(self, reply: ReplyRow, session_id: str | None, kv: KVObservation | None = None) -> None:
+        """Commit a reply, what its KV cache was like and, for a chat, its message."""
         now = time.time()
         with self.transaction():
             self._db.execute(
@@ -65,6 +65,8 @@ class Replies(Chats):
                 self._add_message(session_id, "assistant", reply.text, reply.id, now)
                 self._db.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session_id))
             self.record("reply", _facts(reply))
+            if kv is not None:
+                self._observe(kv)
 
     def reply(self, reply_id: str) -> ReplyRow:
         """`reply_id` may be "last" or a unique beginning of an id."""

@@ -62,6 +62,25 @@ CREATE TABLE signals (
 CREATE INDEX signals_by_reply ON signals(reply_id);
 CREATE TABLE signals_dropped (count INTEGER NOT NULL);
 INSERT INTO signals_dropped VALUES (0);
+CREATE TABLE kv_observations (  -- lengths in tokens; see kv.py
+  id INTEGER PRIMARY KEY AUTOINCREMENT, reply_id TEXT NOT NULL REFERENCES replies(id) ON DELETE CASCADE,
+  fingerprint TEXT NOT NULL, backend TEXT NOT NULL, hot INTEGER NOT NULL, warm INTEGER NOT NULL,
+  tokens INTEGER NOT NULL, hot_bytes INTEGER NOT NULL, warm_bytes INTEGER NOT NULL,
+  cold_bytes INTEGER NOT NULL, us_per_token REAL NOT NULL, pressure REAL NOT NULL, level INTEGER NOT NULL,
+  created REAL NOT NULL
+);
+CREATE INDEX kv_observations_by_model ON kv_observations(fingerprint, backend, id);
+CREATE INDEX kv_observations_by_reply ON kv_observations(reply_id);
+CREATE TABLE kv_measured (  -- of no use to read a chat from, so it outlives the reply
+  fingerprint TEXT NOT NULL, backend TEXT NOT NULL, reply_id TEXT NOT NULL, hot INTEGER NOT NULL,
+  warm INTEGER NOT NULL, blocks INTEGER NOT NULL, total REAL NOT NULL, squares REAL NOT NULL,
+  us REAL NOT NULL, us_f16 REAL NOT NULL, created REAL NOT NULL,
+  PRIMARY KEY (fingerprint, backend, reply_id, hot, warm)
+);
+CREATE TABLE kv_choices (
+  fingerprint TEXT NOT NULL, backend TEXT NOT NULL, hot INTEGER NOT NULL, warm INTEGER NOT NULL,
+  report TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (fingerprint, backend)
+);
 CREATE TABLE witness (  -- a hash chain, see witness.py; time is in ns since 1970
   seq INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
   previous TEXT NOT NULL, hash TEXT NOT NULL
