@@ -1,0 +1,332 @@
+"""The KV loop on a tiny model: what policies cost is measured, kept, and decides what new caches get."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.engine.perplexity import mean_kl
+from ruvmlx.errors import UsageError
+from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.sona import kv_choice, kv_policy
+from ruvmlx.sona.kv_policy import TIMED, Reading, Stopped, long_enough, reach
+from ruvmlx.store import Store
+from ruvmlx.store.audit import disagreement
+
+SOON, LATER, NEVER = (TierPolicy("tiered", 64, warm) for warm in (64, 128, EVERYTHING))
+COLD_FROM = reach(LATER)
+LONG = COLD_FROM + 2 * PAGE + TIMED
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return NativeBackend(tiny, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch, tiny_backend):
+    """Candidates whose tiers 336 tokens reach; a machine with room."""
+    monkeypatch.setattr(kv_choice, "CANDIDATES", (SOON, LATER, NEVER))
+    monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.1)
+
+
+def tokens(n, seed=3) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 250, n).tolist()
+
+
+def long_reply(runtime, i, n=LONG) -> str:
+    request = GenerationRequest(
+        request_id=f"long-{i}", input_ids=tokens(n - 4, i), max_new_tokens=4, sampling=Sampling(seed=i),
+        ignore_eos=True,
+    )  # fmt: skip
+    for _ in runtime.generate(request):
+        pass
+    return request.request_id
+
+
+def reviewed(runtime) -> dict:
+    report = runtime.review_kv()
+    while runtime.kv_due():
+        report = runtime.review_kv()
+    return report
+
+
+@pytest.fixture
+def three(open_tiny):
+    """A runtime with three long replies and a short one."""
+    with open_tiny(kv_limit=1.0) as runtime:
+        for i in range(3):
+            long_reply(runtime, i)
+        long_reply(runtime, 9, 100)
+        yield runtime
+
+
+def nothing() -> None:
+    pass
+
+
+# -- measuring ---------------------------------------------------------------------------------------
+
+
+def test_f16_costs_nothing_and_less_precision_costs_more(tiny_backend):
+    reading = Reading(tiny_backend, tokens(LONG), COLD_FROM)
+    costs = [reading.cost(policy, nothing) for policy in (F16, NEVER, LATER, SOON)]
+    assert costs[0].kl == [0.0, 0.0]
+    means = [np.mean(cost.kl) for cost in costs]
+    assert 0 < means[1] < means[2] and means[1] < means[3]
+    assert all(cost.us > 0 and cost.us_f16 > 0 for cost in costs)
+
+
+def test_it_is_what_one_reading_of_everything_gives(tiny_backend):
+    """The slow twin: both caches read token by token, from the first to the last; lengths are odd."""
+    ids = tokens(LONG + 37)
+    got = Reading(tiny_backend, ids, COLD_FROM).cost(LATER, nothing).kl
+    caches = [tiny_backend.new_cache(policy) for policy in (F16, LATER)]
+    p, q = (np.stack([tiny_backend.decode(t, cache).logits for t in ids]) for cache in caches)
+    blocks = [slice(at, at + PAGE) for at in (COLD_FROM, COLD_FROM + PAGE)]
+    assert got == pytest.approx([mean_kl(p[block], q[block]) for block in blocks], rel=0.05)
+
+
+@pytest.mark.parametrize("policy", [SOON, LATER, NEVER, TIERED])
+def test_reach_is_where_the_lowest_tier_begins(policy):
+    cold, low = policy.counts(reach(policy))
+    before = policy.counts(reach(policy) - PAGE)
+    assert (low > 0 and before[1] == 0) if policy is NEVER else (cold > 0 and before[0] == 0)
+    assert reach(F16) == 0 and long_enough((SOON, LATER, NEVER)) == LONG
+
+
+def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
+    """No call of the backend has more than 2 PIECE tokens, and each is preceded by a look at `cancel`."""
+    looks, sizes = [], []
+    for name in ("prefill", "verify"):
+        real = getattr(tiny_backend, name)
+        monkeypatch.setattr(
+            tiny_backend, name, lambda ids, cache, real=real: (sizes.append(len(ids)), real(ids, cache))[1]
+        )
+    Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
+    assert max(sizes) <= 2 * kv_policy.PIECE and len(looks) >= len(sizes)
+
+
+# -- reviewing ---------------------------------------------------------------------------------------
+
+
+def test_without_long_replies_the_default_stays(open_tiny):
+    with open_tiny() as runtime:
+        long_reply(runtime, 0, LONG - 1)
+        assert not runtime.kv_due()
+        report = runtime.review_kv()
+        assert not report["changed"] and "not enough long replies" in report["reason"]
+        status = runtime.kv_status()
+        assert (status.policy, status.long_replies, status.needed_tokens) == (TIERED, 0, LONG)
+        assert "the default: 0 long replies were measured" in status.reason
+        assert runtime.engine.sessions.policy == TIERED and not runtime.store.witnessed("kv_choice")
+
+
+def test_two_are_not_enough_three_are(three):
+    assert three.kv_due()
+    report = three.review_kv()  # two at a time
+    assert (report["measured"], report["changed"], report["candidates"]) == (2, False, [])
+    report = three.review_kv()
+    assert (report["measured"], report["changed"]) == (1, True) and not three.kv_due()
+    assert [(c["replies"], c["tokens"]) for c in report["candidates"]] == [(3, 6 * PAGE)] * 3
+    chosen = three.engine.sessions.policy
+    assert (chosen.hot, chosen.warm) == (report["hot"], report["warm"]) and chosen in (SOON, LATER, NEVER)
+    assert three.kv_status().reason == report["reason"]
+    assert not three.review_kv()["changed"]
+
+
+def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
+    reviewed(three)
+    chosen = three.engine.sessions.policy
+    with open_tiny() as again:
+        assert again.engine.sessions.policy == chosen == again.kv_status().policy
+        assert again.engine.sessions.get_or_create(None).cache.policy == chosen
+        assert not again.kv_due()  # what was measured is known, too
+
+
+def test_a_limit_that_nothing_keeps_takes_the_least_kl(three, open_tiny):
+    with open_tiny(kv_limit=1e-9) as strict:
+        report = reviewed(strict)
+        assert strict.engine.sessions.policy == NEVER and "none is under it" in report["reason"]
+
+
+def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend, monkeypatch):
+    """Over 0.9 it is short, under 0.8 there is room again; measuring stops over 0.8."""
+    reviewed(three)
+    for level, pressed in ((0.85, False), (0.95, True), (0.85, True), (0.5, False)):
+        monkeypatch.setattr(tiny_backend.pool, "pressure", lambda level=level: level)
+        report = three.review_kv()
+        assert report["pressed"] == pressed
+        assert ("memory is short" in report["reason"]) == pressed
+        assert not pressed or three.engine.sessions.policy == SOON
+    monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.85)
+    long_reply(three, 4)
+    report = three.review_kv()
+    assert report["measured"] == 0 and "no room" in report["stopped"] and three.kv_due()
+
+
+def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
+    monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
+    assert "no room" in three.review_kv()["stopped"]
+    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.ledger.mine)
+
+
+def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
+    """The pool tightens its caches: what would be measured is another policy. The level goes back."""
+    values = iter([0.1] * 4)
+    monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
+    assert "memory is short" in three.review_kv()["stopped"]
+    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.ledger.mine)
+
+
+class Cancelled(threading.Event):
+    """Set from the n-th look on."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.left = n
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
+    """At every stop the store is sound; what was done is not done again; the end is the same."""
+    store, mine = three.store, three._kv.ledger.mine
+    done, stops = 0, 0
+    while three.kv_due():
+        report = three.review_kv(Cancelled(97))
+        stops += bool(report["stopped"])
+        rows = store.kv_measured(*mine)
+        assert len(rows) >= done and len({(r.reply_id, r.hot, r.warm) for r in rows}) == len(rows)
+        assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
+        done = len(rows)
+    assert stops > 2 and done == 9
+    whole = Reading(tiny_backend, store.reply_tokens("long-1"), COLD_FROM).cost(LATER, nothing)
+    kept = next(r for r in store.kv_measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
+    assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
+
+
+def test_a_stop_comes_through(tiny_backend):
+    def stop() -> None:
+        raise Stopped
+
+    used = tiny_backend.pool.nbytes
+    with pytest.raises(Stopped):
+        Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, stop)
+    assert tiny_backend.pool.nbytes == used
+
+
+# -- what overrules it, and what does not ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ({"kv": "f16"}, F16),
+        ({"kv": "tiered"}, TIERED),
+        ({"kv_tiers": "128,192"}, TierPolicy("tiered", 128, 192)),
+        ({"kv": "tiered", "kv_tiers": "128,all"}, TierPolicy("tiered", 128, EVERYTHING)),
+        ({"kv": "f16", "kv_tiers": "128,192"}, F16),
+        ({"kv": "auto"}, None),
+    ],
+)
+def test_what_the_user_asks_for_wins(three, open_tiny, options, policy):
+    reviewed(three)
+    with open_tiny(**options, kv_limit=1.0) as runtime:
+        want = policy or three.engine.sessions.policy
+        assert runtime.engine.sessions.policy == want
+        runtime.review_kv()
+        status = runtime.kv_status()
+        assert runtime.engine.sessions.policy == want == status.policy
+        assert status.asked == (policy is not None) == (status.reason == "you asked for it")
+
+
+@pytest.mark.parametrize("tiers", ["64", "64,32", "65,128", "a,b", "64,128,192", "0,64"])
+def test_tiers_that_are_none(open_tiny, tiers):
+    with pytest.raises(UsageError, match="kv_tiers"):
+        open_tiny(kv_tiers=tiers)
+
+
+def test_ratings_do_not_change_it(three):
+    """Neither what is chosen nor what is measured: bit for bit as without them."""
+    reviewed(three)
+    before = three._kv.review()
+    for i in range(3):
+        three.rate(f"long-{i}", "down")
+    after = three._kv.review()
+    assert {**after, "seconds": 0} == {**before, "seconds": 0}
+
+
+def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
+    """Measured under a base and micro it is what the untouched model gives, and the base is back after it."""
+    shape, rng = (
+        (tiny.config.hidden_size, tiny.config.n_heads * tiny.config.head_dim),
+        np.random.default_rng(1),
+    )
+    pair = rng.normal(0, 0.2, (shape[0], 2)), rng.normal(0, 0.2, (2, shape[1]))
+    base = BaseLoRA({("q_proj", 0): tuple(x.astype(np.float32) for x in pair)}, 2.0)
+    plain = Reading(tiny_backend, three.store.reply_tokens("long-2"), COLD_FROM).cost(LATER, nothing)
+    tiny_backend.set_lora(base)
+    try:
+        three._kv.review()
+        assert tiny_backend.lora is base
+    finally:
+        tiny_backend.set_lora(None)
+    kept = three.store.kv_measured(*three._kv.ledger.mine)
+    found = next(r for r in kept if (r.reply_id, r.warm) == ("long-2", LATER.warm))
+    assert found.total == pytest.approx(sum(plain.kl))
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+def test_every_reply_is_observed(three):
+    seen = three.store.kv_observations(*three._kv.ledger.mine, 9)
+    assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
+    assert (seen[1].hot, seen[1].warm, seen[1].pressure, seen[1].level) == (TIERED.hot, TIERED.warm, 0.1, 0)
+    assert seen[1].tokens == LONG - 1  # the last one drawn was never read
+    assert seen[1].us_per_token > 0 and seen[1].hot_bytes > 0 < seen[1].warm_bytes and seen[1].cold_bytes == 0
+
+
+def test_a_chat_keeps_the_policy_it_began_with(three):
+    chat, given = three.new_chat(), {"sampling": Sampling(0.0), "max_new_tokens": 2}
+    list(three.say(chat, "one", **given, cancel=threading.Event()))
+    reviewed(three)
+    list(three.say(chat, "two", **given, cancel=threading.Event()))
+    long_reply(three, 7, 90)
+    new, old, first, *_ = three.store.kv_observations(*three._kv.ledger.mine, 9)
+    assert (old.hot, old.warm) == (first.hot, first.warm) == (TIERED.hot, TIERED.warm)
+    assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
+
+
+def test_every_change_is_witnessed(three, open_tiny, home):
+    """The choice with its reason, and that a reply had another policy than the one before."""
+    report = reviewed(three)
+    (row,) = three.store.witnessed("kv_choice")
+    assert (row.body["before"], row.body["hot"]) == (None, report["hot"])
+    assert row.body["reason"] == report["reason"]
+    with open_tiny(kv="f16") as runtime:
+        long_reply(runtime, 5, 50)
+    with open_tiny(kv_limit=1e-9) as strict:
+        strict.review_kv()
+    store = Store(home / "ruvmlx.db")
+    assert [r.body["warm"] for r in store.witnessed("kv_choice")] == [report["warm"], EVERYTHING]
+    (used,) = store.witnessed("kv_used")
+    assert (used.body["hot"], used.body["before"]) == (EVERYTHING, [TIERED.hot, TIERED.warm])
+    assert store.check_chain().broken is None and disagreement(store) == ""
+
+
+def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, open_tiny, monkeypatch):
+    from ruvmlx.backends.reference import ReferenceBackend
+
+    with open_tiny() as runtime:
+        loop = kv_policy.KVLoop(
+            kv_policy.KVLedger(runtime.store, tiny.fingerprint, "reference"), tiny, ReferenceBackend(tiny)
+        )
+        assert not loop.due() and loop.review()["reason"] == kv_policy.NO_TIERS
+        assert loop.ledger.status().policy == F16
