@@ -34,7 +34,9 @@ def test_saved_text_comes_back_whole():
     assert (found["system"].value, found["temperature"].value) == (hard, 0.25)
 
 
-@pytest.mark.parametrize("name,value", [("max_tokens", "many"), ("temperature", "hot"), ("colour", "red")])
+@pytest.mark.parametrize(
+    "name,value", [("max_tokens", "many"), ("temperature", "hot"), ("colour", "red"), ("kv_tiers", "64")]
+)
 def test_bad_values_are_refused_and_nothing_is_written(name, value):
     with pytest.raises(UsageError):
         config.save(name, value)

@@ -12,7 +12,9 @@ from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona import kv_choice
 from ruvmlx.store import Store
 
 GENERATE_FIELDS = [
@@ -333,8 +335,42 @@ def test_learn_consolidate(run, tiny_folder):
     )
     status = json.loads(run("learn", "status", "--json", *model)[1])
     assert status.keys() >= LEARN_FIELDS and report.keys() >= LEARN_FIELDS
+    assert "not enough long replies" in report["kv"]["reason"] and not report["kv"]["changed"]
     assert status["consolidations"] == int(report["promoted"]) and status["reason"] == report["reason"]
     assert status["pending"] == (0 if report["promoted"] else 12)
+
+
+def test_learn_kv(run, tiny_folder, monkeypatch):
+    """Says what new caches get and why; measures when asked to; a policy that was named is shown as such."""
+    monkeypatch.setattr(
+        kv_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))
+    )
+    command = ("learn", "kv", "--json", "--backend", "native", "--model", str(tiny_folder))
+    code, out, err = run(*command)
+    said = json.loads(out)
+    assert (code, err, said["asked"], said["candidates"], said["observed"]) == (0, "", False, [], [])
+    assert said["policy"] == {"hot": 256, "warm": 2048} and "the default" in said["reason"]
+    with Runtime.open(str(tiny_folder), "native", adapter=None) as runtime:
+        for i in range(2):
+            ids = [40 + (i + j * j) % 50 for j in range(said["long_is"])]
+            for _ in runtime.generate(GenerationRequest(input_ids=ids, max_new_tokens=3)):
+                pass
+    said = json.loads(run(*command)[1])
+    assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
+    said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
+    assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
+    assert "2 long replies were measured; it takes 3" in said["reason"]
+    monkeypatch.setattr("ruvmlx.sona.kv_policy.REPLIES", 2)
+    said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
+    assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2
+    assert json.loads(run(*command)[1])["reason"] == said["reason"]
+    code, out, _ = run(*[c for c in command if c != "--json"])
+    assert code == 0 and "f16 for 64 tokens, 8 bits to" in out and said["reason"] in out
+    monkeypatch.setenv("RUVMLX_KV_TIERS", "128,all")
+    said = json.loads(run(*command)[1])
+    assert said["policy"] == {"hot": 128, "warm": None} and said["asked"]
+    said = json.loads(run(*command, "--kv", "f16")[1])
+    assert said["policy"] == {"hot": None, "warm": None} and said["reason"] == "you asked for it"
 
 
 def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypatch, home):
