@@ -23,7 +23,7 @@ REPLIES = 3  # measured with a policy before it may be chosen
 # f16 is what they are compared with, never one of them. Hot tokens cost bytes and hardly show in KL.
 CANDIDATES = tuple(
     TierPolicy("tiered", hot, warm)
-    for hot, warm in ((64, 512), (64, 1024), (64, 2048), (TIERED.hot, TIERED.warm), (TIERED.hot, EVERYTHING))
+    for hot, warm in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), (TIERED.hot, TIERED.warm))
 )
 
 

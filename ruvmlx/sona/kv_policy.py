@@ -198,10 +198,12 @@ class KVLedger:
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[Found]:
-        """Candidates that were measured often enough to be chosen."""
+        """What the candidates cost, once each was measured often enough: half of them are no choice."""
         rows = self.store.kv_measured(*self.mine)
         mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
-        return [summary(c, seen, nbytes(c)) for c, seen in mine if len(seen) >= REPLIES]
+        if any(len(seen) < REPLIES for _, seen in mine):
+            return []
+        return [summary(c, seen, nbytes(c)) for c, seen in mine]
 
 
 def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
@@ -327,6 +329,9 @@ class KVLoop:
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = ledger.found(lambda policy: policy.bytes(context, pool.sizes))
+        asked = {"asked": ledger.asked is not None, "pressure": now, "changed": False}
+        if before and not found:  # the candidates are others than they were; these are not known yet
+            return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
             "hot": choice.policy.hot,
@@ -339,7 +344,7 @@ class KVLoop:
             "candidates": [f.report for f in found],
         }
         changed = self._keep(before, choice, report) if found else False
-        return report | {"changed": changed, "asked": ledger.asked is not None, "pressure": now}
+        return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
         """Commit it, unless nothing is new; was the policy another one before?"""

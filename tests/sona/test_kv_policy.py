@@ -147,6 +147,15 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
         assert not again.kv_due()  # what was measured is known, too
 
 
+def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
+    report = reviewed(three)
+    monkeypatch.setattr(kv_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", 128, EVERYTHING)))
+    with open_tiny(kv_limit=1e-9) as runtime:
+        half = runtime.review_kv()
+        assert (half["measured"], half["changed"], half["reason"]) == (2, False, report["reason"])
+        assert reviewed(runtime)["changed"] and runtime.kv_status().policy.hot == 128
+
+
 def test_a_limit_that_nothing_keeps_takes_the_least_kl(three, open_tiny):
     with open_tiny(kv_limit=1e-9) as strict:
         report = reviewed(strict)
@@ -205,6 +214,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
         assert len(rows) >= done and len({(r.reply_id, r.hot, r.warm) for r in rows}) == len(rows)
         assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
         done = len(rows)
+        assert (store.kv_choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
     whole = Reading(tiny_backend, store.reply_tokens("long-1"), COLD_FROM).cost(LATER, nothing)
     kept = next(r for r in store.kv_measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
