@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.perplexity import mean_kl
 from ruvmlx.errors import UsageError
@@ -71,8 +72,9 @@ def nothing() -> None:
 # -- measuring ---------------------------------------------------------------------------------------
 
 
-def test_f16_costs_nothing_and_less_precision_costs_more(tiny_backend):
-    reading = Reading(tiny_backend, tokens(LONG), COLD_FROM)
+@pytest.mark.parametrize("name", ["native", "mlx"])
+def test_f16_costs_nothing_and_less_precision_costs_more(tiny, name):
+    reading = Reading(open_backend(name, tiny, threads=1), tokens(LONG), COLD_FROM)
     costs = [reading.cost(policy, nothing) for policy in (F16, NEVER, LATER, SOON)]
     assert costs[0].kl == [0.0, 0.0]
     means = [np.mean(cost.kl) for cost in costs]
