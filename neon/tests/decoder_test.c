@@ -158,7 +158,7 @@ static void compare_rows(const model *m, const char *impl, uint32_t threads) {
     start_many(m, d, batch), start_many(m, d, alone);
     const int exact = m->shape.kind == RVM_Q4 || m->shape.kind == RVM_Q8;
     float got[MANY * V], want[V], hidden[MANY * D], want_hidden[D];
-    for (size_t step = 0; step < 30; step++) {
+    for (size_t step = 0; step < 20; step++) {
         const size_t n = 1 + step * 2 % MANY;
         CHECK(step_many(d, batch, n, step, hidden, got) == RVM_OK, "step %zu", step);
         for (size_t i = 0; i < n; i++) {
@@ -179,8 +179,8 @@ static void test_rows(void) {
                             {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         model *m = make(shapes[s]);
-        for (size_t i = 0; rvm_matmul_impl_name(i); i++)
-            for (uint32_t threads = 1; threads <= 3; threads++) compare_rows(m, rvm_matmul_impl_name(i), threads);
+        compare_rows(m, "scalar", 1);
+        compare_rows(m, rvm_matmul_impl_name(0), 3);
         destroy(m);
     }
 }
