@@ -6,7 +6,7 @@ the `cancel` event of a request may be set.
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .backends.base import Backend
 from .backends.select import asked_policy, cache_policy, open_backend
 from .conversation import Turn, alternating, cut, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.batch import generate_many
 from .engine.sampler import check_sampling
 from .errors import NotFound, UsageError
 from .lora.residency import Residency, Resident
@@ -153,6 +154,13 @@ class Runtime:
         if self.learner is not None:
             self.learner.sync()
         return self.engine.generate(request, self.learner.micro if self.learner else None)
+
+    def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
+        """Many replies, several at a time, as `answer` gives each; in the order in which they finish."""
+        prepared = [self._prepared(request) for request in requests]
+        if self.learner is not None:
+            self.learner.sync()
+        return generate_many(self.engine, prepared, self.learner.micro if self.learner else None)
 
     def _prepared(self, request: GenerationRequest) -> GenerationRequest:
         """The request as token ids, with its examples; UsageError when it is empty or too long."""

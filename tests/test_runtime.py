@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
-from ruvmlx.engine import Sampling
+from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
+from ruvmlx.models.base import Message
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):
@@ -103,3 +104,29 @@ def test_system_prompt_can_be_changed(open_tiny):
         assert runtime.turns(chat)[0].content == "be terse"
         say(runtime, chat, "more")
         assert "be terse" in runtime.model.tokenizer.decode(runtime.store.reply("last").prompt_ids)
+
+
+def question(text, seed=0, n=8):
+    return GenerationRequest(
+        messages=[Message("user", text)], max_new_tokens=n, sampling=Sampling(0.8, seed=seed), ignore_eos=True
+    )
+
+
+def test_many_answers_are_those_of_each_alone(open_tiny):
+    """After a rating, too: the adapter is the one that was learned; nothing of the answers is kept."""
+    with open_tiny() as runtime:
+        chat = runtime.new_chat()
+        before = runtime.answer(question("one")).token_ids
+        for _ in range(3):
+            runtime.rate(say(runtime, chat, "hello", n=20).request_id, "down")
+        asked = [question(t, seed, 3 + seed % 4) for seed, t in enumerate(["one", "two", "and three"] * 7)]
+        want = {r.request_id: runtime.answer(r).token_ids for r in asked}
+        replies, last = len(runtime.turns(chat)), runtime.last_reply_id
+        assert {r.request_id: r.token_ids for r in runtime.answers(iter(asked))} == want
+        assert (len(runtime.turns(chat)), runtime.last_reply_id) == (replies, last)
+        assert runtime.answer(question("one")).token_ids != before
+
+
+def test_many_answers_refuse_before_the_first(open_tiny):
+    with open_tiny() as runtime, pytest.raises(UsageError, match="empty"):
+        runtime.answers([question("one"), question(" ")])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.engine import GenerationRequest
+from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.models.base import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
@@ -114,7 +114,7 @@ class Bench:
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
             with self.runtime() as runtime:
-                self._base[key] = list(heldout_replies(runtime, setting, Arm("off"), seed))
+                self._base[key] = heldout_replies(runtime, setting, Arm("off"), seed)
         return self._base[key]
 
 
@@ -123,7 +123,9 @@ def within_reach(bench: Bench, setting: Setting, seed: int) -> bool:
     samples of each of 8 prompts never earn 3 stars, there is nothing to choose."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
-        replies = (_generate(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(asked))
+        requests = [_request(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(asked)]
+        prompts = {r.request_id: p for r, p in zip(requests, asked, strict=True)}
+        replies = (_reply(prompts[r.request_id], r) for r in runtime.answers(requests))
         return any(setting.score(r) >= 3 for r in replies)
 
 
@@ -147,7 +149,7 @@ def run(
 def _rated(runtime: Runtime, setting: Setting, arm: Arm, user: "_User", seed: int, done: int) -> None:
     """One turn: a reply, and what this user thinks of it."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
-    reply = _generate(runtime, setting, prompt, _seed(seed, 0, done), arm.system, keep=True)
+    reply = _kept_reply(runtime, setting, prompt, _seed(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
 
 
@@ -175,7 +177,7 @@ def _checkpoint(
     bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed: int, done: int
 ) -> Checkpoint:
     base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
-    new = list(heldout_replies(runtime, setting, arm, seed))
+    new = heldout_replies(runtime, setting, arm, seed)
     assert runtime.learner is not None
     runtime.learner.sync()
     kl, ppl_change = bench.neutral.compare(runtime.learner.micro)
@@ -192,10 +194,14 @@ def _checkpoint(
     )
 
 
-def heldout_replies(runtime: Runtime, setting: Setting, arm: Arm, seed: int) -> Iterator[Reply]:
-    """Answers with what was learned so far; nothing is stored, nothing rated."""
-    for i, prompt in enumerate(setting.heldout):
-        yield _generate(runtime, setting, prompt, _seed(seed, 3, i), arm.system)
+def heldout_replies(runtime: Runtime, setting: Setting, arm: Arm, seed: int) -> list[Reply]:
+    """Answers with what was learned so far, in the prompts' order; nothing is stored, nothing rated."""
+    requests = [
+        _request(runtime, setting, p, _seed(seed, 3, i), arm.system) for i, p in enumerate(setting.heldout)
+    ]
+    responses = {r.request_id: r for r in runtime.answers(requests)}
+    pairs = zip(setting.heldout, requests, strict=True)
+    return [_reply(prompt, responses[request.request_id]) for prompt, request in pairs]
 
 
 def _consolidated(runtime: Runtime) -> str:
@@ -203,26 +209,29 @@ def _consolidated(runtime: Runtime) -> str:
     return f"consolidated: {report['reason']} ({report.get('seconds', 0):.0f} s)"
 
 
-def _generate(
-    runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None = None, keep: bool = False
-) -> Reply:
-    """keep: commit the reply, so that it can be rated."""
+def _kept_reply(runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None) -> Reply:
+    """Committed, so that it can be rated."""
+    for chunk in runtime.generate(_request(runtime, setting, prompt, seed, system)):
+        response = chunk.response
+    runtime.settle()
+    assert response is not None
+    return _reply(prompt, response)
+
+
+def _request(
+    runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None = None
+) -> GenerationRequest:
     head = [Message("system", system)] if system else []
-    request = GenerationRequest(
+    return GenerationRequest(
         messages=[*head, Message("user", prompt)],
         max_new_tokens=setting.max_tokens,
         sampling=runtime.sampling(temperature=setting.temperature, seed=seed),
     )
-    if keep:
-        for chunk in runtime.generate(request):
-            response = chunk.response
-        runtime.settle()
-    else:
-        response = runtime.answer(request)
-    assert response is not None
-    return Reply(
-        request.request_id, prompt, response.text, response.finish_reason == "stop", response.token_ids
-    )
+
+
+def _reply(prompt: str, response: GenerationResponse) -> Reply:
+    finished = response.finish_reason == "stop"
+    return Reply(response.request_id, prompt, response.text, finished, response.token_ids)
 
 
 def _seed(seed: int, purpose: int, i: int) -> int:

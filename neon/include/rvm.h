@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 4 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 5 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -394,6 +394,19 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
  * RVM_NOT_FINITE: a logit is NaN or infinite. */
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
+
+/* The next token of a sequence that holds `offset` others; pages as above. */
+typedef struct {
+    const rvm_page *pages;
+    size_t offset;
+    int32_t token;
+} rvm_row;
+
+/* n rows, 1 to max_tokens, each of a sequence of its own: hidden [n, hidden_size], logits [n, vocab_size]. One
+ * pass over the weights serves them all. With quantised weights every row gets the same bits as if it were alone.
+ * A call that fails leaves all sequences as they were. */
+RVM_API int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
+                             const int *cancel);
 
 /* Bytes of a page, all layers and heads; a multiple of 64. */
 RVM_API size_t rvm_decoder_page_bytes(const rvm_decoder *d, rvm_tier tier);

@@ -1,9 +1,10 @@
-/* The decoder of rvm.h: every thread walks through the same phases of a chunk of tokens (pool.h).
+/* The decoder of rvm.h: every thread walks through the same phases of a chunk of tokens (pool.h), which are
+ * consecutive ones of a sequence, or the next ones of several: attention alone knows which.
  *
  *   embed                                            x, and the rope angles of each position
  *   for each layer
  *     qkv      norm(x) @ Wqkv^T                      chunks of matrix tiles
- *     append   turned k, v into their pages          one token: part of attend
+ *     append   turned k, v into their pages          one token, and rows: part of attend
  *     attend   per key-value head, query block and key range
  *     o        x += merged attention @ Wo^T
  *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T)
@@ -34,12 +35,13 @@ static void tock(const stage *s, int part) {
 static void embed(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, half = hd / 2, dim = d->config.hidden_size;
-    const double position = (double)(s->c->position + t);
+    const double position = (double)position_of(s->c, t);
+    const int32_t token = s->c->rows ? s->c->rows[t].token : s->c->tokens[t];
     for (size_t i = 0; i < half; i++) {
         d->turn[t * hd + i] = (float)cos(position * d->frequencies[i]);
         d->turn[t * hd + half + i] = (float)sin(position * d->frequencies[i]);
     }
-    checked(s->c, rvm_matrix_row(d->embedding, (size_t)s->c->tokens[t], d->x + t * dim));
+    checked(s->c, rvm_matrix_row(d->embedding, (size_t)token, d->x + t * dim));
 }
 
 static void embed_phase(const stage *s) {
@@ -54,7 +56,7 @@ static void embed_phase(const stage *s) {
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     tock(s, RVM_PART_QKV);
-    if (s->c->n > 1 || s->c->outputs == 0) append_phase(s);
+    if (!s->c->rows && (s->c->n > 1 || s->c->outputs == 0)) append_phase(s);
     if (s->layer + 1 == s->c->d->config.n_layers) s->first = s->c->n - s->c->outputs, s->n = s->c->outputs;
     if (s->n == 0) return 0;
     attend_phase(s);
@@ -80,10 +82,8 @@ static void forward(pool_worker *w, void *ctx) {
     tock(&s, RVM_PART_HEAD);
 }
 
-static int tokens_are_known(const rvm_decoder *d, const int32_t *tokens, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= d->config.vocab_size) return 0;
-    return 1;
+static int is_known(const rvm_decoder *d, int32_t token) {
+    return token >= 0 && (uint32_t)token < d->config.vocab_size;
 }
 
 static void begin(rvm_decoder *d) {
@@ -94,6 +94,15 @@ static void begin(rvm_decoder *d) {
 static int run(rvm_decoder *d, call *c, void (*job)(pool_worker *, void *)) {
     pool_run(d->pool, job, c, sizeof *c);
     return atomic_load(&d->status);
+}
+
+static int run_forward(rvm_decoder *d, call *c) {
+    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
+    begin(d);
+    for (size_t t = 0; c->n <= TOKEN_BLOCK && t < c->n; t++) embed(&(stage){c, NULL, 0, 0, c->n}, t);
+    const int rc = run(d, c, forward);
+    atomic_flag_clear(&d->busy);
+    return rc;
 }
 
 /* Are all pages there that will be read, and hot those that will be written? */
@@ -109,15 +118,26 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
                         size_t outputs, float *hidden, float *logits, const int *cancel) {
     if (!d || !pages || !tokens || n == 0 || n > d->config.max_tokens || outputs > n) return RVM_BAD_ARGUMENT;
     if (outputs == 0 && (hidden || logits)) return RVM_BAD_ARGUMENT;
-    if (!tokens_are_known(d, tokens, n) || !pages_fit(d, pages, offset, n)) return RVM_BAD_ARGUMENT;
-    if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
-    call c = {.d = d, .pages = pages, .position = offset, .window = d->config.sliding_window, .tokens = tokens,
+    for (size_t t = 0; t < n; t++)
+        if (!is_known(d, tokens[t])) return RVM_BAD_ARGUMENT;
+    if (!pages_fit(d, pages, offset, n)) return RVM_BAD_ARGUMENT;
+    call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window,
               .n = n, .outputs = outputs, .hidden = hidden, .logits = logits, .cancel = cancel, .with_head_lora = 1};
-    begin(d);
-    for (size_t t = 0; n <= TOKEN_BLOCK && t < n; t++) embed(&(stage){&c, NULL, 0, 0, n}, t);
-    const int rc = run(d, &c, forward);
-    atomic_flag_clear(&d->busy);
-    return rc;
+    return run_forward(d, &c);
+}
+
+/* One row alone is a sequence's next token, whose phases have the fewest barriers. */
+int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
+                     const int *cancel) {
+    if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
+    if (n == 1)
+        return rvm_decoder_forward(d, rows->pages, rows->offset, &rows->token, 1, 1, hidden, logits, cancel);
+    for (size_t i = 0; i < n; i++)
+        if (!rows[i].pages || !is_known(d, rows[i].token) || !pages_fit(d, rows[i].pages, rows[i].offset, 1))
+            return RVM_BAD_ARGUMENT;
+    call c = {.d = d, .rows = rows, .window = d->config.sliding_window, .n = n, .outputs = n, .hidden = hidden,
+              .logits = logits, .cancel = cancel, .with_head_lora = 1};
+    return run_forward(d, &c);
 }
 
 static void head_job(pool_worker *w, void *ctx) {

@@ -69,17 +69,21 @@ struct rvm_decoder {
     float *x, *turn, *qkv, *attended, *gate, *up, *tmp, *partial;
     input shared, *own; /* own: one token, per thread */
     float **scratch;    /* per thread */
+    float **parts;      /* per thread: key ranges of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
     double seconds[RVM_N_PARTS], tick;
     _Atomic int status; /* of the call that runs */
     atomic_flag busy;
 };
 
-/* One call. Every thread has a copy, which says all that the order of the phases depends on. */
+/* One call: consecutive tokens of one sequence, or rows, a token each of several. Every thread has a copy, which
+ * says all that the order of the phases depends on: the arrays may be gone when a thread lags. */
 typedef struct {
     rvm_decoder *d;
+    const rvm_row *rows; /* NULL: one sequence, as the next three say */
     const rvm_page *pages;
-    size_t position, window; /* position: of the chunk's first token */
+    size_t position; /* of the chunk's first token */
     const int32_t *tokens;
+    size_t window;
     size_t n, outputs; /* tokens of the chunk; of them, read at the end */
     float *hidden, *logits;
     const int *cancel;
@@ -111,6 +115,8 @@ static inline int stopped(call *c) {
 static inline void checked(call *c, int rc) {
     if (rc != RVM_OK) fail(c, rc);
 }
+
+static inline size_t position_of(const call *c, size_t t) { return c->rows ? c->rows[t].offset : c->position + t; }
 
 /* The first page that a query at `position` sees some token of. */
 static inline size_t first_page_seen(size_t position, size_t window) {

@@ -1,19 +1,28 @@
 /* The decoder's attention phases: keys and values into their pages, queries over all pages. */
 #include "decoder.h"
 
-/* Pages that the queries [begin, end) of the stage see some token of: [*first, *stop). */
-static void pages_seen(const stage *s, size_t begin, size_t end, size_t *first, size_t *stop) {
-    const size_t position = s->c->position + s->first;
-    *first = first_page_seen(position + begin, s->c->window);
-    *stop = (position + end + PAGE - 1) / PAGE;
+typedef struct {
+    size_t first, stop;
+} range;
+
+/* Pages that the queries [begin, end) of the stage see some token of. */
+static range pages_seen(const stage *s, size_t begin, size_t end) {
+    const size_t first = s->first + begin, last = s->first + end - 1;
+    return (range){first_page_seen(position_of(s->c, first), s->c->window), position_of(s->c, last) / PAGE + 1};
+}
+
+static size_t parts_in(range pages) {
+    return smaller(MOST_PARTS, (pages.stop - pages.first + PART_PAGES - 1) / PART_PAGES);
+}
+
+static range part_of(range pages, size_t part, size_t parts) {
+    const size_t n = pages.stop - pages.first;
+    return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
 /* By the number of pages and not by their tiers: a thread that lags may ask when the caller's table is gone. */
 size_t parts_of(const stage *s) {
-    size_t first, stop;
-    if (s->n > FEW) return 1;
-    pages_seen(s, 0, s->n, &first, &stop);
-    return smaller(MOST_PARTS, (stop - first + PART_PAGES - 1) / PART_PAGES);
+    return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
 void merge_parts(const stage *s, size_t begin, size_t end, float *out) {
@@ -26,14 +35,17 @@ void merge_parts(const stage *s, size_t begin, size_t end, float *out) {
                                             out + (t - begin) * d->q_width + h * d->group * hd));
 }
 
-/* Tokens [begin, end) of the chunk, one head, into their pages. */
+static const rvm_page *pages_of(const call *c, size_t t) { return c->rows ? c->rows[t].pages : c->pages; }
+
+/* Tokens [begin, end) of the chunk, of one sequence, one head, into their pages. */
 static void append(const stage *s, size_t head, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim;
     const size_t at = (s->layer * d->config.n_kv_heads + head) * rvm_head_page_bytes(RVM_HOT, hd);
+    const rvm_page *pages = pages_of(s->c, begin);
     for (size_t t = begin, n; t < end; t += n) {
-        const size_t position = s->c->position + t;
-        uint16_t *keys = (uint16_t *)(void *)(s->c->pages[position / PAGE].data + at);
+        const size_t position = position_of(s->c, t);
+        uint16_t *keys = (uint16_t *)(void *)(pages[position / PAGE].data + at);
         n = smaller(end - t, PAGE - position % PAGE);
         const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
         checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, d->turn + t * hd, n, hd, position % PAGE,
@@ -48,16 +60,13 @@ void append_phase(const stage *s) {
             append(s, i % heads, i / heads * PAGE, smaller(s->n, (i / heads + 1) * (size_t)PAGE));
 }
 
-/* Queries [begin, end) of the stage against the part-th of `parts` key ranges. */
-static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
+/* Queries [begin, end) of the stage, of one sequence, against some pages. partial: NULL, or for merge instead of
+ * d->attended. */
+static void attend(const stage *s, size_t head, size_t begin, size_t end, range pages, float *partial) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, t = s->first + begin;
-    size_t first, stop;
-    pages_seen(s, parts > 1 ? 0 : begin, parts > 1 ? s->n : end, &first, &stop); /* parts: the same for all blocks */
-    float *out = d->attended + t * d->q_width + head * d->group * hd;
-    float *partial = d->partial + ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group * RVM_PARTIAL(hd);
     rvm_attention a = {
-        .pages = s->c->pages,
+        .pages = pages_of(s->c, t),
         .head = s->layer * d->config.n_kv_heads + head,
         .matmul = d->matmul,
         .head_dim = hd,
@@ -66,20 +75,32 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, size_t
         .q_stride = d->qkv_width,
         .turn = d->turn + t * hd,
         .queries = end - begin,
-        .position = s->c->position + t,
+        .position = position_of(s->c, t),
         .window = s->c->window,
-        .first_page = first + part * (stop - first) / parts,
-        .end_page = first + (part + 1) * (stop - first) / parts,
-        .out = out,
+        .first_page = pages.first,
+        .end_page = pages.stop,
+        .out = d->attended + t * d->q_width + head * d->group * hd,
         .out_stride = d->q_width,
-        .partial = parts > 1 ? partial : NULL,
+        .partial = partial,
         .scratch = d->scratch[s->w->thread],
     };
     checked(s->c, d->kernels->attend(&a));
 }
 
+/* A chunk's block of queries. Key ranges are the same for all blocks, or there is but one. */
+static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
+    rvm_decoder *d = s->c->d;
+    if (parts == 1) {
+        attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
+        return;
+    }
+    const size_t at = ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group;
+    attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts),
+           d->partial + at * RVM_PARTIAL(d->config.head_dim));
+}
+
 /* The last blocks see the most keys: they go first. */
-void attend_phase(const stage *s) {
+static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads, parts = parts_of(s), step = d->query_block;
     const size_t blocks = (s->n + step - 1) / step, one = s->c->n == 1 && s->c->outputs;
@@ -87,6 +108,30 @@ void attend_phase(const stage *s) {
         if (stopped(s->c)) continue;
         const size_t head = i % heads, part = i / heads % parts, block = blocks - 1 - i / heads / parts;
         if (one && part == parts - 1) append(s, head, 0, 1);
-        attend(s, head, block * step, smaller(s->n, (block + 1) * step), part, parts);
+        attend_block(s, head, block * step, smaller(s->n, (block + 1) * step), part, parts);
     }
+}
+
+/* One head of a row, in the key ranges that it would have alone: so are its sums. */
+static void attend_row(const stage *s, size_t head, size_t t) {
+    rvm_decoder *d = s->c->d;
+    const range pages = pages_seen(s, t, t + 1);
+    const size_t parts = parts_in(pages), hd = d->config.head_dim, part_floats = d->group * RVM_PARTIAL(hd);
+    float *partial = d->parts[s->w->thread];
+    append(s, head, t, t + 1);
+    for (size_t i = 0; i < parts; i++)
+        attend(s, head, t, t + 1, part_of(pages, i, parts), parts > 1 ? partial + i * part_floats : NULL);
+    if (parts > 1)
+        checked(s->c, d->kernels->merge(partial, parts, part_floats, d->group, hd,
+                                        d->attended + t * d->q_width + head * d->group * hd));
+}
+
+void attend_phase(const stage *s) {
+    const size_t heads = s->c->d->config.n_kv_heads;
+    if (!s->c->rows) {
+        attend_chunk(s);
+        return;
+    }
+    for (uint32_t i; pool_next(s->w, (uint32_t)(heads * s->n), &i);)
+        if (!stopped(s->c)) attend_row(s, i % heads, i / heads);
 }

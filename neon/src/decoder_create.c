@@ -42,11 +42,13 @@ static void lay_out(arena *a, rvm_decoder *d) {
     take_input(a, d, t, &d->shared);
     d->own = take(a, c->threads * sizeof *d->own);
     d->scratch = take(a, c->threads * sizeof *d->scratch);
+    d->parts = take(a, c->threads * sizeof *d->parts);
     for (size_t i = 0; i < c->threads; i++) {
         input own;
         take_input(a, d, 1, &own);
         float *scratch = take_floats(a, rvm_attention_scratch(rows, c->head_dim));
-        if (a->base) d->own[i] = own, d->scratch[i] = scratch;
+        float *parts = take_floats(a, MOST_PARTS * d->group * RVM_PARTIAL(c->head_dim));
+        if (a->base) d->own[i] = own, d->scratch[i] = scratch, d->parts[i] = parts;
     }
 }
 

@@ -123,6 +123,103 @@ static void test_implementations(void) {
     }
 }
 
+enum { MANY = 5 };
+
+/* Sequences of different lengths, over pages of all tiers that the shape knows. */
+static void start_many(const model *m, rvm_decoder *d, sequence *c) {
+    static const size_t lengths[MANY] = {129, 1, 64, 40, 95};
+    int32_t tokens[96];
+    for (size_t i = 0; i < MANY; i++) {
+        c[i] = start(m, d);
+        for (size_t done = 0, n; done < lengths[i]; done += n) {
+            n = lengths[i] - done < 33 ? lengths[i] - done : 33;
+            for (size_t j = 0; j < n; j++) tokens[j] = token(i * 50 + done + j);
+            CHECK(sequence_forward(c + i, tokens, n, 0, NULL, NULL, NULL) == RVM_OK, "sequence %zu", i);
+        }
+    }
+}
+
+/* The next token of each of the first n sequences, in one call. */
+static int step_many(rvm_decoder *d, sequence *c, size_t n, size_t step, float *hidden, float *logits) {
+    rvm_row rows[MANY];
+    for (size_t i = 0; i < n; i++) {
+        CHECK(sequence_reserve(c + i, 1) == RVM_OK, "pages of %zu", i);
+        rows[i] = (rvm_row){c[i].pages, c[i].offset, token(step * MANY + i)};
+    }
+    const int rc = rvm_decoder_step(d, rows, n, hidden, logits, NULL);
+    for (size_t i = 0; i < n && rc == RVM_OK; i++) c[i].offset++;
+    return rc;
+}
+
+/* Rows of a batch, which grows and shrinks, against each sequence alone. */
+static void compare_rows(const model *m, const char *impl, uint32_t threads) {
+    rvm_decoder *d = decoder(m, impl, threads);
+    sequence batch[MANY], alone[MANY];
+    start_many(m, d, batch), start_many(m, d, alone);
+    const int exact = m->shape.kind == RVM_Q4 || m->shape.kind == RVM_Q8;
+    float got[MANY * V], want[V], hidden[MANY * D], want_hidden[D];
+    for (size_t step = 0; step < 20; step++) {
+        const size_t n = 1 + step * 2 % MANY;
+        CHECK(step_many(d, batch, n, step, hidden, got) == RVM_OK, "step %zu", step);
+        for (size_t i = 0; i < n; i++) {
+            const int32_t t = token(step * MANY + i);
+            CHECK(sequence_forward(alone + i, &t, 1, 1, want_hidden, want, NULL) == RVM_OK, "alone %zu", i);
+            const double off = distance(got + i * V, want, V), off_h = distance(hidden + i * D, want_hidden, D);
+            CHECK(exact ? off == 0 && off_h == 0 : off < 1e-4 && off_h < 1e-4,
+                  "%s, %u threads, step %zu: row %zu of %zu differs by %g, %g", impl, threads, step, i, n, off, off_h);
+        }
+    }
+    for (size_t i = 0; i < MANY; i++) sequence_end(batch + i), sequence_end(alone + i);
+    rvm_decoder_destroy(d);
+}
+
+static void test_rows(void) {
+    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},   {RVM_Q8, 6, 2, 16, 40, 0, 0},
+                            {RVM_F16, 3, 3, 18, 0, 0, 0},  {RVM_Q8, 5, 1, 128, 0, 64, 64},
+                            {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        model *m = make(shapes[s]);
+        compare_rows(m, "scalar", 1);
+        compare_rows(m, rvm_matmul_impl_name(0), 3);
+        destroy(m);
+    }
+}
+
+/* What is wrong with one row leaves all as they were. */
+static void test_bad_rows(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 64, 0});
+    rvm_decoder *d = decoder(m, NULL, 2);
+    sequence c[MANY];
+    start_many(m, d, c);
+    float hidden[MANY * D], before[MANY * V], after[MANY * V];
+    CHECK(step_many(d, c, MANY, 0, hidden, before) == RVM_OK, "all good");
+    for (size_t i = 0; i < MANY; i++) c[i].offset--;
+    const rvm_page none[3] = {{0}};
+    rvm_row rows[97], good;
+    for (size_t i = 0; i < 97; i++) rows[i] = (rvm_row){c[i % MANY].pages, c[i % MANY].offset, token(i % MANY)};
+    CHECK(rvm_decoder_step(d, rows, 0, hidden, after, NULL) == RVM_BAD_ARGUMENT, "no row");
+    CHECK(rvm_decoder_step(d, rows, 97, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "too many");
+    CHECK(rvm_decoder_step(d, NULL, 2, hidden, after, NULL) == RVM_BAD_ARGUMENT, "nothing");
+    for (size_t i = 0; i < 5; i++) {
+        rvm_row *bad = rows + 2;
+        good = *bad;
+        if (i == 0) bad->token = V;
+        if (i == 1) bad->token = -1;
+        if (i == 2) bad->pages = NULL;
+        if (i == 3) bad->pages = none;
+        if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* into a warm page */
+        CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, NULL) == RVM_BAD_ARGUMENT, "fault %zu", i);
+        *bad = good;
+    }
+    const int stop = 1;
+    CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, &stop) == RVM_CANCELLED, "cancelled");
+    CHECK(step_many(d, c, MANY, 0, hidden, after) == RVM_OK, "good again");
+    CHECK(memcmp(before, after, sizeof before) == 0, "other bits after the faults");
+    for (size_t i = 0; i < MANY; i++) sequence_end(c + i);
+    rvm_decoder_destroy(d);
+    destroy(m);
+}
+
 /* 64 tokens: no allocation. */
 static void test_no_allocation(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
@@ -344,6 +441,8 @@ static void test_head_and_lora(void) {
 
 int main(void) {
     test_implementations();
+    test_rows();
+    test_bad_rows();
     test_no_allocation();
     test_bad_arguments();
     test_cancel();

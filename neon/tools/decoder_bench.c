@@ -6,7 +6,8 @@
  * but the newest 2,048 in 4 bits.
  *
  * Prints tokens per second of a 256-token prefill and of decoding behind `context` tokens (medians), the
- * milliseconds of each part of a decoded token, and how that compares with reading the weights once. */
+ * milliseconds of each part of a decoded token, how that compares with reading the weights once, and tokens per
+ * second of several sequences of that length decoded together. */
 #define _GNU_SOURCE
 #include "../tests/sequence.h"
 
@@ -113,6 +114,36 @@ static size_t bytes_held(const sequence *s) {
     return bytes;
 }
 
+enum { WIDEST = 32, STEPS = 32 };
+
+/* Tokens per second of `width` copies of one sequence. */
+static double batched(rvm_decoder *d, const shape *s, size_t context, size_t width) {
+    static sequence copies[WIDEST];
+    int32_t tokens[256] = {0};
+    rvm_row rows[WIDEST];
+    double times[STEPS];
+    float *logits = malloc(width * s->vocab * sizeof *logits);
+    for (size_t i = 0; i < width; i++) {
+        copies[i] = sequence_of(d, context + STEPS);
+        for (size_t n; copies[i].offset < context;) {
+            n = context - copies[i].offset < 256 ? context - copies[i].offset : 256;
+            if (sequence_forward(copies + i, tokens, n, 0, NULL, NULL, NULL) != RVM_OK) exit(3);
+        }
+    }
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < width; i++) {
+            if (sequence_reserve(copies + i, 1) != RVM_OK) exit(3);
+            rows[i] = (rvm_row){copies[i].pages, copies[i].offset++, (int32_t)(step * WIDEST + i)};
+        }
+        const double start = now();
+        if (rvm_decoder_step(d, rows, width, NULL, logits, NULL) != RVM_OK) exit(3);
+        times[step] = now() - start;
+    }
+    for (size_t i = 0; i < width; i++) sequence_end(copies + i);
+    free(logits);
+    return (double)width / median(times, STEPS);
+}
+
 int main(int argc, char **argv) {
     const int tiered = strcmp(argv[argc - 1], "tiered") == 0;
     argc -= tiered;
@@ -153,6 +184,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < RVM_N_PARTS; i++) printf("  %s %.3f ms", names[i], 1e3 * parts[i] / 64);
     printf("\n  pages %.1f MB\n", 1e-6 * (double)bytes_held(&c));
     sequence_end(&c);
+    printf("  together:");
+    for (size_t width = 1; width <= WIDEST; width *= 2) printf("  %zu: %.0f tok/s", width, batched(d, s, context, width));
+    printf("\n");
     rvm_decoder_destroy(d);
     return 0;
 }

@@ -74,6 +74,12 @@ class Backend(Protocol):
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         """Append one token."""
 
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """Append one token to each of B >= 1 different caches. After a failure they may hold different
+        numbers of tokens: drop them."""
+
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """Append tokens and return the logits after each of them: [T, V] float32."""
 

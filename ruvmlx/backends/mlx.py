@@ -91,6 +91,12 @@ class MLXBackend:
         self._validate([token])
         return _step(self._run([token], cache, self._last), adapter)
 
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """The slow twin: one after the other."""
+        return [self.decode(token, cache, adapter) for token, cache in zip(tokens, caches, strict=True)]
+
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
         self._validate(tokens)

@@ -91,15 +91,26 @@ class NativeBackend:
         assert logits is not None
         return _step(logits[0], hidden[0], adapter)
 
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """In calls of at most `chunk` rows; one reads the weights once for all of them."""
+        self._validate(tokens)
+        steps: list[Step] = []
+        for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
+            hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
+            if adapter is not None:
+                adapter.add_to_logits(logits, hidden)
+                _finite(logits)
+            steps += map(Step, logits, hidden)
+        return steps
+
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
         self._validate(tokens)
         start = cache.offset
         try:
-            parts = [
-                self._run(part, cache, outputs=len(part))
-                for part in (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
-            ]
+            parts = [self._run(part, cache, outputs=len(part)) for part in _parts(tokens, self.chunk)]
         except BaseException:
             cache.trim(cache.offset - start)
             raise
@@ -111,8 +122,8 @@ class NativeBackend:
     def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
         self._validate(tokens)
         cache = self.new_cache()
-        chunks = (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
-        return np.concatenate([self._run(p, cache, outputs=len(p), head=False)[0] for p in chunks])
+        parts = _parts(tokens, self.chunk)
+        return np.concatenate([self._run(p, cache, outputs=len(p), head=False)[0] for p in parts])
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)
@@ -134,16 +145,33 @@ class NativeBackend:
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """One call of the decoder; on any failure the cache is as it was."""
+        held = cast(PagedCache, cache)
+        with _room([held], len(tokens)):
+            return self._call(
+                lambda cancel: self.decoder.forward(
+                    tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
+                ),
+                len(tokens),
+                waiting,
+            )
+
+    def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
+        """As `_run`, for the next token of several sequences: hidden [B, D], logits [B, V]."""
+        tables, offsets = [c.table for c in caches], [c.offset for c in caches]
+        with _room(caches, 1):
+            return self._call(
+                lambda cancel: self.decoder.step(tokens, tables, offsets, cancel=cancel), len(tokens)
+            )
+
+    def _call(
+        self, call: Callable[[C.c_int | None], Any], tokens: int, waiting: Callable[[], None] | None = None
+    ) -> Any:
         if self._load:
             free = len(cpu.usable_cpus()) - self._load.cores()
             self.decoder.use_threads(max(1, min(self.decoder.threads, round(free))))
-        held, short = cast(PagedCache, cache), self._work * len(tokens) < SHORT_CALL
-        call = lambda cancel: self.decoder.forward(  # noqa: E731 - two ways to call the same
-            tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
-        )
+        short = self._work * tokens < SHORT_CALL
         try:
-            with _room(held, len(tokens)):
-                return call(None) if short else _interruptible(call, waiting)
+            return call(None) if short else _interruptible(call, waiting)
         except NotFinite:
             raise RuvmlxError(NAN) from None
 
@@ -184,18 +212,26 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
 
 
 @contextmanager
-def _room(cache: PagedCache, n: int) -> Iterator[None]:
-    """Room for n more tokens, which count when the block has ended well."""
+def _room(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
+    """Room for n more tokens in each, which count when the block has ended well."""
     try:
-        cache.reserve(n)
+        for cache in caches:
+            cache.reserve(n)
         yield
     except BaseException:
-        cache.abandon()
+        for cache in caches:
+            cache.abandon()
         raise
-    cache.advance(n)
+    for cache in caches:
+        cache.advance(n)
 
 
-def _interruptible(call: Callable[[C.c_int], Any], waiting: Callable[[], None] | None) -> Any:
+def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
+    """At most n at a time."""
+    return (items[i : i + n] for i in range(0, len(items), n))
+
+
+def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], None] | None) -> Any:
     """Run a long call in a thread of its own, so that signals and `waiting` (which may raise) can stop it.
 
     Python runs signal handlers in its main thread only, and only between two of its own instructions: a
@@ -217,7 +253,7 @@ def _interruptible(call: Callable[[C.c_int], Any], waiting: Callable[[], None] |
     return result.result()
 
 
-def _settle(result: Future[Any], call: Callable[[C.c_int], Any], cancel: C.c_int) -> None:
+def _settle(result: Future[Any], call: Callable[[C.c_int | None], Any], cancel: C.c_int) -> None:
     try:
         result.set_result(call(cancel))
     except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread

@@ -96,6 +96,12 @@ class ReferenceBackend:
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         return self.prefill([token], cache, adapter)
 
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """The slow twin: one after the other."""
+        return [self.decode(token, cache, adapter) for token, cache in zip(tokens, caches, strict=True)]
+
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         self._validate(tokens)
         return self._logits(self._forward(tokens, cast(ReferenceCache, cache)), adapter)

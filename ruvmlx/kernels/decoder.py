@@ -26,6 +26,9 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 LM_HEAD = len(MODULES)
 PARTS = ("embed", "qkv", "attend", "o", "gate_up", "down", "head")
 
+# struct rvm_row
+ROW = np.dtype([("pages", np.uint64), ("offset", np.uint64), ("token", np.int32)], align=True)
+
 _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
 
 
@@ -78,6 +81,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_bytes": (_N, [_P]),
     "rvm_decoder_use_threads": (_I, [_P, _U]),
     "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_step": (_I, [_P, _P, _N, _P, _P, _P]),
     "rvm_decoder_page_bytes": (_N, [_P, _I]),
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
     "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
@@ -246,6 +250,33 @@ class Decoder:
             None if cancel is None else C.addressof(cancel),
         )
         _done("forward", rc)
+        return hidden, logits
+
+    def step(
+        self,
+        tokens: Sequence[int],
+        tables: Sequence[PageTable],
+        offsets: Sequence[int],
+        *,
+        cancel: C.c_int | None = None,
+    ) -> tuple[Array, Array]:
+        """Append one token to each of B different sequences; -> hidden [B, D] and logits [B, V], with
+        quantised weights the same bits as `forward` gives for each alone. Raises as `forward` does."""
+        n, shape = len(tokens), self.shape
+        rows = np.zeros(n, ROW)
+        rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]
+        rows["offset"], rows["token"] = offsets, tokens
+        hidden: Array = np.empty((n, shape.hidden_size), np.float32)
+        logits: Array = np.empty((n, shape.vocab_size), np.float32)
+        rc = _lib().rvm_decoder_step(
+            self.handle,
+            rows.ctypes.data,
+            n,
+            _inout(hidden),
+            _inout(logits),
+            None if cancel is None else C.addressof(cancel),
+        )
+        _done("step", rc)
         return hidden, logits
 
     def head(self, hidden: Array, lora: bool = False) -> Array:

@@ -42,9 +42,11 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p):
     np.testing.assert_allclose(np.exp(logprobs), p[ids], rtol=1e-4)
 
 
-def test_a_flat_distribution_needs_more_than_the_quick_head():
-    ids, _ = candidates(np.zeros(3000, np.float32), Sampling(top_p=0.5))
-    assert abs(ids.size - 1500) <= 1
+@pytest.mark.parametrize("size", [300, 3000, 30000])
+def test_a_flat_distribution_is_looked_at_as_far_down_as_needed(size):
+    ids, _ = candidates(np.zeros(size, np.float32), Sampling(top_p=0.5))
+    assert abs(ids.size - size // 2) <= 1
+    assert (ids == np.arange(ids.size)).all()
 
 
 def test_min_p_and_top_k():

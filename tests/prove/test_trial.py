@@ -1,0 +1,40 @@
+"""A trial's held-out replies, several at a time."""
+
+import pytest
+
+from apps.prove.trial import Arm, Bench, Setting, heldout_replies, within_reach
+
+PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
+
+
+def setting(scorer=lambda prompt, reply, finished: 1, prompts=PROMPTS) -> Setting:
+    return Setting(scorer, prompts, prompts, ratings=1, checkpoints=[1], max_tokens=9)
+
+
+@pytest.fixture
+def bench(tiny, tiny_backend, monkeypatch):
+    monkeypatch.setattr("apps.prove.trial.NeutralText", lambda *_: None)
+    return Bench(tiny, tiny_backend)
+
+
+def test_replies_are_in_the_prompts_order_and_depend_on_their_own_prompt_and_seed(bench):
+    with bench.runtime() as runtime:
+        every = heldout_replies(runtime, setting(), Arm(), 3)
+        some = heldout_replies(runtime, setting(prompts=PROMPTS[:2]), Arm(), 3)
+        other = heldout_replies(runtime, setting(), Arm(), 4)
+    assert [r.prompt for r in every] == PROMPTS
+    assert [r.token_ids for r in every[:2]] == [r.token_ids for r in some]
+    assert [r.token_ids for r in every] != [r.token_ids for r in other]
+    assert bench.base_replies(setting(), 3)[5].text == every[5].text
+
+
+@pytest.mark.parametrize("wanted,reached", [(3, True), (2, False)])
+def test_within_reach_looks_at_what_each_prompt_was_answered(bench, wanted, reached):
+    asked = []
+
+    def scorer(prompt, reply, finished):
+        asked.append(prompt)
+        return wanted if prompt == PROMPTS[6] else 1
+
+    assert within_reach(bench, setting(scorer), 0) is reached
+    assert set(asked) <= set(PROMPTS[:8]) and (reached or len(asked) == 64)
