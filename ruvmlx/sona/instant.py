@@ -15,9 +15,9 @@ For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i i
 
 First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
 moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. Features are
-many, and each moves all tokens: from noise alone they would add up. As a whole they count for no more than
-they say beyond noise, by James and Stein: 1 - NOISE * sum S / sum G^2, or nothing. lora_a stays what was
-measured.
+many, and each moves all tokens: from noise alone they would add up. All those of one reading count for no
+more than they say beyond noise, by James and Stein: 1 - NOISE * sum S / sum G^2, or nothing. lora_a stays
+what was measured.
 
 Then the global cap: if answers to plain questions are further than KL_CAP from the frozen model's, or prose
 has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how much, and the
@@ -38,12 +38,12 @@ from .trace import Trace
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answers to plain questions
 RISE_CAP = math.log(1.018)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
-STEP = {"token": 4.0, "feature": 8.0}
+STEP = {"token": 4.0, "feature": 16.0}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
-NOISE = 1.1
+NOISE = 1.0
 DECAY = 0.995
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
-SLACK = 1.1  # a gain is good enough when it could not be this many times as large
+SLACK = 1.3  # a gain is good enough when no distance could be this many times as large
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,15 @@ def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
         square = g * g
         agreed = square / (square + np.float32(AGREE[kind]) * s + np.float32(1e-12))
         theta[:, part] = np.float32(STEP[kind]) * g / (neutral.precision[part] + information) * agreed
-    theta[:, neutral.parts["feature"]] *= np.float32(beyond_noise(evidence[..., neutral.parts["feature"]]))
+    theta[:, neutral.parts["feature"]] *= beyond_noise(evidence[..., neutral.parts["feature"]])
     return theta
 
 
-def beyond_noise(evidence: np.ndarray) -> float:
-    """How much of [3, r, k] chance does not explain (James and Stein 1961, positive part). Each reading by
-    its information, which all its features share."""
-    g, s, information = evidence
-    weight = 1 / np.maximum(information, 1e-12)
-    signal, noise = float(np.sum(g * g * weight)), float(np.sum(s * weight))
-    return max(0.0, 1 - NOISE * noise / signal) if signal > 0 else 0.0
+def beyond_noise(evidence: np.ndarray) -> np.ndarray:
+    """How much of [3, r, k] chance does not explain, for each reading: [r, 1] (James and Stein 1961)."""
+    g, s, _ = evidence
+    signal, noise = np.sum(g * g, axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
+    return np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
 
 
 def moved(adapter: MicroLoRA, old: np.ndarray, new: np.ndarray, neutral: Neutral) -> MicroLoRA:
@@ -157,24 +155,24 @@ def capped(adapter: MicroLoRA, neutral: Neutral, limit: float = KL_CAP, start: f
 
     What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
-    share, good, refused = min(1.0, max(start, 1e-3)), None, False
+    distance, share, good, refused = neutral.distances(adapter), min(1.0, max(start, 1e-3)), None, False
     for _ in range(LOOKS):
-        found = _finite(neutral.distance(adapter, share))
+        found = _finite(distance(share))
         room = _room(found, neutral, limit)
         if room >= 1:
             good = Update(adapter.shrunk(share), found.kl)
-            if share == 1.0 or room < (SLACK**4 if refused else SLACK):
+            if share == 1.0 or room < (2 * SLACK if refused else SLACK):
                 break
             share = min(1.0, share * math.sqrt(room))
         elif good:
             break
         else:
-            share *= 0.999 * (room if refused else math.sqrt(room))
+            share *= 0.97 * (room if refused else math.sqrt(room))
             refused = True
     if good:
         return good
     nothing = adapter.shrunk(0.0)
-    return Update(nothing, _finite(neutral.distance(nothing)).kl)
+    return Update(nothing, _finite(distance(0.0)).kl)
 
 
 def _room(found: Distance, neutral: Neutral, limit: float) -> float:

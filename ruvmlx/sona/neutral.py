@@ -18,6 +18,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import RuvmlxError
+from ..kernels import matmul
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
@@ -27,7 +28,7 @@ FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
-_CONTEXTS = range(4, 257)
+_CONTEXTS = 64, 128  # in answers, in prose
 _STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features")
 
 
@@ -66,7 +67,7 @@ class Neutral:
     @property
     def few(self) -> np.ndarray:
         """The contexts that are looked at over the whole vocabulary."""
-        count = max(_CONTEXTS[0], _ELEMENTS // self.vocab_size)
+        count = max(4, _ELEMENTS // self.vocab_size)
         return chosen(self.contexts, min(count, len(self.contexts)))
 
     @cached_property
@@ -121,13 +122,22 @@ class Neutral:
 
     def spread(self, theta: np.ndarray) -> np.ndarray:
         """Coordinates [r, A + k] -> what they say of each token, [r, A]."""
-        return theta[:, self.parts["token"]] + theta[:, self.parts["feature"]] @ self.features.T
+        along = np.ascontiguousarray(theta[:, self.parts["feature"]])
+        return theta[:, self.parts["token"]] + matmul.matmul(self._features, along)
+
+    @cached_property
+    def _features(self) -> matmul.Matrix:
+        return matmul.Matrix(self.features)
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
 
-    def distance(self, adapter: MicroLoRA, share: float = 1.0) -> Distance:
-        """From the frozen model, with `share` of lora_b.
+    def distance(self, adapter: MicroLoRA) -> Distance:
+        """From the frozen model."""
+        return self.distances(adapter)(1.0)
+
+    def distances(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
+        """share -> the distance from the frozen model with so much of lora_b.
 
         Exact over all contexts for an adapter that moves no other tokens than ratings do: all the others then
         keep their proportions, and count as one. For any other adapter over a few of them.
@@ -135,10 +145,10 @@ class Neutral:
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
         moved[:, :-1] = adapter.lora_b.take(self.tokens, axis=1)
         if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
-            return self.distance_dense(adapter.shrunk(share))
+            return lambda share: self.distance_dense(adapter.shrunk(share))
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
         packed = self.packed, self.packed_ratio
-        return self._split(packed, u, moved, adapter, share, int(self.answers), self.following)
+        return self._split(packed, u, moved, adapter, int(self.answers), self.following)
 
     def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
@@ -146,22 +156,27 @@ class Neutral:
         rows = chosen(np.arange(len(self.contexts)), len(u))
         answers = int(np.sum(rows < self.answers))
         dense = self.probabilities, self.log_ratio
-        return self._split(dense, u, adapter.lora_b, adapter, 1.0, answers, self.following[rows])
+        return self._split(dense, u, adapter.lora_b, adapter, answers, self.following[rows])(1.0)
 
-    def _split(self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, share: float, answers: int, y):
+    def _split(
+        self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, answers: int, y: np.ndarray
+    ) -> Callable[[float], Distance]:
         """said: probabilities and log-ratios of the contexts with readings u [m, r]; y [m]: what follows."""
+        parts = slice(0, answers), slice(answers, len(u))
+        added = np.sum(u[parts[1]] * adapter.lora_b.take(y[parts[1]], axis=1).T, axis=1)
+        gained = float(np.mean(added)) if added.size else 0.0
 
-        scale = share * adapter.scale
-
-        def looked_at(part: slice) -> tuple[float, float]:
+        def look(part: slice, scale: float) -> tuple[float, float]:
             """Mean KL, and mean growth of the sum over all tokens of what they weigh."""
             p, ratio = said[0][part], None if said[1] is None else said[1][part]
             return kernels.kl_to_frozen(p, u[part], b, scale, ratio) if len(p) else (0.0, 0.0)
 
-        prose = slice(answers, len(u))
-        added = np.sum(u[prose] * adapter.lora_b.take(y[prose], axis=1).T, axis=1)
-        gained = scale * float(np.mean(added)) if added.size else 0.0
-        return Distance(looked_at(slice(0, answers))[0], looked_at(prose)[1] - gained + self.rise)
+        def distance(share: float) -> Distance:
+            scale = share * adapter.scale
+            kl, grown = look(parts[0], scale)[0], look(parts[1], scale)[1]
+            return Distance(kl, grown - scale * gained + self.rise)
+
+        return distance
 
     def under(
         self,
@@ -173,7 +188,8 @@ class Neutral:
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
         base, packed, ratio, rise = backend.lora, list[np.ndarray](), list[np.ndarray](), 0.0
-        contexts = chosen(read(backend, tokenizer, max_context, pause)[0], len(self.contexts))
+        states, _, _, answers = read(backend, tokenizer, max_context, pause)
+        contexts = np.ascontiguousarray(states[measured(len(states), answers)])
         new = replace(self, contexts=contexts, head=backend.head, frozen=self.log_probabilities)
         try:
             for i in range(0, len(contexts), 32):
@@ -223,7 +239,7 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
-    count = min(_CONTEXTS[-1], len(states))
+    rows = measured(len(states), answers)
     ends = sorted(tokenizer.eos_ids)
     every = np.concatenate([states, at_end])
     in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in texts()]])
@@ -231,8 +247,8 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     tokens, precision = prior(frequency, cost, ends)
     along = features(backend.head, states.shape[1], tokens, frequency[tokens])
     return Neutral(
-        chosen(states, count), np.array(np.sum(chosen(np.arange(len(states)), count) < answers)),
-        chosen(following, count), directions(every, in_reply, ending)[:, :rank].copy(),
+        np.ascontiguousarray(states[rows]), np.array(np.sum(rows < answers)), following[rows],
+        directions(every, in_reply, ending)[:, :rank].copy(),
         tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along, backend.head,
     )  # fmt: skip
 
@@ -281,9 +297,15 @@ def _packed(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     ).astype(np.float32)
 
 
+def measured(count: int, answers: int) -> np.ndarray:
+    """Which of `count` states, the first of them in answers, distances are measured on."""
+    parts = np.arange(answers), np.arange(answers, count)
+    return np.concatenate([chosen(part, most) for part, most in zip(parts, _CONTEXTS, strict=True)])
+
+
 def chosen(states: np.ndarray, count: int) -> np.ndarray:
-    """`count` rows, evenly spread."""
-    rows = np.linspace(0, len(states) - 1, count).round().astype(int)
+    """`count` rows, or all if they are fewer, evenly spread."""
+    rows = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(int)
     return np.ascontiguousarray(states[rows])
 
 

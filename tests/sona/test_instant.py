@@ -48,8 +48,8 @@ def slow_lora_b(rated, neutral) -> np.ndarray:
     tokens, features = list(neutral.tokens), neutral.features.astype(np.float64)
     said = np.zeros((2, len(tokens)))
     theta = np.zeros((2, features.shape[1]))
-    signal = noise = 0.0
     for r in range(2):
+        signal = noise = 0.0
         for j in range(len(tokens)):
             g, s, information = slow_sums(
                 rated,
@@ -64,8 +64,9 @@ def slow_lora_b(rated, neutral) -> np.ndarray:
                 lambda t, r=r: t.adapter.scale**2 * np.sum(readings(t)[:, r] ** 2),
             )
             theta[r, k] = slow_step("feature", g, s, neutral.precision[len(tokens) + k] + information)
-            signal, noise = signal + g * g / information, noise + s / information
-    return said + max(0, 1 - instant.NOISE * noise / signal) * theta @ features.T
+            signal, noise = signal + g * g, noise + s
+        theta[r] *= max(0, 1 - instant.NOISE * noise / signal)
+    return said + theta @ features.T
 
 
 def readings(trace) -> np.ndarray:
@@ -102,7 +103,7 @@ def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeyp
         adapter = instant.update(trace.adapter, trace, weight, neutral).adapter
         trace = trace.replayed(adapter, 0, tiny_backend.head)
     feature = adapter.evidence[..., neutral.parts["feature"]]
-    assert adapter.gain == 1 and instant.beyond_noise(feature) > 0.1
+    assert adapter.gain == 1 and instant.beyond_noise(feature).max() > 0.1
     want = slow_lora_b(rated, neutral)
     np.testing.assert_allclose(
         adapter.lora_b[:, neutral.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
@@ -127,7 +128,7 @@ def test_features_say_nothing_where_chance_explains_all(neutral):
     information = np.ones_like(g[0])
     noise = np.stack([g.sum(axis=0), (g * g).sum(axis=0), information])
     taste = np.stack([(g + 0.5).sum(axis=0), ((g + 0.5) ** 2).sum(axis=0), information])
-    assert instant.beyond_noise(noise) < 0.2 and instant.beyond_noise(taste) > 0.8
+    assert instant.beyond_noise(noise).max() < 0.4 and instant.beyond_noise(taste).min() > 0.8
 
 
 def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
@@ -150,7 +151,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, neutral):
     found = neutral.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
-    assert found.kl > 0.5 * instant.KL_CAP or found.rise > 0.5 * instant.RISE_CAP
+    assert found.kl > 0.4 * instant.KL_CAP or found.rise > 0.4 * instant.RISE_CAP
 
 
 def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, neutral, tiny_backend):
