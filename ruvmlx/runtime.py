@@ -30,6 +30,7 @@ from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
     from .sona.background import Background, Settings
+    from .sona.deep import Deep
 
 __all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -65,6 +66,7 @@ class Runtime:
         self._pace = Pace()
         self.last_reply_id: str | None = None
         self._background: Background | None = None
+        self._deep: Deep | None = None
 
     @classmethod
     def open(
@@ -106,8 +108,7 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        if self._background is not None:
-            self._background.close()
+        self._close_loops()
         try:
             for learner in self._adapters.loaded():
                 learner.memory.flush()
@@ -342,12 +343,49 @@ class Runtime:
         progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
         stopped goes on where it was at the next call, in another process too.
         """
-        return self._background_loop(settings).run(progress, cancel)
+        loop = self._background_loop(settings)
+        held = None
+        if self._deep_loop().due():  # before what it holds on to may be overwritten
+            held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
+        report = loop.run(progress, cancel)
+        return report | {"deep": held} if held else report
+
+    def deepen(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        cancel: threading.Event | None = None,
+        anchor: bool = True,
+    ) -> dict[str, Any]:
+        """Hold on to what was learned (unless `anchor` is False) and put the memory in order; says what came
+        of it.
+
+        `consolidate` does so by itself once a week and where a new task began, with an anchor if it trains
+        under EWC. progress(replies measured, replies). It can be stopped, and goes on, as `consolidate`.
+        """
+        if self._background is not None:
+            self._background.close()  # two training graphs would be in memory
+        return self._deep_loop().run(progress, cancel, anchor)
 
     def background_due(self) -> bool:
         """Should `consolidate` be called when nobody waits?"""
         paused = self._background is not None and self._background.paused
-        return paused or (self.learner is not None and self.learner.ledger.due())
+        if paused or (self.learner is not None and self.learner.ledger.due()):
+            return True
+        return self.learner is not None and bool(self._deep_loop().due())
+
+    def _deep_loop(self) -> "Deep":
+        from .sona.deep import Deep
+
+        if self._deep is None:
+            self._deep = Deep(self._learner(), self.model)
+        return self._deep
+
+    def _close_loops(self) -> None:
+        """What was stopped goes to the store, and the memory is given back."""
+        for loop in (self._background, self._deep):
+            if loop is not None:
+                loop.close()
+        self._background = self._deep = None
 
     def _background_loop(self, settings: "Settings | None" = None) -> "Background":
         """Imported when wanted: MLX starts with it."""
@@ -390,9 +428,7 @@ class Runtime:
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("none is no adapter's name; give another.")
         self.settle()
-        if self._background is not None:  # it trains the adapter that was in use
-            self._background.close()
-            self._background = None
+        self._close_loops()  # they train the adapter that was in use
         if name is None:
             self.learner = None
             self.backend.set_lora(None)

@@ -111,31 +111,49 @@ def rollback(version: int, as_json: bool, **flags: Any) -> None:
 
 @learn.command()
 @click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; 12 unless given.")
+@click.option("--ewc", type=click.FloatRange(min=0), help="How hard to hold on to what --deep anchored.")
+@click.option("--deep", is_flag=True, help="Train nothing: anchor what was learned, tidy the memory.")
 @model_options
 @json_option
-def consolidate(steps: int | None, as_json: bool, **flags: Any) -> None:
+def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool, **flags: Any) -> None:
     """Train a base LoRA on all your ratings now; it is used only if held-out ratings prefer it.
 
-    Ctrl-C stops it; the next call goes on from there.
+    Ctrl-C stops it; the next call goes on from there. Once a week, and when your questions or ratings become
+    others, it does first what --deep does.
     """
-    from ruvmlx.sona.background import Settings
-
-    settings = Settings(steps=steps) if steps else Settings()
+    if deep and (steps or ewc is not None):
+        raise UsageError("--deep trains nothing, so it takes neither --steps nor --ewc.")
+    given = {"steps": steps, "ewc": ewc}
     cancel = threading.Event()
     with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
-        report = runtime.consolidate(_progress(), cancel, settings)
+        report = _deepened(runtime, cancel) if deep else _consolidated(runtime, given, cancel)
         status = runtime.status()
         kv = runtime.review_kv(cancel)
+    facts = _facts(status) | report
     if as_json:
-        print_json(_facts(status) | report | {"kv": kv})
+        print_json(facts | {"kv": kv})
     else:
-        show(("promoted: " if report["promoted"] else "not promoted: ") + report["reason"])
-        facts = _facts(status) | report
+        done = "anchored" if deep else "promoted"
+        show((f"{done}: " if report[done] else f"not {done}: ") + report["reason"])
         show_facts({k: v for k, v in facts.items() if isinstance(v, int | float | str) and k != "reason"})
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (`ruvmlx learn kv` tells more)")
     if cancel.is_set():
         raise KeyboardInterrupt
+
+
+def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
+    from ruvmlx.sona.background import Settings
+
+    show_step = _progress("step")
+    progress = show_step and (lambda done, total, loss: show_step(done, total, f", loss {loss:+.4f}"))
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    return runtime.consolidate(progress, cancel, settings)
+
+
+def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
+    """Nothing is promoted or refused: what `learn status` says of that is left out."""
+    return {"promoted": None, "ppl_change": None} | runtime.deepen(_progress("reply"), cancel)
 
 
 @contextmanager
@@ -153,12 +171,12 @@ def _stopped_by_ctrl_c(cancel: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _progress() -> Callable[[int, int, float], None] | None:
-    """A line on stderr that counts the steps; nothing without a terminal."""
+def _progress(what: str) -> Callable[..., None] | None:
+    """A line on stderr that counts; nothing without a terminal."""
     if not sys.stderr.isatty():
         return None
-    return lambda done, total, loss: click.echo(
-        f"\rstep {done} of {total}, loss {loss:+.4f} " + ("\n" if done == total else ""), err=True, nl=False
+    return lambda done, total, more="": click.echo(
+        f"\r{what} {done} of {total}{more} " + ("\n" if done == total else ""), err=True, nl=False
     )
 
 

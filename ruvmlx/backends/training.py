@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..lora.base import MODULES, BaseLoRA, Pair, Place
+from ..lora.base import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro import MicroLoRA
 from ..models.base import Model
 from . import cpu, cpu_layers, graph
@@ -137,6 +137,44 @@ class Trainer:
             logits = graph.head(self._graph, mx.array(frozen).astype(self._dtype)).astype(mx.float32)
         return self._run(base, text, partial(_divergence, frozen=logits), weigh, pause)
 
+    def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
+        """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
+
+        By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
+        """
+        BLAS.adapt(self._load.cores())
+        said = mx.array(text.tokens[text.first :])
+        with mx.stream(self._device):
+            stops: list[mx.array] = []
+            inputs: dict[str, mx.array] = {}
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            factors = self._factors(base)
+
+            def loss(probes):
+                linear = partial(_probed, probes, inputs)
+                hidden = self._body(below, factors, text, stops, linear)
+                _, slope = self._valued(mx.stop_gradient(hidden), partial(_logprob, said=said))
+                return mx.sum(hidden.astype(mx.float32) * slope)
+
+            grads = mx.grad(loss)(self._probes(base, len(text.tokens) - 1))
+            _evaluate(([x] for x in stops), pause)
+            found = {}
+            for names in _from_the_last_layer(grads, _every(text)):
+                _evaluate([[grads[name] for name in names]], pause)
+                for name in names:  # an output's gradient [T, out] is kept no longer than needed
+                    found[name] = _sums(inputs.pop(name), grads.pop(name))
+                    _evaluate([found[name]], pause)
+            places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
+            return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
+
+    def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
+        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
+        return {
+            f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
+            for (module, layer), (_, b) in base.pairs.items()
+            if module != "lm_head"
+        }
+
     def hidden(self, base: BaseLoRA | None, text: Text) -> np.ndarray:
         """Inputs of the head where something was said [n, D]; None: the untouched model's."""
         with mx.stream(self._device):
@@ -172,7 +210,8 @@ class Trainer:
             weight = weigh(number)
             if weight == 0:
                 return number, {}
-            _evaluate([[out[1]], *_from_the_last_layer(grads, _every(text))], pause)
+            slices = ([grads[name] for name in names] for names in _from_the_last_layer(grads, _every(text)))
+            _evaluate([[out[1]], *slices], pause)
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
@@ -209,12 +248,17 @@ class Trainer:
     # -- the layers -------------------------------------------------------------------------------------
 
     def _body(
-        self, below: "Below", factors: Mapping[str, mx.array], text: Text, stops: list[mx.array]
+        self,
+        below: "Below",
+        factors: Mapping[str, mx.array],
+        text: Text,
+        stops: list[mx.array],
+        linear: Callable | None = None,
     ) -> mx.array:
         """-> hidden [n, D], what predicts the tokens that were said; `stops` gets a few states on the way."""
         layers, x = self._graph.model.layers, below.x
         for i in range(below.first, len(layers)):
-            x = self._layer(x, layers[i], partial(_linear, factors, i))
+            x = self._layer(x, layers[i], partial(linear or _linear, factors, i))
             if i % _every(text) == 0:
                 stops.append(x)
         return self._graph.model.norm(x[text.first - 1 :])
@@ -270,6 +314,32 @@ def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Mo
         for name, part in zip(found, mx.split(u, stops, axis=1), strict=True):
             out[name] = out[name] + (part @ factors[f"{layer}.{name}.b"]).astype(x.dtype)
     return [out[name] for name in names]
+
+
+def _probed(
+    probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
+    x: mx.array, own: nn.Module, names: Sequence[str],
+):  # fmt: skip
+    """_linear, with a probe on each output; `inputs` gets the x of each."""
+    out = _linear(factors, layer, x, own, names)
+    for i, name in enumerate(names):
+        if (key := f"{layer}.{name}") in probes:
+            inputs[key] = x
+            out[i] = out[i] + probes[key]
+    return out
+
+
+def _sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
+    """Of (x^T g)^2, by row and by column: x [T, in], g [T, out] -> [in], [out].
+
+    Of few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
+    """
+    x, g = x.astype(mx.float32), g.astype(mx.float32)
+    (n, n_in), n_out = x.shape, g.shape[1]
+    if 2 * n * (n_in + n_out) > n_in * n_out:
+        full = mx.square(x.T @ g)
+        return mx.sum(full, axis=1), mx.sum(full, axis=0)
+    return mx.sum(((g @ g.T) @ x) * x, axis=0), mx.sum(((x @ x.T) @ g) * g, axis=0)
 
 
 @mx.custom_function
@@ -341,9 +411,9 @@ def _every(text: Text) -> int:
     return max(1, SLICE // len(text.tokens))
 
 
-def _from_the_last_layer(grads: Mapping[str, mx.array], every: int) -> Iterator[list[mx.array]]:
-    """The gradients of a few layers at a time."""
+def _from_the_last_layer(grads: Mapping[str, mx.array], every: int) -> Iterator[list[str]]:
+    """The names of a few layers at a time."""
     layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
     for start in range(0, len(layers), every):
         part = {str(i) for i in layers[start : start + every]}
-        yield [g for name, g in grads.items() if name.split(".")[0] in part]
+        yield [name for name in grads if name.split(".")[0] in part]

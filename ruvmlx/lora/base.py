@@ -17,6 +17,7 @@ from ..models.base import ModelConfig
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
 Pair = tuple[np.ndarray, np.ndarray]  # lora_a [in, rank], lora_b [rank, out]; float32, contiguous
+Squares = tuple[np.ndarray, np.ndarray]  # of a matrix [in, out], summed: by input [in], by output [out]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
          + 0.5 mean over neutral text of KL(frozen || p)
+         + EWC's penalty for leaving what earlier tasks need, where it is on (ewc.py)
 
 w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen model is now, so its push fades
 as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
@@ -27,7 +28,7 @@ from ..lora.base import BaseLoRA, Pair, Place, place_shape
 from ..lora.merge import HEAD, folded
 from ..models.base import Model
 from ..store import HeadMoved
-from . import objective, replay
+from . import ewc, objective, replay
 from .adamw import Training
 from .gate import Candidate, Gate
 from .learner import Learner
@@ -58,6 +59,7 @@ class Settings:
     modules: tuple[str, ...] = TARGETS
     depth: float = 1.0  # share of the layers that is trained, counted from the last
     minimum: int = MINIMUM
+    ewc: float = ewc.STRENGTH  # of the penalty; 0: none
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
@@ -80,6 +82,7 @@ class Background:
         self._trainer: Trainer | None = None
         self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
         self._paused: Training | None = None
+        self._anchors: list[ewc.Anchor] = []
 
     @property
     def paused(self) -> bool:
@@ -107,7 +110,7 @@ class Background:
             reason = f"it takes {need} rated replies to learn from; there are {ratings}"
             return _report(False, reason, examples=ratings)
         started = time.perf_counter()
-        report = self._attempt(buffer, progress, _pause(cancel))
+        report = self._attempt(buffer, progress, stopping(cancel))
         return {"examples": ratings, **report, "seconds": time.perf_counter() - started}
 
     def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
@@ -138,12 +141,14 @@ class Background:
             return None
         facts = training.facts
         same = facts["settings"] == self._settings() and facts["base"] == state.base
+        same = same and facts["anchors"] == self._anchor_ids()
         return training if same and ledger.leads_to(facts["version"], state.version) else None
 
     def _fresh(self) -> Training:
         """The base in use goes on being trained; layers that it does not change yet start from nothing."""
         state = self._learner.state
         facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
+        facts["anchors"] = self._anchor_ids()
         return Training(self._start(state.version), SCALE, facts=facts)
 
     def _start(self, seed: int) -> dict[Place, Pair]:
@@ -169,6 +174,10 @@ class Background:
     def _settings(self) -> dict[str, Any]:
         return asdict(self.settings) | {"modules": list(self.settings.modules)}
 
+    def _anchor_ids(self) -> list[int]:
+        """Of the anchors that count: none where the penalty is off."""
+        return self._learner.ledger.anchor_ids() if self.settings.ewc else []
+
     # -- training ------------------------------------------------------------------------------------
 
     def _train(
@@ -179,6 +188,7 @@ class Background:
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend)
         self._trainer.set_head(self._learner.base, self._learner.micro)
+        self._anchors = self._learner.ledger.anchors() if self.settings.ewc else []
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
@@ -210,6 +220,7 @@ class Background:
                 self._frozen[text] = trainer.hidden(None, text)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
             total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
+        total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
         return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
@@ -254,7 +265,7 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
     return a, b
 
 
-def _pause(cancel: threading.Event | None) -> Pause:
+def stopping(cancel: threading.Event | None) -> Pause:
     """Raises Stopped once `cancel` is set."""
 
     def pause() -> None:
@@ -291,7 +302,10 @@ class _Sum:
 
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
         """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
-        self.loss += self._weight * value
+        self.plus(self._weight * value, grads)
+
+    def plus(self, value: float, grads: dict[Place, Pair]) -> None:
+        self.loss += value
         for place, pair in grads.items():
             if place in self.pairs:
                 for total, more in zip(self.pairs[place], pair, strict=True):

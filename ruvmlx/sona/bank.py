@@ -9,6 +9,7 @@ entries a lookup is exact.
 The bank holds nothing that the store does not: it is rebuilt at start (memory.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,18 @@ class Pattern:
     def poor(self) -> bool:
         """Its entries are the first to be pruned when the bank is full."""
         return self.quality < PRUNE
+
+
+@dataclass(frozen=True)
+class Tidied:
+    """patterns: those that are left. merged: cells that went into another one's pattern. pruned: patterns
+    let go, and the labels of their entries by reply id.
+    """
+
+    patterns: int
+    merged: int
+    pruned: int
+    entries: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -253,13 +266,49 @@ class ReasoningBank:
         rows = self._pruned(np.fromiter(self._at.values(), np.int64, live))
         live = len(rows)
         if due:
-            sample = rows[:: -(-live // SAMPLE)]
-            k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
-            self._centres = clusters(self._vectors[sample], k)
-            self._pattern_of = merged(self._centres)
-            self._clustered = live
+            self._cluster(rows)
         self._sort(rows)
         return True
+
+    def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
+        """Cluster again, merge patterns that are alike and let go of the poor ones: the deep loop's part.
+
+        What is let go counts as before, but is not found by likeness any more. `pause` may raise to leave;
+        nothing was changed then.
+        """
+        rows = np.fromiter(self._at.values(), np.int64, len(self._at))
+        if len(rows) == 0:
+            return Tidied(0, 0, 0, {})
+        self._cluster(rows, pause)
+        self._sort(rows)
+        every = np.arange(len(self._tally))
+        poor = (self._quality(every) < PRUNE) & (self._tally.sum(axis=1) > 0)
+        gone = np.flatnonzero(poor[self._pattern[: len(rows)]])
+        entries = {self._ids[row]: LABELS[self._labels[row]] for row in gone}
+        for row in gone:
+            self._put_away(int(row))
+        self._sort(np.fromiter(self._at.values(), np.int64, len(self._at)))
+        return Tidied(len(self.patterns()), len(self._centres) - len(every), int(poor.sum()), entries)
+
+    def _cluster(self, rows: np.ndarray, pause: Callable[[], None] | None = None) -> None:
+        """New cells and patterns, of the rows named; `_sort` has to follow."""
+        live = len(rows)
+        sample = rows[:: -(-live // SAMPLE)]
+        k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
+        self._centres = clusters(self._vectors[sample], k, pause)
+        self._pattern_of = merged(self._centres)
+        self._clustered = live
+
+    def placed(self, reply_id: str) -> bool:
+        """Can it be found by likeness?"""
+        return reply_id in self._at
+
+    def _put_away(self, row: int) -> None:
+        """An entry that counts from now on, but is not found."""
+        reply_id, label = self._ids[row], int(self._labels[row])
+        self.remove(reply_id)
+        self._unplaced[reply_id] = label
+        self.counts[label] += 1
 
     def _pruned(self, rows: np.ndarray) -> np.ndarray:
         """The rows less what is too much: entries of poor patterns go first, then the oldest."""
@@ -267,10 +316,7 @@ class ReasoningBank:
         order = np.lexsort((self._order[rows], ~poor))
         excess = max(0, len(rows) - CAPACITY)
         for row in rows[order[:excess]]:
-            reply_id, label = self._ids[row], int(self._labels[row])
-            self.remove(reply_id)
-            self._unplaced[reply_id] = label
-            self.counts[label] += 1
+            self._put_away(int(row))
         return rows[np.sort(order[excess:])]
 
     def _sort(self, rows: np.ndarray) -> None:
@@ -297,20 +343,23 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
     )
 
 
-def clusters(vectors: np.ndarray, k: int) -> np.ndarray:
+def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
     """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Seeded: equal entries, equal cells."""
-    centres = _spread(vectors, k)
+    pause = pause or (lambda: None)
+    centres = _spread(vectors, k, pause)
     for _ in range(_ITERATIONS):
+        pause()
         centres = _means(vectors, nearest(vectors, centres))
     return centres
 
 
-def _spread(vectors: np.ndarray, k: int) -> np.ndarray:
+def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
     """k-means++: each next centre is drawn by its distance to those before."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]
     distance = 1 - np.vecdot(vectors, vectors[chosen[0]])
     while len(chosen) < min(k, len(vectors)):
+        pause()
         mass = np.cumsum(np.maximum(distance, 0) + 1e-9)
         chosen.append(int(np.searchsorted(mass, rng.random() * mass[-1])))
         distance = np.minimum(distance, 1 - np.vecdot(vectors, vectors[chosen[-1]]))

@@ -9,7 +9,9 @@ from typing import Any
 from ..errors import NotFound
 from ..lora.base import BaseLoRA
 from ..store import AdapterRow, RatingRow, Store
+from ..store.anchors import DeepRun
 from ..store.bases import Attempt, RatedReply
+from .ewc import TASKS, Anchor, Fisher
 from .instant import KL_CAP
 
 MINIMUM = 10  # ratings that the background loop wants to see
@@ -130,6 +132,56 @@ class Ledger:
     def put_training(self, state: bytes | None) -> None:
         self._store.put_training(*self._mine, state)
 
+    # -- the deep loop -------------------------------------------------------------------------------
+
+    def anchors(self) -> list[Anchor]:
+        """Ends of tasks on the way to the version in use, the oldest first."""
+        rows = self._store.anchors(*self._mine)
+        return [Anchor(self.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
+
+    def anchor_ids(self) -> list[int]:
+        return [row.id for row in self._store.anchors(*self._mine)]
+
+    def last_anchor(self) -> int:
+        """The version at which the newest of them was made; 0: there is none."""
+        rows = self._store.anchors(*self._mine)
+        return rows[-1].version if rows else 0
+
+    def end_deep_run(
+        self, version: int, base: int, fisher: Fisher | None, report: dict[str, Any], pruned: dict[str, str]
+    ) -> bool:
+        """Write a run of the deep loop, and the anchor that it leads to, in one transaction.
+
+        False, and nothing is written, if another base is in use than the one that was measured.
+        """
+        with self._store.transaction():
+            if self.base_of(self.version()) != base:
+                return False
+            if fisher is not None:
+                self._store.add_anchor(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
+            self._store.end_deep_run(*self._mine, version, report, pruned)
+        return True
+
+    def deep_run(self) -> DeepRun | None:
+        """The newest one that came to an end."""
+        return self._store.deep_run(*self._mine)
+
+    def first_rating(self) -> float | None:
+        """When the oldest rating in force was given, seconds since 1970."""
+        return self._store.first_rating(*self._mine)
+
+    def pruned(self) -> dict[str, str]:
+        """Rating by reply id, of what the memory does not find any more."""
+        return self._store.pruned(*self._mine)
+
+    def measurement(self) -> bytes | None:
+        return self._store.measurement(*self._mine)
+
+    def put_measurement(self, state: bytes) -> None:
+        self._store.put_measurement(*self._mine, state)
+
+    # -- the way back --------------------------------------------------------------------------------
+
     def undo(self) -> LearnStatus:
         """Take the last rating back: the adapter is again, bit for bit, what it was before it.
 
@@ -165,3 +217,8 @@ class Ledger:
             versions=self._store.adapter_versions(*self._mine),
             last=attempts[-1] if attempts else None,
         )
+
+
+def _joined(earlier: bytes, later: bytes) -> bytes:
+    """Two anchors' Fishers, as the store keeps them, as one."""
+    return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..models.base import Message, Model
 from ..store import ReplyRow, Store
 from . import embedding, signal
-from .bank import SIMILAR, ReasoningBank
+from .bank import SIMILAR, ReasoningBank, Tidied
 from .ledger import Ledger
 from .signal import LearningSignal
 
@@ -140,12 +140,13 @@ class Memory:
         version = self._ledger.version()
         if version == self._version:
             return
-        wanted, held = self._labels(), self.bank.labels()
+        wanted, held, pruned = self._labels(), self.bank.labels(), self._ledger.pruned()
         for reply_id in held.keys() - wanted.keys():
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                self.bank.put(reply_id, label, self._vector(reply_id))
+                found = pruned.get(reply_id) != label  # pruned as what it was rated then, and is again
+                self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # the first time
             for reply_id in self._store.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
@@ -167,6 +168,26 @@ class Memory:
         if state is None or state.shape != self.whitening.mean.shape or not np.isfinite(state).all():
             return None
         return self.whitening(state)
+
+    def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
+        """Merge and prune the bank's patterns; also the label of all that is pruned now, by reply id.
+
+        The store learns of it from the caller: until then a restart brings everything back.
+        """
+        self.sync()
+        held = self.bank.labels()
+        before = {
+            reply_id: label
+            for reply_id, label in self._ledger.pruned().items()
+            if held.get(reply_id) == label and not self.bank.placed(reply_id)
+        }
+        tidied = self.bank.tidy(pause)
+        return tidied, before | tidied.entries
+
+    def vector(self, reply_id: str) -> np.ndarray | None:
+        """The question's unit vector, if it was ever read; pruned entries' too."""
+        known = self.bank.vector(reply_id)
+        return self._unit(self._store.query(reply_id)) if known is None else known
 
     def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
         """A rating was committed as `version`, on top of what the bank reflects."""
@@ -206,9 +227,13 @@ class Memory:
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
         """(r, V(x)) of a rating in force, as the others in force have it."""
-        self.sync()
-        r = signal.reward_of(rating, self.bank.counts_without(reply_id))
+        r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
+
+    def reward(self, reply_id: str, rating: str) -> float:
+        """r of a rating in force, as the others in force have it."""
+        self.sync()
+        return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
     def examples(
         self, question: str, n: int, room: int, size: Callable[[Example], int], known: Collection[str] = ()

@@ -1,7 +1,7 @@
 """What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
 
 Store adds the tables up, one file each:
-Database < Witness < Chats < KVRecords < Replies < Bases < Adapters < Named < Signals.
+Database < Witness < Chats < KVRecords < Replies < Bases < Adapters < Anchors < Named < Signals.
 """
 
 from .adapters import AdapterRow, HeadMoved, RatingRow

@@ -63,11 +63,12 @@ class Bases(Replies):
         return id_
 
     def _forget_old_bases(self, fingerprint: str, name: str) -> None:
-        """Keep those on which a version stands whose weights are kept."""
+        """Keep those on which a version stands whose weights are kept, or that an anchor is at."""
         self._db.execute(
             "UPDATE bases SET state = NULL WHERE fingerprint = ?1 AND name = ?2 AND state IS NOT NULL"
             " AND id NOT IN (SELECT base FROM adapters WHERE fingerprint = ?1 AND name = ?2"
-            " AND state IS NOT NULL)",
+            " AND state IS NOT NULL)"
+            " AND id NOT IN (SELECT base FROM anchors WHERE fingerprint = ?1 AND name = ?2)",
             (fingerprint, name),
         )
 

@@ -4,11 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NotFound, UsageError
-from .adapters import _ALL, _CHAIN, Adapters
+from .adapters import _ALL, _CHAIN
+from .anchors import Anchors
 from .witness import digest
 
 KEEP_COPIED = 8  # ancestors of the version copied whose weights are copied too
-_PARTS = ("adapters", "adapter_heads", "bases", "attempts", "trainings")  # keyed by fingerprint and name
+_PARTS = (  # keyed by fingerprint and name
+    "adapters", "adapter_heads", "bases", "attempts", "trainings", "anchors", "deep_runs", "measurements",
+    "pruned",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class NamedRow:
     bytes: int
 
 
-class Named(Adapters):
+class Named(Anchors):
     """Whole adapters, all their versions together."""
 
     def named_adapters(self, fingerprint: str | None = None) -> list[NamedRow]:

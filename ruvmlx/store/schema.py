@@ -42,6 +42,21 @@ CREATE TABLE attempts (  -- consolidations; version is NULL where one was refuse
 CREATE TABLE trainings (
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, PRIMARY KEY (fingerprint, name)
 );
+CREATE TABLE anchors (  -- ends of tasks; version: in use then
+  id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, name TEXT NOT NULL,
+  version INTEGER NOT NULL, base INTEGER NOT NULL, fisher BLOB NOT NULL, created REAL NOT NULL
+);
+CREATE TABLE deep_runs (  -- the newest that came to an end; version: in use then
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, report TEXT NOT NULL,
+  created REAL NOT NULL, PRIMARY KEY (fingerprint, name)
+);
+CREATE TABLE measurements (  -- of a deep run that was stopped
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, state BLOB NOT NULL, PRIMARY KEY (fingerprint, name)
+);
+CREATE TABLE pruned (  -- not found by likeness any more, as long as the rating is this one
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, rating TEXT NOT NULL,
+  reply_id TEXT NOT NULL REFERENCES replies(id) ON DELETE CASCADE, PRIMARY KEY (fingerprint, name, reply_id)
+);
 CREATE TABLE adapter_heads (
   fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY (fingerprint, name)
 );

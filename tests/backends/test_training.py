@@ -172,3 +172,49 @@ def test_long_texts_are_cut(prompt, said):
     assert len(text.tokens) == min(512, prompt + said) and text.first >= 1
     assert text.said >= min(said, 256) and text.tokens[text.first] == 1000
     assert text.tokens[text.first - 1] == prompt - 1
+
+
+@pytest.mark.parametrize("how", ["cpu", "as on a gpu"])
+def test_squares_are_those_of_the_full_gradient(model, how):
+    """lora_a beside the identity, lora_b above zeros: the same change; lora_b's gradient there is dW's."""
+    base, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
+    if how == "as on a gpu":
+        trainer._own = False
+    trainer.set_head(None, micro(model.config))
+    got = trainer.squares(base, TEXT)
+    assert got.keys() == base.pairs.keys()
+    for module in TARGETS:
+        pairs = dict(base.pairs)
+        for place in (p for p in pairs if p[0] == module):
+            (a, b), eye = pairs[place], np.eye(len(pairs[place][0]), dtype=np.float32)
+            pairs[place] = (np.hstack([a, eye]), np.vstack([b, np.zeros((len(a), b.shape[1]), np.float32)]))
+        _, grads = trainer.reply(BaseLoRA(pairs, base.scale), TEXT)
+        for place in (p for p in pairs if p[0] == module):
+            full = grads[place][1][base.pairs[place][0].shape[1] :] / base.scale
+            for axis in (1, 0):
+                want = (full**2).sum(axis=axis)
+                np.testing.assert_allclose(got[place][1 - axis], want, rtol=1e-2, atol=1e-4 * want.max())
+
+
+def test_squares_can_be_left_between_slices(model, monkeypatch):
+    monkeypatch.setattr(training, "SLICE", 1)
+    base, trainer, calls = random_base(model.config, modules=TARGETS), Trainer(model, "cpu"), []
+    trainer.squares(base, TEXT, lambda: calls.append(1))
+    assert len(calls) >= 2 * model.config.n_layers
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.squares(base, TEXT, stop)
+
+
+@pytest.mark.parametrize(("tokens", "n_in", "n_out"), [(1, 7, 5), (3, 64, 33), (40, 7, 5), (8, 32, 32)])
+def test_sums_of_squares_either_way(tokens, n_in, n_out):
+    """Few tokens by their products, many by the full gradient; the last case is on the line."""
+    rng = np.random.default_rng(tokens)
+    x, g = rng.normal(0, 1, (tokens, n_in)), rng.normal(0, 3, (tokens, n_out))
+    rows, columns = training._sums(mx.array(x.astype(np.float32)), mx.array(g.astype(np.float32)))
+    full = (x.T @ g) ** 2
+    np.testing.assert_allclose(np.array(rows), full.sum(axis=1), rtol=1e-3)
+    np.testing.assert_allclose(np.array(columns), full.sum(axis=0), rtol=1e-3)

@@ -312,7 +312,7 @@ def test_learn_and_models_as_json(run, tiny_folder):
 def test_learn_consolidate(run, tiny_folder):
     """Says what it needs, then does it; the report is the last one in `learn status`."""
     model = ("--model", str(tiny_folder))
-    command = ("learn", "consolidate", "--steps", "2", "--json", *model)
+    command = ("learn", "consolidate", "--steps", "2", "--ewc", "1", "--json", *model)
     code, out, err = run(*command)
     assert (code, err) == (0, "") and json.loads(out)[
         "reason"
@@ -371,6 +371,32 @@ def test_learn_kv(run, tiny_folder, monkeypatch):
     assert said["policy"] == {"hot": 128, "warm": None} and said["asked"]
     said = json.loads(run(*command, "--kv", "f16")[1])
     assert said["policy"] == {"hot": None, "warm": None} and said["reason"] == "you asked for it"
+
+
+def test_learn_consolidate_deep(run, tiny_folder):
+    """The same fields as without --deep; what became of the memory beside them."""
+    model = ("--model", str(tiny_folder))
+    command = ("learn", "consolidate", "--deep", *model)
+    code, out, err = run(*command)
+    assert (code, err) == (0, "") and out.startswith("not anchored: it takes 10 rated replies; there are 0")
+    with Runtime.open(str(tiny_folder)) as runtime:
+        for i in range(10):
+            request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
+            list(runtime.generate(request))
+            runtime.rate(request.request_id, "up" if i % 2 else "down")
+    code, out, _ = run(*command, "--json")
+    report = json.loads(out)
+    assert code == 0 and report.keys() >= LEARN_FIELDS | {
+        "patterns",
+        "merged",
+        "pruned",
+        "anchors",
+        "seconds",
+    }
+    assert (report["anchored"], report["promoted"], report["consolidations"]) == (False, None, 0)
+    assert "nothing has been consolidated yet" in report["reason"]
+    code, _, err = run(*command, "--steps", "2")
+    assert code == 2 and "--deep" in err
 
 
 def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypatch, home):

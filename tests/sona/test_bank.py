@@ -314,3 +314,59 @@ def test_ratings_without_learning_are_recorded_and_the_weights_stay(open_tiny):
     with open_tiny() as runtime:
         assert runtime.learner.micro.to_bytes() == before
         assert runtime.rate(first, "up").applied
+
+
+# -- the deep loop's part ----------------------------------------------------------------------------
+
+
+def of_three_topics() -> tuple[ReasoningBank, np.ndarray]:
+    """Two are liked and one is not, 30 entries each; the first two are nearly one."""
+    rng, bank = np.random.default_rng(0), ReasoningBank(33)
+    axes = np.eye(33)
+    middle = np.repeat([axes[0] + axes[3], axes[0] + 1.1 * axes[3], axes[1] - axes[2]], 30, axis=0)
+    vectors = unit(middle + rng.normal(0, 0.05, (90, 33)))
+    for i, v in enumerate(vectors):
+        bank.put(f"r{i}", "down" if i >= 60 else "up", v)
+    return bank, vectors
+
+
+def test_tidying_merges_what_is_alike_and_prunes_what_is_poor():
+    bank, vectors = of_three_topics()
+    counts, labels = bank.counts.copy(), bank.labels()
+    found = bank.tidy()
+    assert set(found.entries) == {f"r{i}" for i in range(60, 90)} and set(found.entries.values()) == {"down"}
+    assert found.patterns == len(bank.patterns()) == 1 and found.merged > 0 and found.pruned >= 1
+    assert all(not p.poor for p in bank.patterns())
+    np.testing.assert_array_equal(bank.counts, counts)
+    assert bank.labels() == labels and len(bank) == 90  # every rating still counts
+    assert {bank._ids[row] for row in bank.lookup(vectors[70], 90).rows} == {f"r{i}" for i in range(60)}
+    assert not bank.placed("r70") and bank.placed("r7")
+    again = bank.tidy()
+    assert (again.patterns, again.entries) == (1, {})
+    bank.put("r70", "up", vectors[70])  # thought better of
+    assert bank.placed("r70") and bank.liked(vectors[70])[0] == "r70"
+
+
+def test_tidying_can_be_left_and_has_changed_nothing_then(full_bank):
+    bank, calls = full_bank[0], []
+    before = (bank.labels(), bank.patterns())
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bank.tidy(stop)
+    assert (bank.labels(), bank.patterns()) == before
+
+
+def test_tidying_nothing_or_all_of_it():
+    bank = ReasoningBank(5)
+    assert bank.tidy() == bank_module.Tidied(0, 0, 0, {})
+    for i in range(4):
+        bank.put(f"r{i}", "down", unit(np.eye(5)[i]))
+    assert len(bank.tidy().entries) == 4 and bank.patterns() == []
+    assert len(bank.lookup(unit(np.ones(5))).rows) == 0 and bank.value(unit(np.ones(5))) < 0
+    bank.put("new", "up", unit(np.ones(5)))
+    assert bank.liked(unit(np.ones(5))) == ["new"] and not bank.tend()

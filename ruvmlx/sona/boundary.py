@@ -1,0 +1,85 @@
+"""Task boundaries: where what the user asks for, or what they make of the replies, becomes another thing.
+
+Two streams are watched, one value per rating: its reward, and how unlike the question is to those of the
+task so far (1 - cosine with their mean). Both are read in blocks: one odd question is no new task. A block
+begins a new task when it is off the task's mean by more than Z standard errors,
+
+    z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
+
+once WARM values are known; mean and deviation by Welford (1962). Rewards are looked at on both sides. Z = 2
+is crossed by chance by one block in forty on each side; such a boundary costs an anchor, nothing else.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Z = 2.0
+WARM = 50  # values before a boundary can be seen
+BLOCK = 16
+CLIP = 3.0  # deviations that one value can be off
+_LEAST = 1e-3  # a deviation below this is rounding
+
+
+@dataclass
+class Moments:
+    """Mean and deviation of a stream, one value at a time."""
+
+    count: int = 0
+    mean: float = 0.0
+    square: float = 0.0  # sum of squared deviations
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        step = value - self.mean
+        self.mean += step / self.count
+        self.square += step * (value - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
+
+    def z(self, values: Sequence[float]) -> float:
+        """How far new values are above this stream's mean, in standard errors; 0 until it is warm."""
+        if self.count < WARM:
+            return 0.0
+        off = (np.asarray(values) - self.mean) / max(self.deviation, _LEAST)
+        return float(np.mean(np.clip(off, -CLIP, CLIP)) * math.sqrt(len(values)))
+
+
+def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
+    """Indices at which a new task begins. questions [n, E]: unit vectors; a row of zeros is an unknown one.
+
+    Pure: the same ratings give the same boundaries, whatever was undone in between.
+    """
+    found: list[int] = []
+    first = 0
+    while (at := _next(rewards, questions, first)) is not None:
+        found.append(at)
+        first = at
+    return found
+
+
+def _next(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
+    """Where the task that begins at `first` ends; None: nowhere yet."""
+    reward, unlike = Moments(), Moments()
+    total = np.zeros(questions.shape[1])
+    for start in range(first, len(rewards) - BLOCK + 1, BLOCK):
+        block = slice(start, start + BLOCK)
+        away = _unlike(questions[block], total)
+        if abs(reward.z(rewards[block])) > Z or (away and unlike.z(away) > Z):
+            return start
+        for i in range(start, start + BLOCK):
+            reward.add(rewards[i])
+            for value in _unlike(questions[i : i + 1], total):
+                unlike.add(value)
+            total += questions[i]
+    return None
+
+
+def _unlike(questions: np.ndarray, total: np.ndarray) -> list[float]:
+    """1 - cosine with the mean of the questions so far, of each that is known."""
+    length = float(np.linalg.norm(total))
+    return [1.0 - float(q @ total) / length for q in questions if length > 0 and q.any()]

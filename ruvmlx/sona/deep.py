@@ -1,0 +1,223 @@
+"""The deep loop: at the end of a task, or after a week, what was learned is made dear to change, and the
+memory is put in order.
+
+It measures the Fisher of the base in use on the task's liked replies (ewc.py), one gradient per reply, and
+stores it as an anchor; the background loop then trains under the penalty for leaving it. The bank's patterns
+are clustered afresh: alike ones are merged, poor ones are not found any more (bank.py). Ratings all stay.
+
+Between slices of a reply it can be stopped; it goes on from the last whole reply, in this process or another.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backends.training import Pause, Trainer
+from ..errors import CorruptFile
+from ..lora.base import BaseLoRA
+from ..lora.merge import HEAD
+from ..models.base import Model
+from . import replay
+from .background import Stopped, stopping
+from .bank import Tidied
+from .boundary import boundaries
+from .ewc import TASKS, Fisher
+from .learner import Learner
+from .ledger import MINIMUM
+from .replay import Buffer, Example
+
+WEEK = 7 * 86400.0  # seconds
+REPLIES = 64  # liked ones that are measured at most, the newest
+FEWEST = 3
+SAVE_EVERY = 8  # replies
+
+Progress = Callable[[int, int], None]  # replies measured, replies
+
+
+@dataclass(frozen=True)
+class Task:
+    """examples: liked replies, the oldest first. boundary: the version that began the next task; None: none
+    was seen since the last anchor."""
+
+    examples: list[Example]
+    boundary: int | None
+
+
+@dataclass
+class Measuring:
+    """A measurement under way. facts: what it is of; it goes on only where that is still so."""
+
+    facts: dict[str, Any]
+    fisher: Fisher
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.facts).encode() + b"\n" + self.fisher.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Measuring | None":
+        """None if damaged: it can be done again."""
+        try:
+            facts, _, fisher = data.partition(b"\n")
+            return cls(json.loads(facts), Fisher.from_bytes(fisher))
+        except (ValueError, CorruptFile):
+            return None
+
+
+class Deep:
+    """The deep loop of one learner. Lives in the backend's thread."""
+
+    def __init__(self, learner: Learner, model: Model):
+        self._learner, self._model = learner, model
+        self._paused: Measuring | None = None
+        self._seen: tuple[int, list[int]] = (-1, [])  # ledger's version, versions that began a task
+
+    @property
+    def paused(self) -> bool:
+        """Was a run stopped that can go on?"""
+        return self._paused is not None
+
+    def close(self) -> None:
+        """A run that was stopped goes to the store."""
+        if self._paused is not None:
+            self._learner.ledger.put_measurement(self._paused.to_bytes())
+        self._paused = None
+
+    # -- when ----------------------------------------------------------------------------------------
+
+    def due(self, now: float | None = None) -> str:
+        """Why it should run; "" if it need not. now: seconds since 1970."""
+        ledger = self._learner.ledger
+        ratings, last = ledger.ratings(), ledger.deep_run()
+        version = last.version if last else 0
+        if len(ratings) < MINIMUM or ratings[-1].version_after <= version:
+            return ""
+        if self.paused or ledger.measurement() is not None:
+            return "it was stopped"
+        if max(self.task_starts(), default=0) > version:
+            return "a new task began"
+        since = last.created if last else ledger.first_rating() or 0.0
+        return "a week has passed" if (now or time.time()) - since >= WEEK else ""
+
+    def task_starts(self) -> list[int]:
+        """Versions whose ratings began a new task, the oldest first; looked for once per rating."""
+        ledger, memory = self._learner.ledger, self._learner.memory
+        if self._seen[0] != (version := ledger.version()):
+            ratings = ledger.ratings()[-replay.LIMIT :]
+            questions = np.zeros((len(ratings), memory.whitening.dimensions), np.float32)
+            for row, rating in zip(questions, ratings, strict=True):
+                if (known := memory.vector(rating.reply_id)) is not None:
+                    row[:] = known
+            rewards = [memory.reward(r.reply_id, r.rating) for r in ratings]
+            self._seen = version, [ratings[i].version_after for i in boundaries(rewards, questions)]
+        return self._seen[1]
+
+    def _buffer(self) -> Buffer:
+        learner, model = self._learner, self._model
+        return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context)
+
+    # -- a run ---------------------------------------------------------------------------------------
+
+    def run(
+        self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
+    ) -> dict[str, Any]:
+        """Measure, anchor and tidy; says what came of it. A stopped run says so and can be resumed.
+
+        anchor: False only tidies.
+        """
+        learner, started = self._learner, time.perf_counter()
+        learner.sync()
+        buffer, pause = self._buffer(), stopping(cancel)
+        if (ratings := len(buffer.train) + len(buffer.held_out)) < MINIMUM:
+            return _report(False, f"it takes {MINIMUM} rated replies; there are {ratings}")
+        task, base = self._task(buffer), _body(learner.base)
+        measuring = self._measuring(task)
+        try:
+            why = self._objection(task, base) if anchor else "EWC is off, so no anchor is needed"
+            if not why and base is not None:
+                self._measure(measuring, task, base, progress, pause)
+            report = self._finish(measuring, task, why, pause)
+        except Stopped:
+            self._paused = measuring  # writing it down takes longer than who stopped it wants to wait
+            done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
+            return _report(False, done + "; it goes on from there")
+        self._paused = None
+        return report | {"seconds": time.perf_counter() - started}
+
+    def _task(self, buffer: Buffer) -> Task:
+        """Liked replies since the last anchor, up to the newest boundary."""
+        since = self._learner.ledger.last_anchor()
+        boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
+        mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
+        liked = sorted((e for e in mine if e.reward > e.value), key=lambda e: e.version)
+        return Task(liked[-REPLIES:], boundary)
+
+    def _objection(self, task: Task, base: BaseLoRA | None) -> str:
+        """Why there is nothing to anchor; "" where there is."""
+        if base is None or not base.pairs:
+            return "nothing has been consolidated yet, so there is nothing to hold on to"
+        if len(task.examples) < FEWEST:
+            return f"it takes {FEWEST} liked replies since the last anchor; there are {len(task.examples)}"
+        return ""
+
+    def _measuring(self, task: Task) -> Measuring:
+        """The run that was stopped, if it was about the same; else a new one."""
+        state, ledger = self._learner.state, self._learner.ledger
+        facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
+        known, self._paused = self._paused, None
+        if known is None and (data := ledger.measurement()):
+            known = Measuring.from_bytes(data)
+        return known if known is not None and known.facts == facts else Measuring(facts, Fisher({}))
+
+    def _measure(
+        self, measuring: Measuring, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
+    ) -> None:
+        """The Fisher of the replies that it does not know yet."""
+        todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
+        if not todo:
+            return
+        pause()
+        trainer = Trainer(self._model, backend=self._learner.backend)
+        try:
+            trainer.set_head(self._learner.base, self._learner.micro)
+            for example in todo:
+                measuring.fisher.add(trainer.squares(base, example.text, pause))
+                done = measuring.fisher.examples
+                if done % SAVE_EVERY == 0 and done < total:
+                    self._learner.ledger.put_measurement(measuring.to_bytes())
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            trainer.close()
+
+    def _finish(self, measuring: Measuring, task: Task, why: str, pause: Pause) -> dict[str, Any]:
+        """Tidy the memory and write everything down together."""
+        learner = self._learner
+        if not why and not all(np.isfinite(x).all() for s in measuring.fisher.squares.values() for x in s):
+            why = "its numbers are not finite"
+        tidied, pruned = learner.memory.tidy(pause)
+        anchored = not why
+        anchors = min(TASKS, len(learner.ledger.anchor_ids()) + anchored)
+        reason = why or f"anchored on {len(task.examples)} liked replies"
+        report = _report(anchored, reason, tidied, anchors=anchors, boundary=task.boundary)
+        report["examples"] = len(task.examples)
+        fisher, state = measuring.fisher if anchored else None, learner.state
+        if not learner.ledger.end_deep_run(state.version, state.base, fisher, report, pruned):
+            return _report(False, "the adapter was changed meanwhile; nothing was done")
+        return report
+
+
+def _body(base: BaseLoRA | None) -> BaseLoRA | None:
+    """The base without the head's change, which no training moves."""
+    if base is None:
+        return None
+    return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)
+
+
+def _report(anchored: bool, reason: str, tidied: Tidied | None = None, **more: Any) -> dict[str, Any]:
+    found = {"patterns": tidied.patterns, "merged": tidied.merged, "pruned": tidied.pruned} if tidied else {}
+    return {"anchored": anchored, "reason": reason, **found, **more}

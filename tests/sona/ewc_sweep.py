@@ -1,0 +1,221 @@
+"""Two tasks, one after the other: what is left of the first, by the strength of EWC's penalty.
+
+    python -m tests.sona.ewc_sweep [--strengths 0,1e3,...] [--seeds 0,1,...] [--steps N] [--kept FILE]
+
+The starter model learns to answer questions about food IN CAPITALS, then questions about the sky as a list:
+two styles that cannot both be had, on topics that tell them apart. Each is trained as the background loop
+trains, its settings and its KL to the frozen model on plain text, on liked replies; at the end of the first
+the deep loop's anchor is made. The second is trained with the first's replies among the others, as replay has
+them, and without. Found for each: mean nll per token of replies not trained on, of both tasks, and the KL.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ruvmlx.backends.training import Text, Trainer
+from ruvmlx.lora.base import BaseLoRA, place_shape
+from ruvmlx.models.base import Model
+from ruvmlx.sona import neutral, replay
+from ruvmlx.sona.adamw import Training
+from ruvmlx.sona.background import SCALE, Settings
+from ruvmlx.sona.ewc import Anchor, Fisher, penalty
+
+FOOD = [
+    ("How do I boil an egg?", "Put it into boiling water. Wait for eight minutes. Cool it under the tap."),
+    ("How is bread made?", "Mix flour, water, salt and yeast. Let the dough rise. Bake it until brown."),
+    ("How do I cook rice?", "Rinse it first. Add two cups of water for each cup. Let it simmer, covered."),
+    ("What goes into pesto?", "Basil, pine nuts, cheese and oil. Crush them together. Add a little salt."),
+    ("How is cheese made?", "Milk is warmed and curdled. The whey is drained. What is left is salted."),
+    ("How do I make tea?", "Heat fresh water. Pour it over the leaves. Take them out after four minutes."),
+    ("How do I keep herbs fresh?", "Trim the stems. Put them into a glass of water. Change it every day."),
+    ("How do I fry an onion?", "Cut it into thin slices. Warm some butter. Stir until they turn golden."),
+    ("How is jam made?", "Crush the fruit. Cook it with sugar. Fill it into clean jars while hot."),
+    ("How do I bake a potato?", "Wash it well. Prick it with a fork. Leave it in the oven for an hour."),
+    ("What makes a good soup?", "A broth with taste. Fresh vegetables. Enough time on a small flame."),
+]
+SKY = [
+    ("Why is the sky blue?", "Air scatters light. Blue is scattered most. So it comes from all sides."),
+    ("What is a comet?", "It is a ball of ice and dust. The sun warms it. A tail of gas appears."),
+    ("Why does the moon change?", "The sun lights one half. It goes around us. We see more or less of it."),
+    ("What is a star?", "It is a hot ball of gas. Hydrogen fuses in its core. That makes it shine."),
+    ("What causes an eclipse?", "The moon moves before the sun. Its shadow falls on us. The day turns dark."),
+    ("What is the Milky Way?", "It is our galaxy. It holds billions of stars. We see it as a pale band."),
+    ("Why do stars twinkle?", "Their light crosses the air. The air is never still. So the light trembles."),
+    ("What is a meteor?", "A small stone falls from space. It heats up in the air. We see it glow."),
+    ("What are northern lights?", "The sun sends particles. The poles draw them in. The air there glows."),
+    ("How hot is the sun?", "Its surface has about 5,500 degrees. Its core has millions. We feel the rest."),
+    ("Why do we have seasons?", "The earth's axis leans. The north is warm first. Then the south is."),
+]  # fmt: skip
+Pairs = Sequence[tuple[str, str]]  # question, liked reply
+HELD_OUT = 4  # of each, the last
+NEW, OLD, PLAIN = replay.BATCH
+
+
+def capitals(answer: str) -> str:
+    return answer.upper()
+
+
+def listed(answer: str) -> str:
+    return "\n".join(f"- {part.strip(' .')}" for part in answer.split(". "))
+
+
+FIRST = [(q, capitals(a)) for q, a in FOOD]
+SECOND = [(q, listed(a)) for q, a in SKY]
+
+
+@dataclass(frozen=True)
+class Task:
+    train: Sequence[Text]
+    held_out: Sequence[Text]
+
+
+@dataclass(frozen=True)
+class Found:
+    """nll per token of both tasks' held-out replies, and mean KL(frozen || p) on plain text; nats."""
+
+    first: float
+    second: float
+    kl: float
+
+
+class Sweep:
+    """One model, and the two tasks as its tokens."""
+
+    def __init__(self, model: Model, settings: Settings, first: Pairs = FIRST, second: Pairs = SECOND):
+        self.model, self.settings, self.trainer = model, settings, Trainer(model)
+        self.first, self.second = self._task(first), self._task(second)
+        self.plain = self._texts(replay._plain())
+        self._frozen = [self.trainer.hidden(None, text) for text in self.plain]
+
+    def _texts(self, pairs) -> list[Text]:
+        context = self.model.config.max_context
+        encoded = (neutral.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
+        return [Text(tuple(tokens), at) for tokens, at in encoded]
+
+    def _task(self, pairs) -> Task:
+        texts = self._texts(pairs)
+        return Task(texts[:-HELD_OUT], texts[-HELD_OUT:])
+
+    def fresh(self, seed: int) -> BaseLoRA:
+        rng, pairs, config = np.random.default_rng(seed), {}, self.model.config
+        for layer in range(config.n_layers):
+            for module in self.settings.modules:
+                n_in, n_out = place_shape(config, module, layer)
+                a = rng.normal(0, n_in**-0.5, (n_in, self.settings.rank)).astype(np.float32)
+                pairs[module, layer] = (a, np.zeros((self.settings.rank, n_out), np.float32))
+        return BaseLoRA(pairs, SCALE)
+
+    def train(
+        self, base: BaseLoRA, new: Task, old: Task | None, anchors: Sequence[Anchor], seed: int
+    ) -> BaseLoRA:
+        """One consolidation. old: a task whose replies replay has."""
+        rng = np.random.default_rng([seed, 7])
+        run = Training({p: (a.copy(), b.copy()) for p, (a, b) in base.pairs.items()}, base.scale)
+        for step in range(self.settings.steps):
+            texts = _some(rng, new.train, NEW) + (_some(rng, old.train, OLD) if old else [])
+            grads = self._gradients(run.base, texts, rng.choice(len(self.plain), PLAIN, replace=False))
+            _add(grads, penalty(run.base, anchors, self.settings.ewc)[1])
+            run.update(grads, self.settings.rate(step), self.settings.clip)
+        return run.base
+
+    def _gradients(self, base: BaseLoRA, texts: Sequence[Text], plain: Sequence[int]) -> dict:
+        grads: dict = {}
+        push, hold = -(1 + self.settings.nll) / len(texts), self.settings.kl / len(plain)
+        for text in texts:
+            _add(grads, self.trainer.reply(base, text, lambda value: push)[1])
+        for i in plain:
+            _add(grads, self.trainer.neutral(base, self.plain[i], self._frozen[i], lambda value: hold)[1])
+        return grads
+
+    def anchor(self, base: BaseLoRA, task: Task) -> Anchor:
+        fisher = Fisher({})
+        for text in task.train:
+            fisher.add(self.trainer.squares(base, text))
+        return Anchor(base, fisher)
+
+    def found(self, base: BaseLoRA) -> Found:
+        def nll(texts) -> float:
+            return -sum(self._value(base, t) * t.said for t in texts) / sum(t.said for t in texts)
+
+        kl = [
+            self.trainer.neutral(base, t, h, lambda value: 0.0)[0]
+            for t, h in zip(self.plain, self._frozen, strict=True)
+        ]
+        return Found(nll(self.first.held_out), nll(self.second.held_out), float(np.mean(kl)))
+
+    def _value(self, base: BaseLoRA, text: Text) -> float:
+        return self.trainer.reply(base, text, lambda value: 0.0)[0]
+
+
+def _some(rng: np.random.Generator, texts: Sequence[Text], count: int) -> list[Text]:
+    return [texts[i] for i in rng.choice(len(texts), min(count, len(texts)), replace=False)]
+
+
+def _add(grads: dict, more: dict) -> None:
+    for place, (a, b) in more.items():
+        known = grads.get(place)
+        grads[place] = (known[0] + a, known[1] + b) if known else (a, b)
+
+
+def sweep(model: Model, settings: Settings, strengths: Sequence[float], seed: int, log=None) -> list[dict]:
+    """A row per strength and kind of replay; those before and after the first task come first."""
+    one, rows = Sweep(model, settings), []
+
+    def note(what: str, replayed: bool, strength: float, base: BaseLoRA) -> None:
+        setting = {"what": what, "seed": seed, "replay": replayed, "ewc": strength}
+        rows.append(setting | vars(one.found(base)))
+        if log:
+            log(rows[-1])
+
+    base = one.fresh(seed)
+    note("untouched", False, 0.0, base)
+    base = one.train(base, one.first, None, [], seed)
+    note("first", False, 0.0, base)
+    anchor = one.anchor(base, one.first)
+    for strength in strengths:
+        for replayed in (False, True):
+            one.settings = replace(settings, ewc=strength)
+            old = one.first if replayed else None
+            note("second", replayed, strength, one.train(base, one.second, old, [anchor], seed + 100))
+    return rows
+
+
+def main() -> None:
+    from ruvmlx.models import resolve
+    from ruvmlx.models.load import load_model
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--strengths", default="0,1e3,1e5,1e7")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
+    args = parser.parse_args()
+    model = load_model(str(resolve.starter_path()))
+    settings, strengths = Settings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
+
+    def log(row: dict) -> None:
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        if args.kept:
+            with args.kept.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    rows = [
+        row
+        for seed in map(int, args.seeds.split(","))
+        for row in sweep(model, settings, strengths, seed, log)
+    ]
+    print("| after | replay | strength | nll, first | nll, second | KL, plain |\n|---|---|---|---|---|---|")
+    for what, replayed, strength in dict.fromkeys((r["what"], r["replay"], r["ewc"]) for r in rows):
+        mine = [r for r in rows if (r["what"], r["replay"], r["ewc"]) == (what, replayed, strength)]
+        first, second, kl = (np.mean([r[k] for r in mine]) for k in ("first", "second", "kl"))
+        print(f"| {what} | {replayed} | {strength:g} | {first:.3f} | {second:.3f} | {kl:.4f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Task boundaries: Welford against NumPy, a change is seen, sameness seldom is taken for one."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.sona.boundary import BLOCK, WARM, Moments, boundaries
+
+from .test_bank import unit
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 51, 400])
+def test_moments_are_numpys(n):
+    values, moments = np.random.default_rng(n).normal(1e3, 0.5, n), Moments()
+    for value in values:
+        moments.add(value)
+    assert moments.mean == pytest.approx(values.mean(), rel=1e-12)
+    assert moments.deviation == pytest.approx(values.std(ddof=1) if n > 1 else 0.0, rel=1e-9)
+    off = np.clip((values[:7] - values.mean()) / values.std(ddof=1), -3, 3) if n > 1 else np.zeros(1)
+    want = off.mean() * np.sqrt(len(off)) if n >= WARM else 0.0
+    assert moments.z(values[:7].tolist()) == pytest.approx(want, abs=1e-6)
+
+
+def about(topic, n, seed, width=33) -> np.ndarray:
+    """Questions around one of a few directions."""
+    rng = np.random.default_rng(seed)
+    return unit(np.eye(width)[topic] + rng.normal(0, 0.25, (n, width)))
+
+
+def rewards(share, n, seed) -> list[float]:
+    return np.where(np.random.default_rng(seed).random(n) < share, 1.0, -1.0).tolist()
+
+
+def test_other_questions_are_a_new_task():
+    questions = np.concatenate([about(0, 80, 1), about(1, 80, 2)])
+    assert boundaries(rewards(0.5, 160, 3), questions) == [80]
+
+
+def test_other_ratings_are_a_new_task():
+    given = [1.0, 1.0, -1.0, 1.0] * 20 + [-1.0, -1.0, 1.0, -1.0] * 20
+    assert boundaries(given, np.zeros((160, 5))) == [80]
+
+
+def test_nothing_is_seen_before_it_is_warm():
+    half = WARM // BLOCK * BLOCK // 2 + BLOCK // 2
+    assert boundaries([1.0] * half + [-1.0] * half, np.zeros((2 * half, 5))) == []
+    assert boundaries([], np.zeros((0, 5))) == []
+
+
+def test_one_odd_question_or_ratings_that_do_not_differ_are_none():
+    questions = about(0, 160, 1)
+    questions[100] = -questions[100]
+    assert boundaries([1.0] * 160, questions) == []
+
+
+def test_of_the_same_again_few_blocks_are_taken_for_a_change():
+    """2.3% of the blocks by chance on each of three sides; here of 40 users with 400 ratings each."""
+    found = [len(boundaries(rewards(0.6, 400, seed), about(0, 400, seed + 1000))) for seed in range(40)]
+    blocks = 40 * (400 - WARM) / BLOCK
+    assert sum(found) / blocks < 0.1

@@ -1,0 +1,291 @@
+"""The deep loop on a tiny model: it anchors, merges and prunes, stops, resumes, and says when it is due."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.lora.merge import HEAD
+from ruvmlx.sona import background, deep, gate
+from ruvmlx.sona.background import Background
+from ruvmlx.sona.ewc import TASKS, penalty
+from ruvmlx.store import anchors as store_module
+
+from .test_background import QUICK, answer, rated, steady, tiny_backend  # noqa: F401 - fixtures
+from .test_bases import promote
+
+
+@pytest.fixture
+def learned(rated):  # noqa: F811
+    """The same ratings, and a base to hold on to."""
+    promote(rated)
+    return rated
+
+
+def test_it_anchors_what_is_liked(learned):
+    """The anchor is the base in use, its Fisher the mean over the liked replies, each by itself."""
+    seen = []
+    report = learned.deepen(lambda done, total: seen.append((done, total)))
+    assert report["anchored"], report
+    n, ledger = report["examples"], learned.learner.ledger
+    assert seen == [(i + 1, n) for i in range(n)] and 3 <= n <= 7 and report["anchors"] == 1
+    (anchor,) = ledger.anchors()
+    assert anchor.base.to_bytes() == learned.learner.base.to_bytes() and anchor.fisher.examples == n
+    assert anchor.fisher.squares.keys() == learned.learner.base.pairs.keys() - {HEAD}
+    assert all(x.all() and np.isfinite(x).all() for pair in anchor.fisher.squares.values() for x in pair)
+    assert ledger.deep_run().report == {k: report[k] for k in report if k != "seconds"}
+    body = learned.store.witnessed("deep")[-1].body
+    assert (
+        body["anchored"]
+        and body["reason"] == report["reason"]
+        and len(learned.store.witnessed("anchor")) == 1
+    )
+
+
+def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
+    report = rated.deepen()
+    assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
+    assert rated.learner.ledger.anchors() == [] and rated.learner.ledger.deep_run() is not None
+    assert rated.store.witnessed("deep")[-1].body["reason"] == report["reason"]
+
+
+def test_too_few_ratings(open_tiny):
+    with open_tiny() as runtime:
+        report = runtime.deepen()
+        assert not report["anchored"] and "it takes 10" in report["reason"]
+        assert runtime.learner.ledger.deep_run() is None and not runtime.background_due()
+
+
+def test_the_same_task_is_not_anchored_twice(learned):
+    assert learned.deepen()["anchored"]
+    report = learned.deepen()
+    assert not report["anchored"] and "since the last anchor; there are 0" in report["reason"]
+    assert len(learned.learner.ledger.anchors()) == 1
+
+
+def test_an_undo_takes_the_anchor_back(learned):
+    assert learned.deepen()["anchored"]
+    learned.rollback(10)
+    assert learned.learner.ledger.anchors() == []
+    learned.rollback(15)
+    assert len(learned.learner.ledger.anchors()) == 1
+
+
+class After(threading.Event):
+    """Set from the n-th time on that it is asked."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def is_set(self):
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("at", [0, 7, 30, 50])
+@pytest.mark.parametrize("restart", [False, True])
+def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypatch):
+    """Bit for bit; what was measured is not measured again."""
+    loop = learned._deep_loop()
+    task = loop._task(loop._buffer())
+    report = learned.deepen(cancel=After(at))
+    assert not report["anchored"] and "stopped after" in report["reason"], report
+    ledger = learned.learner.ledger
+    assert ledger.anchors() == [] and ledger.deep_run() is None
+    if restart:
+        learned._close_loops()
+        assert ledger.measurement() is not None
+    assert learned.background_due() and learned._deep_loop().due() == "it was stopped"
+    seen = []
+    assert learned.deepen(lambda done, total: seen.append(done))["anchored"]
+    assert seen == list(range(len(task.examples) - len(seen) + 1, len(task.examples) + 1))
+    if at == 50:
+        assert len(seen) < len(task.examples)
+    got = ledger.anchors()[0].fisher.to_bytes()
+    assert ledger.measurement() is None
+    learned.store._db.execute("DELETE FROM anchors")
+    assert learned.deepen()["anchored"] and ledger.anchors()[0].fisher.to_bytes() == got
+
+
+def test_a_damaged_measurement_is_done_again(learned):
+    for junk in (b"junk", b'{"base": 1}\njunk'):
+        learned.learner.ledger.put_measurement(junk)
+        assert deep.Measuring.from_bytes(junk) is None
+    assert learned.deepen()["anchored"]
+
+
+def test_another_base_meanwhile(learned, monkeypatch):
+    """Nothing is written: what was measured is not what is in use."""
+    ledger = learned.learner.ledger
+    monkeypatch.setattr(ledger, "base_of", lambda version: 77)
+    report = learned.deepen()
+    assert not report["anchored"] and "meanwhile" in report["reason"]
+    assert ledger.anchors() == [] and ledger.deep_run() is None
+
+
+def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
+    """And comes back with a better rating."""
+    with open_tiny() as runtime:
+        ids = []
+        for i in range(24):
+            request = GenerationRequest(
+                request_id=f"reply-{i}", prompt=("tea?", "0123456789 what?")[i % 2], max_new_tokens=5,
+                sampling=Sampling(seed=i), ignore_eos=True,
+            )  # fmt: skip
+            list(runtime.generate(request))
+            runtime.settle()
+            ids.append(request.request_id)
+            runtime.rate(request.request_id, "up" if i % 2 else "down")
+        report = runtime.deepen()
+        bank = runtime.learner.memory.bank
+        pruned = {r for r in ids if not bank.placed(r)}
+        assert report["pruned"] >= 1 and pruned == set(ids[::2]), report
+        counts = bank.counts.copy()
+    with open_tiny() as runtime:
+        memory = runtime.learner.memory
+        memory.sync()
+        assert {r for r in ids if not memory.bank.placed(r)} == pruned
+        np.testing.assert_array_equal(memory.bank.counts, counts)
+        assert len(runtime.learner.ledger.ratings()) == 24
+        runtime.rate(ids[0], "up")
+        assert memory.bank.placed(ids[0])
+        assert runtime.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
+        assert set(runtime.learner.ledger.pruned()) == pruned - {ids[0]}
+    with open_tiny() as runtime:
+        runtime.learner.memory.sync()
+        assert runtime.learner.memory.bank.placed(ids[0])
+
+
+def test_due_after_a_week(learned, monkeypatch):
+    loop, ledger = learned._deep_loop(), learned.learner.ledger
+    began = ledger.first_rating()
+    assert loop.due(began + deep.WEEK - 1) == "" and loop.due(began + deep.WEEK) == "a week has passed"
+    learned.deepen()
+    ended = ledger.deep_run().created
+    assert loop.due(ended + 9 * deep.WEEK) == ""  # nothing is new
+    learned.rate(answer(learned, 14), "up")
+    assert loop.due(ended + 1) == "" and loop.due(ended + deep.WEEK) == "a week has passed"
+
+
+def test_due_where_a_new_task_began(learned, monkeypatch):
+    """Its replies are not part of the task that is anchored; `consolidate` runs the deep loop first."""
+    monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9] if len(rewards) > 12 else [])
+    assert learned._deep_loop().due() == "a new task began" and learned.background_due()
+    held = learned.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
+    assert held["anchored"] and held["boundary"] == 10, held
+    replies = {e.reply_id for e in learned._deep_loop()._buffer().train if e.version >= 10}
+    assert held["examples"] < 7 and replies
+    assert learned._deep_loop().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
+
+
+def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
+    monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9])
+    held = learned.consolidate(settings=replace(QUICK, ewc=0.0))["deep"]
+    assert not held["anchored"] and "EWC is off" in held["reason"] and "merged" in held
+    assert learned.learner.ledger.deep_run() is not None and not learned.learner.ledger.anchors()
+
+
+def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
+    """The last row of the transaction cannot be written: no anchor, no pruned entries, no log."""
+    record = learned.store.record
+
+    def failing(kind, body):
+        if kind == "deep":
+            raise RuntimeError("a test")
+        record(kind, body)
+
+    learned.learner.ledger.put_measurement(b"what was stopped")
+    monkeypatch.setattr(learned.store, "record", failing)
+    with pytest.raises(RuntimeError):
+        learned.deepen()
+    ledger = learned.learner.ledger
+    assert ledger.anchors() == [] and ledger.deep_run() is None and ledger.pruned() == {}
+    assert ledger.measurement() == b"what was stopped" and learned.store.check_chain().broken is None
+
+
+def test_the_background_loop_pays_the_penalty(learned):
+    """Its loss and gradients are those without, plus the penalty and its gradient."""
+    learned.deepen()
+    learner = learned.learner
+    found = []
+    for strength in (0.0, 1e4):
+        loop = Background(learner, learned.model, replace(QUICK, ewc=strength))
+        training, buffer = loop._fresh(), deep.Deep(learner, learned.model)._buffer()
+        for a, b in training.pairs.values():  # away from the anchor
+            a += np.float32(0.1)
+            b += np.float32(0.1)
+        pause = background.stopping(None)
+        loop._trainer = background.Trainer(learned.model, backend=learner.backend)
+        loop._anchors = learner.ledger.anchors() if loop.settings.ewc else []
+        found.append(loop._gradients(training, buffer, gate.Gate(learner, buffer, pause), pause))
+        learner.stand()
+    value, grads = penalty(training.base, learner.ledger.anchors(), 1e4)
+    assert value > 0 and found[1][0] - found[0][0] == pytest.approx(value, rel=1e-3)
+    for place, pair in grads.items():
+        for plain, more, own in zip(found[0][1][place], found[1][1][place], pair, strict=True):
+            np.testing.assert_allclose(more - plain, own, rtol=1e-3, atol=1e-3 * np.abs(own).max())
+
+
+def test_a_stopped_training_does_not_go_on_under_other_anchors(learned):
+    settings = replace(QUICK, ewc=1.0)
+    loop = Background(learned.learner, learned.model, settings)
+    loop.run(cancel=After(60))
+    assert loop.paused
+    training = loop._paused
+    assert loop._resumed() is training
+    learned.deepen()
+    loop._paused = training
+    assert loop._resumed() is None
+
+
+def test_the_store_keeps_ten_and_merges_the_oldest(learned):
+    ledger, store = learned.learner.ledger, learned.store
+    fisher = _measured(learned)
+    for i in range(TASKS + 3):
+        assert ledger.end_deep_run(15, learned.learner.state.base, fisher, {"reason": str(i)}, {})
+        assert len(ledger.anchors()) == min(TASKS, i + 1)
+    oldest, *rest = (a.fisher for a in ledger.anchors())
+    weight = 1 + 0.95 + 0.95**2 + 0.95**3
+    place = next(iter(fisher.squares))
+    np.testing.assert_allclose(oldest.mean(place)[0], weight * fisher.mean(place)[0], rtol=1e-5)
+    assert oldest.examples == 4 * fisher.examples and all(f.examples == fisher.examples for f in rest)
+    assert ledger.deep_run().report == {"reason": str(TASKS + 2)}
+    assert store.check_chain().broken is None
+
+
+def _measured(runtime):
+    assert runtime.deepen()["anchored"]
+    (anchor,) = runtime.learner.ledger.anchors()
+    runtime.store._db.execute("DELETE FROM anchors")
+    return anchor.fisher
+
+
+def test_those_left_behind_by_an_undo_go_first(learned):
+    ledger, fisher = learned.learner.ledger, _measured(learned)
+    mine = (ledger._store, *ledger._mine)
+    for version in (15, 15, 14, 14):
+        with learned.store.transaction():
+            store_module.Anchors.add_anchor(*mine, version, 1, fisher.to_bytes(), 4, None)
+    learned.rollback(14)
+    with learned.store.transaction():
+        learned.store.add_anchor(*mine[1:], 14, 1, fisher.to_bytes(), 4, None)
+    assert learned.store._rows("SELECT version FROM anchors ORDER BY id") == [(14,), (14,), (14,)]
+
+
+def test_an_anchors_base_is_kept(learned, monkeypatch):
+    """Even when no version stands on it any more whose weights are."""
+    assert learned.deepen()["anchored"]
+    from ruvmlx.store import adapters
+
+    monkeypatch.setattr(adapters, "KEEP_VERSIONS", 2)
+    base = learned.learner.base.to_bytes()
+    promote(learned, seed=4)
+    for i in range(14, 19):
+        learned.rate(answer(learned, i), "up" if i % 2 else "down")
+    assert learned.learner.ledger.anchors()[0].base.to_bytes() == base
+    learned.store.delete_adapter(learned.model.fingerprint, "default")
+    for table in ("anchors", "deep_runs", "pruned", "measurements"):
+        assert learned.store._rows(f"SELECT count(*) FROM {table}") == [(0,)]

@@ -1,0 +1,40 @@
+"""Two tasks on a random model: with the penalty the second one costs less of the first."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ruvmlx.sona.background import Settings
+
+from .ewc_sweep import FOOD, Sweep, sweep
+
+SETTINGS = Settings(steps=12, lr=2e-3, rank=3)
+
+
+def test_the_second_task_costs_less_of_the_first(tiny):
+    """Other letters are wanted: what the penalty keeps of the first task, the second one pays for."""
+    questions = [q for q, _ in FOOD]
+    first, second = ([(q, letters[i % 4]) for i, q in enumerate(questions)] for letters in ("ABCD", "1234"))
+    one = Sweep(tiny, SETTINGS, first, second)
+    start = one.fresh(0)
+    trained = one.train(start, one.first, None, [], seed=0)
+    anchor = one.anchor(trained, one.first)
+    learned = one.found(trained)
+    assert learned.first < one.found(start).first - 0.3
+    lost, gained = [], []
+    for strength in (0.0, 3e2, 3e4):
+        one.settings = replace(SETTINGS, ewc=strength)
+        found = one.found(one.train(trained, one.second, None, [anchor], seed=1))
+        lost.append(found.first - learned.first)
+        gained.append(learned.second - found.second)
+    assert lost[0] > 0.1 and lost[0] > lost[1] > lost[2], (lost, gained)
+    assert gained[0] > gained[1] > 0.5 * gained[0], (lost, gained)
+
+
+def test_the_sweep_says_what_it_found(tiny):
+    rows = sweep(tiny, replace(SETTINGS, steps=1), [0.0, 1.0], seed=3)
+    assert [(r["what"], r["replay"], r["ewc"]) for r in rows] == [
+        ("untouched", False, 0.0), ("first", False, 0.0), ("second", False, 0.0), ("second", True, 0.0),
+        ("second", False, 1.0), ("second", True, 1.0),
+    ]  # fmt: skip
+    assert all(np.isfinite([r["first"], r["second"], r["kl"]]).all() for r in rows)
