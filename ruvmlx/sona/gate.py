@@ -134,12 +134,12 @@ class Gate:
         return Measured(self._learner.ground(base, self._pause).neutral.kl(micro), self._nll(micro) - plain)
 
     def _loss(self, micro: MicroLoRA) -> float:
-        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2."""
-        losses = []
-        for e in self._buffer.held_out:
-            rho = self._logprob(e.text, micro) - self._frozen[e.reply_id]
-            losses.append(0.5 * (e.reward - e.value - TAU * rho) ** 2)
-        return float(np.mean(losses))
+        """DRO's loss on the held-out ratings, mean of (r - V - tau * rho)^2 / 2, V's level fitted to them as
+        DRO fits V: that all old replies become less likely together, as they do, says nothing of taste."""
+        held = self._buffer.held_out
+        rho = [self._logprob(e.text, micro) - self._frozen[e.reply_id] for e in held]
+        missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
+        return float(0.5 * np.var(missed))
 
     def _nll(self, micro: MicroLoRA | None) -> float:
         """Mean negative log-likelihood of the neutral answers, nats."""

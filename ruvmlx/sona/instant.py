@@ -25,11 +25,11 @@ next rating starts there.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
 from ..lora import MicroLoRA
 from .neutral import Distance, Neutral
@@ -38,12 +38,13 @@ from .trace import Trace
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answers to plain questions
 RISE_CAP = math.log(1.018)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
-STEP = {"token": 4.0, "feature": 16.0}
+STEP = {"token": 1.0, "feature": 1.5}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
 NOISE = 1.0
 DECAY = 0.995
+LARGEST = 1e8  # of a weight or gradient; beyond it something is broken
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
-SLACK = 1.3  # a gain is good enough when no distance could be this many times as large
+SLACK = 1.2  # a gain is good enough when it could not be this many times as large
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,30 @@ class Update:
 
 @dataclass(frozen=True)
 class Said:
-    """What a rating of weight 1 says: gradient and Fisher information in the coordinates, [r, A + k] each."""
+    """All that a rating needs of a reply and its adapter: what it says at weight 1, gradient and Fisher
+    information in the coordinates, [r, A + k] each; theta as the ratings before it ask for it; and whether
+    the adapter moves other tokens, too."""
 
     gradient: np.ndarray
     information: np.ndarray
+    theta: np.ndarray
+    covered: bool
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What all ratings ask for, before any cap: [r, A] for the tokens that they may move. Of other tokens
+    lora_b stays what it is, but for the gain."""
+
+    adapter: MicroLoRA
+    block: np.ndarray
+    evidence: np.ndarray
+
+    def at(self, share: float, neutral: Neutral) -> MicroLoRA:
+        now = self.adapter.gain
+        b = self.adapter.lora_b * np.float32(share / now if now else 0)
+        b[:, neutral.tokens] = np.float32(share) * self.block
+        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share)
 
 
 def update(
@@ -75,30 +96,35 @@ def update(
     """
     if weight == 0:
         return None
-    if not all(kernels.all_finite(x) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)):
-        raise NotFinite("the reply's gradient holds NaN or Inf")
+    if not math.isfinite(weight):
+        raise NotFinite(f"the rating's weight is {weight}")
+    for array in (trace.grad_a, trace.grad_b, adapter.lora_a):
+        _sound(array)
     with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
-        old, new = held(adapter, neutral), gathered(adapter, said or saying(trace, neutral), weight, neutral)
-        if not kernels.all_finite(new):
-            raise NotFinite("what the rating adds overflows")
-    limit = min(KL_CAP, kl + PER_RATING)
-    return capped(moved(adapter, old, new, neutral), neutral, limit, adapter.gain)
+        said = said or saying(trace, neutral)
+        new = gathered(adapter, said, weight, neutral)
+        _sound(new, LARGEST**2)
+        whole = moved(adapter, said.theta, new, neutral)
+    return capped(whole, neutral, min(KL_CAP, kl + PER_RATING), said.covered)
 
 
 def saying(trace: Trace, neutral: Neutral) -> Said:
     """What a rating of this reply would say; needs no rating, so it can be ready before there is one."""
-    adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
-    gradient = trace.grad_b.take(neutral.tokens, axis=1)
-    u = trace.hidden @ adapter.lora_a
-    drawn = np.zeros(adapter.lora_b.shape[1], np.float32)
-    np.add.at(drawn, trace.tokens, u[:, 0])
-    expected = np.maximum(0, drawn.take(neutral.tokens) - gradient[0] / scale)  # about sum_t p_t
-    square = scale**2 * np.sum(u * u, axis=0)[:, None]
-    by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
-    return Said(
-        np.concatenate([gradient, gradient @ neutral.features], axis=1),
-        np.concatenate([by_token, by_feature], axis=1),
-    )
+    with np.errstate(all="ignore"):  # what is not finite is found when it is used
+        adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
+        gradient = trace.grad_b.take(neutral.tokens, axis=1)
+        u = trace.hidden @ adapter.lora_a
+        drawn = np.zeros(adapter.lora_b.shape[1], np.float32)
+        np.add.at(drawn, trace.tokens, u[:, 0])
+        expected = np.maximum(0, drawn.take(neutral.tokens) - gradient[0] / scale)  # about sum_t p_t
+        square = scale**2 * np.sum(u * u, axis=0)[:, None]
+        by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
+        return Said(
+            np.concatenate([gradient, gradient @ neutral.features], axis=1),
+            np.concatenate([by_token, by_feature], axis=1),
+            pushed(held(adapter, neutral), neutral),
+            neutral.covers(adapter),
+        )
 
 
 def gathered(adapter: MicroLoRA, said: Said, weight: float, neutral: Neutral) -> np.ndarray:
@@ -133,12 +159,14 @@ def beyond_noise(evidence: np.ndarray) -> np.ndarray:
     return np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
 
 
-def moved(adapter: MicroLoRA, old: np.ndarray, new: np.ndarray, neutral: Neutral) -> MicroLoRA:
-    """lora_b, the whole of it, with one evidence in place of another; whatever else is in it stays."""
-    b = adapter.lora_b * np.float32(1 / adapter.gain if adapter.gain else 0)
-    theta = pushed(new, neutral) - (pushed(old, neutral) if adapter.gain else 0)
-    b[:, neutral.tokens] += neutral.spread(theta)
-    return replace(adapter, lora_b=b, evidence=new, gain=1.0)
+def moved(adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, neutral: Neutral) -> Whole:
+    """The adapter, whose coordinates are theta, with this evidence; whatever else is in it stays."""
+    block = adapter.lora_b.take(neutral.tokens, axis=1)
+    if adapter.gain:
+        block = block * np.float32(1 / adapter.gain) + neutral.spread(pushed(evidence, neutral) - theta)
+    else:
+        block = neutral.spread(pushed(evidence, neutral))
+    return Whole(adapter, block, evidence)
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
@@ -146,45 +174,60 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
     old = held(adapter, neutral)
     new = old - (held(after, neutral) - np.float32(DECAY) * held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
-    return capped(moved(adapter, old, new, neutral), neutral, start=adapter.gain)
+    return capped(moved(adapter, pushed(old, neutral), new, neutral), neutral)
 
 
-def capped(adapter: MicroLoRA, neutral: Neutral, limit: float = KL_CAP, start: float = 1.0) -> Update:
-    """Scale lora_b until the neutral text is within both limits, and hardly further than that: KL to the
-    frozen model, and perplexity. `start`: about how much may stay.
+def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:
+    """Scale it until the neutral text is within both limits, and hardly further than that: KL to the frozen
+    model, and perplexity. The last rating's gain is where the search begins.
 
     What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
-    distance, share, good, refused = neutral.distances(adapter), min(1.0, max(start, 1e-3)), None, False
+    _sound(whole.block)
+    distance = _distances(whole, neutral, neutral.covers(whole.adapter) if covered is None else covered)
+    share, good, refused = min(1.0, max(whole.adapter.gain, 1e-3)), None, False
     for _ in range(LOOKS):
         found = _finite(distance(share))
-        room = _room(found, neutral, limit)
+        room = _room(found, share, neutral, limit)
         if room >= 1:
-            good = Update(adapter.shrunk(share), found.kl)
-            if share == 1.0 or room < (2 * SLACK if refused else SLACK):
+            good = share, found.kl
+            if share == 1.0 or room < (1.5 * SLACK if refused else SLACK):
                 break
-            share = min(1.0, share * math.sqrt(room))
+            share = min(1.0, 0.95 * share * room)
         elif good:
             break
         else:
-            share *= 0.97 * (room if refused else math.sqrt(room))
+            share *= 0.97 * (room * room if refused else room)
             refused = True
-    if good:
-        return good
-    nothing = adapter.shrunk(0.0)
-    return Update(nothing, _finite(distance(0.0)).kl)
+    share, kl = good or (0.0, _finite(distance(0.0)).kl)
+    adapter = whole.at(share, neutral)
+    _sound(adapter.lora_b)
+    return Update(adapter, kl)
 
 
-def _room(found: Distance, neutral: Neutral, limit: float) -> float:
-    """How many times as large lora_b may be. Both distances are convex in it: what is left of them above the
-    floor shrinks at least as fast as lora_b, and where they are nearly quadratic as its square."""
-    room = math.inf
-    if found.kl > neutral.floor:
-        room = max(limit, neutral.floor + 1e-5) - neutral.floor
-        room /= found.kl - neutral.floor
-    if found.rise > neutral.rise:
-        room = min(room, (max(RISE_CAP, neutral.rise + 1e-5) - neutral.rise) / (found.rise - neutral.rise))
-    return room
+def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
+    if not max(numbers.max(), -numbers.min()) < largest:  # NaN is not
+        raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
+
+
+def _distances(whole: Whole, neutral: Neutral, covered: bool) -> Callable[[float], Distance]:
+    """By share. Tokens that ratings may not move are, but for the tail of a consolidation, not moved."""
+    if covered:
+        return neutral.distances(whole.adapter, whole.block)
+    return lambda share: neutral.distance_dense(whole.at(share, neutral))
+
+
+def _room(found: Distance, share: float, neutral: Neutral, limit: float) -> float:
+    """How many times as large the share may be, if both distances are parabolas in it; 1 or more only if they
+    are within the limits. What a base does by itself is no distance that a share could answer for."""
+    kl, allowed = found.kl - neutral.floor, max(limit - neutral.floor, 1e-5)
+    rise, risen = max(RISE_CAP - neutral.rise, 1e-5), found.rise - neutral.rise
+    room = math.sqrt(allowed / kl) if kl > 0 else math.inf
+    linear = found.slope * share
+    bend = risen - linear
+    if linear * linear + 4 * bend * rise > 0 and linear + math.sqrt(linear**2 + 4 * bend * rise) > 0:
+        room = min(room, 2 * rise / (linear + math.sqrt(linear**2 + 4 * bend * rise)))
+    return room if kl <= allowed and risen <= rise else min(room, 0.999)
 
 
 def _finite(found: Distance) -> Distance:

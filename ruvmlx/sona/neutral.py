@@ -23,22 +23,24 @@ from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..models.base import Message, Tokenizer
 
-ACTIVE = 4096  # tokens that ratings may move: what plain replies are made of
+ACTIVE = 2048  # tokens that ratings may move: what plain replies are made of
 FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
-_CONTEXTS = 64, 128  # in answers, in prose
-_STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features")
+_CONTEXTS = 48, 128  # in answers, in prose
+_STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features", "drift")
 
 
 @dataclass(frozen=True)
 class Distance:
     """kl to the frozen model in the answers; rise of the negative log-likelihood of the prose over it: an
-    answer may end sooner than it did, prose goes on. Nats per token."""
+    answer may end sooner than it did, prose goes on. Nats per token. slope: of the rise by the share of
+    lora_b, where there is none of it yet, if that is known."""
 
     kl: float
     rise: float
+    slope: float = 0.0
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Neutral:
 
     tokens [A]: those that ratings may move; features [A, k]: how they move together (see `features`).
     precision [A + k]: 1 / sigma^2 of the prior of the weight of each token and feature.
+    drift [r, A + 1]: `drifting` of all prose.
     `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
     `under`), and `frozen` is what the model without it says there: log-probabilities [m, V].
     """
@@ -59,6 +62,7 @@ class Neutral:
     tokens: np.ndarray
     precision: np.ndarray
     features: np.ndarray
+    drift: np.ndarray
     head: Callable[[np.ndarray], np.ndarray]
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
@@ -127,28 +131,56 @@ class Neutral:
 
     @cached_property
     def _features(self) -> matmul.Matrix:
-        return matmul.Matrix(self.features)
+        return matmul.Matrix(self.features.astype(np.float16))
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
 
     def distance(self, adapter: MicroLoRA) -> Distance:
-        """From the frozen model."""
-        return self.distances(adapter)(1.0)
+        """From the frozen model: exact over all contexts if ratings alone have moved it, else over a few."""
+        if not self.covers(adapter):
+            return self.distance_dense(adapter)
+        return self.distances(adapter, adapter.lora_b.take(self.tokens, axis=1))(1.0)
 
-    def distances(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
-        """share -> the distance from the frozen model with so much of lora_b.
+    def covers(self, adapter: MicroLoRA) -> bool:
+        """Does it move no other tokens than ratings do?"""
+        b = adapter.lora_b
+        return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 
-        Exact over all contexts for an adapter that moves no other tokens than ratings do: all the others then
-        keep their proportions, and count as one. For any other adapter over a few of them.
-        """
+    def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
+        """share -> the distance of an adapter that moves by share * block [r, A] the tokens that ratings may
+        move. All others keep their proportions, and count as one."""
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
-        moved[:, :-1] = adapter.lora_b.take(self.tokens, axis=1)
-        if np.count_nonzero(moved) != np.count_nonzero(adapter.lora_b):
-            return lambda share: self.distance_dense(adapter.shrunk(share))
+        moved[:, :-1] = block
         u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
         packed = self.packed, self.packed_ratio
-        return self._split(packed, u, moved, adapter, int(self.answers), self.following)
+        sampled = self._split(
+            packed, u, moved, adapter.scale, int(self.answers), moved.take(self._followed, axis=1)
+        )
+        if not np.array_equal(adapter.lora_a, self.directions):
+            return sampled
+        rest, slope = (adapter.scale * float(np.sum(x * moved)) for x in (self._unseen, self.drift))
+
+        def distance(share: float) -> Distance:
+            found = sampled(share)
+            return Distance(found.kl, found.rise + share * rest, slope)
+
+        return distance
+
+    @cached_property
+    def _unseen(self) -> np.ndarray:
+        """What the contexts miss of the rise's linear part: with it, only what is curved is sampled."""
+        prose = slice(int(self.answers), None)
+        u = self.contexts[prose] @ self.directions
+        said = self.packed[prose].copy()
+        said[np.arange(len(said)), self._followed[prose]] -= 1
+        return self.drift - u.T @ said / max(1, len(said))
+
+    @cached_property
+    def _followed(self) -> np.ndarray:
+        """Where among `tokens` the ones that follow are, A for all others: [M]."""
+        at = np.minimum(np.searchsorted(self.tokens, self.following), self.tokens.size - 1)
+        return np.where(self.tokens[at] == self.following, at, self.tokens.size)
 
     def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
@@ -156,14 +188,16 @@ class Neutral:
         rows = chosen(np.arange(len(self.contexts)), len(u))
         answers = int(np.sum(rows < self.answers))
         dense = self.probabilities, self.log_ratio
-        return self._split(dense, u, adapter.lora_b, adapter, answers, self.following[rows])(1.0)
+        y = adapter.lora_b.take(self.following[rows], axis=1)
+        return self._split(dense, u, adapter.lora_b, adapter.scale, answers, y)(1.0)
 
     def _split(
-        self, said, u: np.ndarray, b: np.ndarray, adapter: MicroLoRA, answers: int, y: np.ndarray
+        self, said, u: np.ndarray, b: np.ndarray, alpha: float, answers: int, followed: np.ndarray
     ) -> Callable[[float], Distance]:
-        """said: probabilities and log-ratios of the contexts with readings u [m, r]; y [m]: what follows."""
+        """said: probabilities and log-ratios of the contexts with readings u [m, r]. alpha: the scale of a
+        whole share; followed [r, m]: the columns of b of the tokens after the contexts."""
         parts = slice(0, answers), slice(answers, len(u))
-        added = np.sum(u[parts[1]] * adapter.lora_b.take(y[parts[1]], axis=1).T, axis=1)
+        added = np.sum(u[parts[1]] * followed[:, parts[1]].T, axis=1)
         gained = float(np.mean(added)) if added.size else 0.0
 
         def look(part: slice, scale: float) -> tuple[float, float]:
@@ -172,7 +206,7 @@ class Neutral:
             return kernels.kl_to_frozen(p, u[part], b, scale, ratio) if len(p) else (0.0, 0.0)
 
         def distance(share: float) -> Distance:
-            scale = share * adapter.scale
+            scale = share * alpha
             kl, grown = look(parts[0], scale)[0], look(parts[1], scale)[1]
             return Distance(kl, grown - scale * gained + self.rise)
 
@@ -188,9 +222,10 @@ class Neutral:
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
         base, packed, ratio, rise = backend.lora, list[np.ndarray](), list[np.ndarray](), 0.0
-        states, _, _, answers = read(backend, tokenizer, max_context, pause)
+        states, following, _, answers = read(backend, tokenizer, max_context, pause)
         contexts = np.ascontiguousarray(states[measured(len(states), answers)])
-        new = replace(self, contexts=contexts, head=backend.head, frozen=self.log_probabilities)
+        drift = drifting(states[answers:], following[answers:], backend.head, self.directions, self.tokens)
+        new = replace(self, contexts=contexts, drift=drift, head=backend.head, frozen=self.log_probabilities)
         try:
             for i in range(0, len(contexts), 32):
                 backend.set_lora(None)
@@ -227,7 +262,9 @@ class Neutral:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != _digest():
                     return None
-                return cls(**{name: f[name] for name in _STORED}, head=head)
+                arrays = {name: f[name] for name in _STORED}
+            sound = all(np.isfinite(a).all() for a in arrays.values())
+            return cls(**arrays, head=head) if sound else None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
@@ -245,11 +282,13 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in texts()]])
     frequency, cost, ending = survey(every, backend.head, ends)
     tokens, precision = prior(frequency, cost, ends)
+    reading = directions(every, in_reply, ending)[:, :rank].copy()
     along = features(backend.head, states.shape[1], tokens, frequency[tokens])
     return Neutral(
         np.ascontiguousarray(states[rows]), np.array(np.sum(rows < answers)), following[rows],
-        directions(every, in_reply, ending)[:, :rank].copy(),
-        tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along, backend.head,
+        reading,
+        tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
+        drifting(states[answers:], following[answers:], backend.head, reading, tokens), backend.head,
     )  # fmt: skip
 
 
@@ -265,6 +304,17 @@ def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.nd
         ending.append(np.log(p[:, ends].sum(axis=1) + 1e-5))
     n = len(states)
     return np.asarray(frequency) / n, np.asarray(cost) / n, np.concatenate(ending)
+
+
+def drifting(states: np.ndarray, following: np.ndarray, head, reading: np.ndarray, tokens: np.ndarray):
+    """How the mean negative log-likelihood of a text, states [T, D] and following [T], answers to a small
+    change of lora_b: mean of u (p - onehot(y))^T, [r, A + 1]; the last column is for all other tokens."""
+    total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
+    for i in range(0, len(states), 32):
+        rows = np.exp(log_softmax_rows(head(states[i : i + 32])))
+        rows[np.arange(len(rows)), following[i : i + 32]] -= 1
+        total += (states[i : i + 32] @ reading).T @ _packed(rows, tokens)
+    return total / max(1, len(states))
 
 
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:

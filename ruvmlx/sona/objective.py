@@ -42,6 +42,8 @@ def reward(rating: str, history: Sequence[str]) -> float:
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
     """w in [-1, 1], never against the rating: thumbs-up and 4-5 push up or not at all; down and 1-2, down."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
+    if w != w:  # NaN: of no rating's sign; who applies it refuses it
+        return w
     if rating in ("up", "4", "5"):
         return max(0.0, w)
     if rating in ("down", "1", "2"):

@@ -160,7 +160,7 @@ def test_a_harmful_candidate_is_refused(rated, monkeypatch):
 
 def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
     monkeypatch.setattr(gate, "PPL_RISE", 9.0)
-    report, _ = consolidate(rated, replace(QUICK, lr=3e-2, kl=0.0))
+    report, _ = consolidate(rated, replace(QUICK, lr=5e-2, kl=0.0))
     shares = [t["share"] for t in report["tries"]]
     assert shares == sorted(shares, reverse=True) and len(shares) > 1
     assert report["tries"][0]["kl"] > KL_CAP >= report["kl"]

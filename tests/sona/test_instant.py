@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral import directions, features, measure
+from ruvmlx.sona.neutral import directions, features, log_softmax_rows, measure, read
 
 from .test_trace import traced_reply
 
@@ -147,7 +147,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, neutral):
     b[:, neutral.tokens] = rng.normal(size=(2, neutral.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
     assert neutral.kl(far) > instant.KL_CAP
-    capped = instant.capped(far, neutral)
+    capped = instant.capped(instant.Whole(far, b[:, neutral.tokens], far.evidence), neutral)
     found = neutral.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
@@ -184,7 +184,8 @@ def test_directions_read_replies_and_not_prose():
     rng = np.random.default_rng(1)
     states = rng.normal(size=(600, 16))
     in_reply = np.arange(600) < 300
-    states[:, 0] += np.where(in_reply, 8, -8)
+    states[:, 0] += 8 * in_reply
+    states[:, 2] += 8 * ~in_reply
     ending = 3 * states[:, 1] + rng.normal(size=600)
     u = states @ directions(states, in_reply, ending)
     np.testing.assert_allclose(u[in_reply, 0].mean(), 1, rtol=1e-5)
@@ -212,9 +213,31 @@ def test_distance_over_some_tokens_is_that_over_all(trace, neutral):
     """A prior of a third of the vocabulary: the other tokens count as one, and nothing is lost."""
     few = neutral.tokens[::3]
     packed = replace(neutral, tokens=few)
-    b = np.zeros_like(trace.adapter.lora_b)
-    b[:, few] = np.random.default_rng(3).normal(size=(2, few.size))
-    adapter = replace(trace.adapter, lora_b=b)
+    adapter = random_adapter(trace, few)
+    adapter = replace(
+        adapter, lora_a=adapter.lora_a * np.float32(1.001)
+    )  # so that no more than contexts counts
     assert len(neutral.few) == len(neutral.contexts)
     got, want = packed.distance(adapter), neutral.distance_dense(adapter)
     assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), abs=1e-5)
+
+
+def random_adapter(trace, tokens, size=1.0) -> MicroLoRA:
+    b = np.zeros_like(trace.adapter.lora_b)
+    b[:, tokens] = size * np.random.default_rng(3).normal(size=(2, len(tokens)))
+    return replace(trace.adapter, lora_b=b)
+
+
+def test_the_rise_is_nearly_that_of_all_prose(trace, neutral, tiny, tiny_backend):
+    """A few contexts and the exact linear part of all come closer to all than the few alone."""
+    adapter = random_adapter(trace, neutral.tokens, 0.05)
+    states, following, _, answers = read(tiny_backend, tiny.tokenizer, tiny.config.max_context)
+    z = tiny_backend.head(states[answers:])
+    frozen = log_softmax_rows(z)
+    adapter.add_to_logits(z, states[answers:])
+    at = np.arange(len(z)), following[answers:]
+    want = float(np.mean(frozen[at] - log_softmax_rows(z)[at]))
+    found, few = neutral.distance(adapter), neutral.distance_dense(adapter)
+    assert abs(found.rise - want) < 0.5 * abs(few.rise - want)
+    slope = neutral.distances(adapter, adapter.lora_b[:, neutral.tokens])(1e-3)
+    assert slope.rise == pytest.approx(1e-3 * slope.slope, rel=0.05)

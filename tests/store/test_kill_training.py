@@ -22,7 +22,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.sona import background, gate, instant
 from ruvmlx.store import Store
 background.SAVE_EVERY, gate.PPL_RISE = 1, 1.0
-instant.STEP, instant.RISE_CAP = 0.1 * instant.STEP, 0.0159  # leaves much to be learned
+instant.STEP = {kind: 0.1 * step for kind, step in instant.STEP.items()}  # leaves much to be learned
 model = load_model(sys.argv[1])
 runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
