@@ -1,0 +1,130 @@
+"""kill -9 at random moments of rating, training, copying and undoing, one life after another on one store:
+what was acknowledged is there, the log's chain holds, and the adapter loads.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+from ruvmlx.models.load import load_model
+from ruvmlx.sona import instant
+from ruvmlx.sona.learner import Learner
+from ruvmlx.store import Store
+from ruvmlx.store.audit import disagreement
+
+LIFE = 3.0  # seconds at most, after the first rating
+
+# Forks a life for every line it reads. MLX must not be imported before a fork: its threads would be missing.
+LIVES = """
+import os, signal, sys
+from ruvmlx import config
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import Store
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def live(seed):
+    from ruvmlx.sona import background, gate
+    background.SAVE_EVERY, gate._objection = 1, lambda *a: ""  # every base is promoted
+    settings = background.Settings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
+    with Runtime(Store(config.store_file()), model, backend, "default") as runtime:
+        for i in range(10_000):
+            request = GenerationRequest(
+                prompt="question", max_new_tokens=7, sampling=Sampling(seed=9_000 * seed + i), ignore_eos=True
+            )
+            list(runtime.generate(request))
+            runtime.settle()
+            runtime.rate(request.request_id, "up" if i % 3 else "down")
+            say("rated", request.request_id)
+            if i % 4 == 1:
+                say("trained", runtime.consolidate(settings=settings)["promoted"])
+            if i % 4 == 2:
+                runtime.store.copy_adapter(model.fingerprint, "default", f"copy-{seed}-{i}")
+            if i % 4 == 3:
+                runtime.undo()
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+model = load_model(sys.argv[1])
+backend = NativeBackend(model, threads=1)
+for line in sys.stdin:
+    if line.strip() == "sync":
+        say("sync")
+    elif (child := os.fork()) == 0:
+        try:
+            live(int(line))
+        finally:
+            os._exit(1)
+    else:
+        say("born", child)
+"""
+
+
+class Lives:
+    """One process after another on the same store, each killed."""
+
+    def __init__(self, folder, home):
+        self._rng = random.Random(0)
+        environment = {**os.environ, "RUVMLX_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+        self._parent = subprocess.Popen(
+            [sys.executable, "-c", LIVES, str(folder)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._parent.kill()
+        self._parent.communicate()
+
+    def one(self, seed: int) -> list[str]:
+        """What the process said before it was killed."""
+        said = []
+        child = int(self._ask(str(seed), "born").split()[1])
+        if self._rng.random() < 0.8:  # some die before they have done anything
+            said.append(self._parent.stdout.readline())
+        time.sleep(self._rng.random() ** 2 * LIFE)
+        os.kill(child, signal.SIGKILL)
+        self._ask("sync", "sync", said)  # a pipe keeps its order
+        return said
+
+    def _ask(self, words: str, answer: str, meanwhile: list[str] | None = None) -> str:
+        self._parent.stdin.write(words + "\n")
+        while not (line := self._parent.stdout.readline()).startswith(answer):
+            assert line and meanwhile is not None, f"it ended by itself: {line!r}"
+            meanwhile.append(line)
+        return line
+
+
+def test_killed_at_any_moment(home, tiny_folder, tiny_backend, tiny_neutral, tiny_whitening, full):
+    tiny, path = load_model(str(tiny_folder)), home / "ruvmlx.db"
+    with closing(Store(path)) as store:
+        store.put_neutral(tiny.fingerprint, tiny_neutral)
+        store.put_whitening(tiny.fingerprint, tiny_whitening)
+    acknowledged, promotions, lives = set(), 0, 1000 if full else 15
+    with Lives(tiny_folder, home) as processes:
+        for life in range(lives):
+            said = processes.one(life)
+            acknowledged |= {line.split()[1] for line in said if line.startswith("rated")}
+            promotions += sum(line == "trained True\n" for line in said)
+            with closing(Store(path)) as store:
+                assert store.integrity() == "ok"
+                assert store.check_chain().broken is None and disagreement(store) == ""
+                rated = {row[0] for row in store._rows("SELECT reply_id FROM ratings")}
+                assert acknowledged <= rated
+                for row in store.named_adapters(tiny.fingerprint):
+                    learner = Learner(store, tiny, tiny_backend, row.name)
+                    assert learner.version == row.version
+                    assert learner.neutral.kl(learner.micro) <= instant.KL_CAP + 1e-4
+                    if row.name != "default":
+                        store.delete_adapter(tiny.fingerprint, row.name)
+    tiny_backend.set_lora(None)  # other tests have it too
+    assert len(acknowledged) > lives // 2 and promotions
