@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 5 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 6 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -75,14 +75,6 @@ typedef struct {
     int (*trace_accumulate)(const float *h, const float *logits, const float *lora_a, const float *lora_b,
                             float s, size_t dim, size_t vocab, size_t rank, size_t y, float *e_a, float *e_b,
                             double *logprob);
-
-    /* How far a step along (g_a, g_b) moves the logits of T tokens:
-     *   *out = mean_t Var_{v ~ softmax(logits_t)} dz_t[v]
-     *   dz_t = s * (lora_a^T h_t) @ g_b + s * (g_a^T h_t) @ lora_b
-     * g_a: [D, R]   g_b: [R, V]   hidden: [T, D]   logits: [T, V] */
-    int (*direction_variance)(const float *hidden, const float *logits, const float *lora_a,
-                              const float *lora_b, const float *g_a, const float *g_b, float s, size_t tokens,
-                              size_t dim, size_t vocab, size_t rank, double *out);
 
     /* out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
      * out[1] = mean_m log sum_v p0_m[v] e^d_m[v] / sum_v p0_m[v]

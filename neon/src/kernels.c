@@ -181,58 +181,6 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Weighted mean and spread of dz under softmax weights, gathered block by block (Chan et al. 1979). */
-typedef struct {
-    expsum weight;
-    double mean, m2;
-} spread;
-
-/* z: logits   dz: [n <= BLOCK], overwritten */
-static void spread_add(spread *a, const float *z, float *restrict dz, size_t n) {
-    float w[BLOCK], wdz[BLOCK];
-    a->m2 *= expsum_raise(&a->weight, z, n);
-    double sum = exp_sum(z, a->weight.max, n, w);
-    if (sum == 0) return;
-    float mean = (float)(dot_of(w, dz, n) / sum);
-    SIMD()
-    for (size_t i = 0; i < n; i++) {
-        dz[i] -= mean;
-        wdz[i] = w[i] * dz[i];
-    }
-    double total = a->weight.sum + sum, step = mean - a->mean;
-    a->mean += step * sum / total;
-    a->m2 += dot_of(wdz, dz, n) + step * step * a->weight.sum * sum / total;
-    a->weight.sum = total;
-}
-
-static int k_direction_variance(const float *hidden, const float *logits, const float *lora_a,
-                                const float *lora_b, const float *g_a, const float *g_b, float s,
-                                size_t tokens, size_t dim, size_t vocab, size_t rank, double *out) {
-    REQUIRE(hidden && logits && lora_a && lora_b && g_a && g_b && out);
-    REQUIRE(tokens && dim && vocab && !bad_rank(rank));
-    float u[GROUP][RVM_MAX_RANK], c[GROUP][RVM_MAX_RANK], dz[BLOCK];
-    *out = 0;
-    for (size_t t0 = 0; t0 < tokens; t0 += GROUP) {
-        size_t nt = min_size(GROUP, tokens - t0);
-        spread acc[GROUP];
-        for (size_t t = 0; t < nt; t++) {
-            acc[t] = (spread){EXPSUM_EMPTY, 0, 0};
-            project(u[t], hidden + (t0 + t) * dim, lora_a, s, dim, rank);
-            project(c[t], hidden + (t0 + t) * dim, g_a, s, dim, rank);
-        }
-        for (size_t v = 0; v < vocab; v += BLOCK) {
-            size_t n = min_size(BLOCK, vocab - v);
-            for (size_t t = 0; t < nt; t++) {
-                set_rows(dz, g_b + v, vocab, u[t], rank, n);
-                add_rows(dz, lora_b + v, vocab, c[t], rank, n);
-                spread_add(&acc[t], logits + (t0 + t) * vocab + v, dz, n);
-            }
-        }
-        for (size_t t = 0; t < nt; t++) *out += acc[t].m2 / acc[t].weight.sum / (double)tokens;
-    }
-    return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
-}
-
 /* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max d so far. */
 typedef struct {
     float max;
@@ -323,7 +271,6 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .micro_update = k_micro_update,
     .head_add = k_head_add,
     .trace_accumulate = k_trace_accumulate,
-    .direction_variance = k_direction_variance,
     .kl_to_frozen = k_kl_to_frozen,
     .logprobs = k_logprobs,
 };

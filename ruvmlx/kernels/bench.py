@@ -63,12 +63,6 @@ def cases(dim: int, vocab: int, rank: int, tokens: int = 64, contexts: int = 32)
             lambda i: micro.trace_accumulate(h[0], z[0], 7, a, b, 1e-3, e_a, e_b, i),
         ),
         Case(
-            "direction_variance",
-            many,
-            tokens * row + 2 * lora,
-            lambda i: micro.direction_variance(h, z, a, b, g_a, g_b, 1e-3, i),
-        ),
-        Case(
             "kl_to_frozen",
             f"M={contexts} {one}",
             contexts * row + lora,

@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 
@@ -26,7 +26,6 @@ _SIGNATURES: dict[str, list[Any]] = {
     "micro_update": [_P, _N, _F, _F],
     "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],
     "trace_accumulate": [_P, _P, _P, _P, _F, _N, _N, _N, _N, _P, _P, _P],
-    "direction_variance": [_P, _P, _P, _P, _P, _P, _F, _N, _N, _N, _N, _P],
     "kl_to_frozen": [_P, _P, _P, _P, _F, _N, _N, _N, _P],
     "logprobs": [_P, _P, _N, _N, _P],
 }

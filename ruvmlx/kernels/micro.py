@@ -154,43 +154,6 @@ def trace_accumulate_ref(
     return float(live), float(frozen)
 
 
-def direction_variance(
-    hidden: Array,
-    logits: Array,
-    lora_a: Array,
-    lora_b: Array,
-    g_a: Array,
-    g_b: Array,
-    s: float,
-    impl: str | None = None,
-) -> float:
-    """Mean over T tokens of Var_{softmax(logits_t)}(dz_t): how far a step along (g_a, g_b) moves logits.
-
-    dz_t = s (lora_a^T h_t) @ g_b + s (g_a^T h_t) @ lora_b. hidden: [T, D]; logits: [T, V].
-    """
-    dim, vocab, rank = _lora(lora_a, lora_b)
-    tokens = hidden.size // dim
-    _shape("hidden", hidden, (tokens, dim))
-    _shape("logits", logits, (tokens, vocab))
-    _shape("g_a", g_a, lora_a.shape)
-    _shape("g_b", g_b, lora_b.shape)
-    out = C.c_double()
-    args = _in(hidden), _in(logits), _in(lora_a), _in(lora_b), _in(g_a), _in(g_b), s
-    rc = functions(impl).direction_variance(*args, tokens, dim, vocab, rank, _address(out))
-    _done("direction_variance", rc)
-    return out.value
-
-
-def direction_variance_ref(
-    hidden: Array, logits: Array, lora_a: Array, lora_b: Array, g_a: Array, g_b: Array, s: float
-) -> float:
-    h = hidden.astype(np.float64)
-    dz = s * (h @ lora_a @ g_b + h @ g_a @ lora_b)
-    p = np.exp(_log_softmax(logits.astype(np.float64)))
-    mean = np.sum(p * dz, axis=-1, keepdims=True)
-    return float(np.mean(np.sum(p * (dz - mean) ** 2, axis=-1)))
-
-
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:

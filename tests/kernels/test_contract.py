@@ -64,7 +64,6 @@ def test_the_c_functions_check_their_own_arguments(impl):
     assert f.micro_update(None, 1, 1.0, 0.0) == library.BAD_ARGUMENT
     assert f.head_add(p, p, p, 1.0, 1, 1, 1, 65, p) == library.BAD_ARGUMENT
     assert f.trace_accumulate(p, p, p, p, 1.0, 1, 3, 1, 3, p, p, out) == library.BAD_ARGUMENT
-    assert f.direction_variance(p, p, p, p, p, p, 1.0, 0, 1, 1, 1, out) == library.BAD_ARGUMENT
     assert f.kl_to_frozen(p, None, p, p, 1.0, 1, 1, 0, out) == library.BAD_ARGUMENT
     assert f.logprobs(p, ids, 1, 3, out) == library.BAD_ARGUMENT
 

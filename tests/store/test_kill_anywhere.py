@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing
 
+from ruvmlx.backends.native import NativeBackend
 from ruvmlx.models.load import load_model
 from ruvmlx.sona import instant
 from ruvmlx.sona.learner import Learner
@@ -104,8 +105,9 @@ class Lives:
         return line
 
 
-def test_killed_at_any_moment(home, tiny_folder, tiny_backend, tiny_neutral, tiny_whitening, full):
+def test_killed_at_any_moment(home, tiny_folder, tiny_neutral, tiny_whitening, full):
     tiny, path = load_model(str(tiny_folder)), home / "ruvmlx.db"
+    backend = NativeBackend(tiny, threads=1)
     with closing(Store(path)) as store:
         store.put_neutral(tiny.fingerprint, tiny_neutral)
         store.put_whitening(tiny.fingerprint, tiny_whitening)
@@ -121,10 +123,9 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_backend, tiny_neutral, tin
                 rated = {row[0] for row in store._rows("SELECT reply_id FROM ratings")}
                 assert acknowledged <= rated
                 for row in store.named_adapters(tiny.fingerprint):
-                    learner = Learner(store, tiny, tiny_backend, row.name)
+                    learner = Learner(store, tiny, backend, row.name)
                     assert learner.version == row.version
                     assert learner.neutral.kl(learner.micro) <= instant.KL_CAP + 1e-4
                     if row.name != "default":
                         store.delete_adapter(tiny.fingerprint, row.name)
-    tiny_backend.set_lora(None)  # other tests have it too
     assert len(acknowledged) > lives // 2 and promotions
