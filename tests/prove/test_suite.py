@@ -5,7 +5,7 @@ import pytest
 
 from apps.prove import claims, plot, suite
 from apps.prove.report import Point
-from apps.prove.trial import Arm, Checkpoint
+from apps.prove.trial import Checkpoint
 
 
 def checkpoint(ratings: int, gained: float, n: int = 20) -> Checkpoint:
@@ -72,7 +72,3 @@ def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
 def test_names_of_the_plot_do_not_cover_each_other():
     apart = plot._apart([100, 101, 50, 99])
     assert min(np.diff(sorted(apart))) >= 14 and sorted(range(4), key=lambda i: apart[i]) == [2, 3, 0, 1]
-
-
-def test_an_arm_that_learns_nothing_asks_for_no_ratings():
-    assert Arm("off", system="Be brief.").name == "oracle prompt"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from apps.prove import trial
 from apps.prove.trial import Arm, Bench, Setting, heldout_replies, within_reach
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
@@ -38,3 +39,22 @@ def test_within_reach_looks_at_what_each_prompt_was_answered(bench, wanted, reac
 
     assert within_reach(bench, setting(scorer), 0) is reached
     assert set(asked) <= set(PROMPTS[:8]) and (reached or len(asked) == 64)
+
+
+class NoText:
+    """Stands in for the neutral text, which the tiny model would read for seconds."""
+
+    def compare(self, adapter):
+        return 0.0, 0.0
+
+
+@pytest.mark.parametrize(
+    "arm,asked", [(Arm("off", system="Be brief."), False), (Arm("off", examples=1), True), (Arm(), True)]
+)
+def test_only_what_learns_or_remembers_is_rated(bench, monkeypatch, arm, asked):
+    rated, plain = [], trial._rated
+    monkeypatch.setattr(trial, "_rated", lambda *args: rated.append(args[-1]) or plain(*args))
+    bench.neutral = NoText()
+    (point,) = trial.run(bench, setting(prompts=PROMPTS[:3]), arm, 0, lambda line: None)
+    assert rated == ([1] if asked else [])
+    assert point.ratings == 1 and len(point.scores) == 3
