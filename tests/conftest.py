@@ -55,11 +55,30 @@ def engine(tiny, tiny_backend):
     return LLMInferenceEngine(tiny, tiny_backend)
 
 
+_WHOLE = neutral.texts()
+_SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
+
+
+@pytest.fixture
+def whole_text() -> None:
+    """Ask for it to read all of the neutral text, as users do."""
+
+
+@pytest.fixture(autouse=True)
+def _short_text(request, monkeypatch):
+    """Otherwise a few texts: the tiny model takes each byte for a token."""
+    if "whole_text" not in request.fixturenames:
+        monkeypatch.setattr(neutral, "texts", lambda: _SHORT)
+
+
 @pytest.fixture(scope="session")
 def tiny_neutral(tiny, tiny_backend) -> bytes:
-    """The neutral text as the tiny model reads it: 3,000 byte tokens, so it is read once."""
+    """The short text as the tiny model reads it."""
     config = tiny.config
-    return neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context).to_bytes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(neutral, "texts", lambda: _SHORT)
+        measured = neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+    return measured.to_bytes()
 
 
 @pytest.fixture(scope="session")

@@ -105,12 +105,12 @@ class Lives:
         return line
 
 
-def test_killed_at_any_moment(home, tiny_folder, tiny_neutral, tiny_whitening, full):
+def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, full):
     tiny, path = load_model(str(tiny_folder)), home / "ruvmlx.db"
     backend = NativeBackend(tiny, threads=1)
     with closing(Store(path)) as store:
-        store.put_neutral(tiny.fingerprint, tiny_neutral)
         store.put_whitening(tiny.fingerprint, tiny_whitening)
+        Learner(store, tiny, backend, "default")  # reads the neutral text, once for all
     acknowledged, promotions, lives = set(), 0, 1000 if full else 15
     with Lives(tiny_folder, home) as processes:
         for life in range(lives):

@@ -40,7 +40,7 @@ while True:
 """
 
 
-def test_training_survives_kill_9(tiny_folder, home):
+def test_training_survives_kill_9(tiny_folder, home, whole_text):
     rng, model = random.Random(0), load_model(str(tiny_folder))
     backend, promotions, found = NativeBackend(model, threads=1), 0, set()
     for _ in range(5):
