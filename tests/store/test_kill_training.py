@@ -19,10 +19,9 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import background, gate, instant
+from ruvmlx.sona import background, gate
 from ruvmlx.store import Store
-background.SAVE_EVERY, gate.PPL_RISE = 1, 1.0
-instant.STEP = {kind: 0.1 * step for kind, step in instant.STEP.items()}  # leaves much to be learned
+background.SAVE_EVERY, gate._objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
 runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
