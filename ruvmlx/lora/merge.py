@@ -64,8 +64,9 @@ def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, Micro
     """The head's change moved from micro into the base, `rank` directions of it; the tail stays in micro.
 
     The model's output does not change, unless the two together had more than rank + micro.rank directions.
-    The new micro starts without evidence. Directions that it does not need for the tail go on reading
-    what they read, through zero rows of lora_b.
+    A micro that is left without a tail keeps its evidence: later ratings add to what the base has now of
+    the earlier ones. One with a tail reads something else and starts anew; directions that it does not need
+    for the tail go on reading what they read, through zero rows of lora_b.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
@@ -80,7 +81,7 @@ def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
     """Micro holding the tail only. Every column of lora_a is as long as those of micro are on average,
     so a rating's step stays of the same size."""
     if tail[0].shape[1] == 0:
-        return MicroLoRA.fresh(micro.lora_a, micro.lora_b.shape[1], micro.alpha)
+        return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)
     length = np.linalg.norm(micro.lora_a) / np.sqrt(micro.rank)
     sizes = np.linalg.norm(a, axis=0)

@@ -83,7 +83,8 @@ def test_folding_micro_into_the_base_changes_no_output(d, v, rank, held):
     after = x @ dense(new.pairs[HEAD], new.scale) + x @ dense((rest.lora_a, rest.lora_b), rest.scale)
     np.testing.assert_allclose(after, before, atol=1e-5 * abs(before).max())
     assert new.pairs[HEAD][0].shape[1] <= rank and new.pairs["q_proj", 1] is base.pairs["q_proj", 1]
-    assert not rest.evidence.size and rest.alpha == micro.alpha
+    assert rest.evidence.size == (0 if rest.lora_b.any() else micro.evidence.size)
+    assert rest.alpha == micro.alpha and (rest.lora_b.any() or rest.gain == micro.gain)
     assert all(w.flags.c_contiguous and w.dtype == np.float32 for w in (*new.pairs[HEAD], rest.lora_a))
     assert rest.lora_b.any() == (held + 2 > rank)
 
