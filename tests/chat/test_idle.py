@@ -228,6 +228,7 @@ class Restful(ScriptedRuntime):
     def __init__(self, *lessons, kv=(), replies=()):
         super().__init__(*replies)
         self.lessons, self.kv = list(lessons), list(kv)
+        self.paused = False
         self.begun: list[float] = []  # time.monotonic() of each
 
     def background_due(self):
@@ -244,6 +245,7 @@ class Restful(ScriptedRuntime):
         if self.lessons[0] == "wait":
             progress(1, 12, 0.5)
             assert cancel.wait(10)
+            self.paused = True
             return {"promoted": False, "reason": "stopped after 1 of 12 steps; it goes on from there"}
         lesson = self.lessons.pop(0)
         if isinstance(lesson, Exception):
@@ -275,7 +277,7 @@ async def test_whatever_is_wanted_stops_it(disturb):
         await until(pilot, lambda: status_line(app) == "learning in the background, step 1 of 12")
         runtime.lessons = []
         await disturb(app, pilot)
-        await until(pilot, lambda: app.status.background == "")
+        await until(pilot, lambda: runtime.paused and app.status.background == "")
         assert "stopped after" not in screen_text(app) and app.is_running
     assert len(runtime.threads) == 1
 
