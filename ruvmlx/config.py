@@ -24,6 +24,7 @@ _ALLOWED = {
         "hot,warm in tokens, as in 64,1024",
     ),
     "implicit_feedback": (re.compile("on|off"), "on or off"),
+    "learn_when_idle": (re.compile("on|off"), "on or off"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -44,6 +45,7 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "system": (str, None, "system prompt of new chats"),
     "examples": (int, 0, "liked replies to similar questions shown to the model first, at most this many"),
     "implicit_feedback": (str, "off", "on: what you do with unrated replies counts a little, too"),
+    "learn_when_idle": (str, "on", "off: the chat does not train on your ratings while you do not type"),
 }
 
 

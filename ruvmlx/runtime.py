@@ -22,7 +22,7 @@ from .lora.residency import Residency, Resident
 from .models.base import Message, Model
 from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner, RatingResult
-from .sona.ledger import LearnStatus
+from .sona.ledger import MINIMUM, LearnStatus
 from .sona.memory import MemoryStatus, check_examples
 from .sona.signal import Pace
 from .sona.trace import Trace
@@ -347,6 +347,8 @@ class Runtime:
         held = None
         if self._deep_loop().due():  # before what it holds on to may be overwritten
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
+            if cancel is not None and cancel.is_set():  # who stopped it does not wait for a training graph
+                return {"promoted": False, "reason": held["reason"], "deep": held}
         report = loop.run(progress, cancel)
         return report | {"deep": held} if held else report
 
@@ -369,9 +371,11 @@ class Runtime:
     def background_due(self) -> bool:
         """Should `consolidate` be called when nobody waits?"""
         paused = self._background is not None and self._background.paused
-        if paused or (self.learner is not None and self.learner.ledger.due()):
-            return True
-        return self.learner is not None and bool(self._deep_loop().due())
+        if paused or self.learner is None:
+            return paused
+        ledger = self.learner.ledger
+        # The deep loop brings MLX along: not where there is nothing to learn from yet.
+        return ledger.due() or (len(ledger.ratings()) >= MINIMUM and bool(self._deep_loop().due()))
 
     def _deep_loop(self) -> "Deep":
         from .sona.deep import Deep

@@ -19,10 +19,10 @@ from ruvmlx.errors import RuvmlxError
 
 from . import commands, describe, ending, theme
 from .contract import ChatOptions, OpenRuntime, swap_adapter
+from .idle import IdleApp
 from .messages import KEYS_HELP, Notice, Reply, UserMessage
 from .opened import Opened
 from .prompt import Prompt
-from .rating import RatingApp
 from .status import Meter
 from .stream import show_reply
 
@@ -30,7 +30,7 @@ QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
 
 
-class ChatApp(RatingApp):
+class ChatApp(IdleApp):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
@@ -60,11 +60,14 @@ class ChatApp(RatingApp):
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
         self.prompt.focus()
         self._open()
+        if self.options.learn_when_idle:
+            self._learn_when_idle()
         self._here = asyncio.get_running_loop()
         if self.ended_by:
             self.action_leave()
 
     def watch_phase(self) -> None:
+        super().watch_phase()
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -158,6 +161,13 @@ class ChatApp(RatingApp):
             self.status.flash("Copied")
             self.screen.clear_selection()
         return bool(text)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """What is copied out of replies says a little about them."""
+        super().copy_to_clipboard(text)
+        if text == self.screen.get_selected_text():
+            within = (node for widget in self.screen.selections for node in widget.ancestors_with_self)
+            self._notice({node.reply_id for node in within if isinstance(node, Reply)}, "copied")
 
     def _fatal_error(self) -> None:
         """A defect of the app itself: one line, where Textual would print a traceback with all locals."""

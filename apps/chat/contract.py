@@ -1,13 +1,13 @@
 """What the chat apps need of a runtime. `ruvmlx.runtime.Runtime` is one; so are the tests' scripted fakes.
 
-A runtime belongs to the thread that opened it: every call comes from there. Only the `cancel` event of
-`say` may be set from elsewhere.
+A runtime belongs to the thread that opened it: every call comes from there. Only the `cancel` events may be
+set from elsewhere.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
@@ -82,6 +82,26 @@ class ChatRuntime(Protocol):
     def undo(self) -> LearnStatus:
         """Takes the last rating back, bit for bit. NotFound when there is none."""
 
+    def notice(self, reply_id: str, what: str) -> bool:
+        """The user "copied" a reply. True if it is heeded: `implicit_feedback` is off by default."""
+
+    def background_due(self) -> bool:
+        """Is there something to `consolidate`?"""
+
+    def consolidate(
+        self, progress: Callable[[int, int, float], None] | None, cancel: threading.Event
+    ) -> dict[str, Any]:
+        """Train on the ratings, until it is done or cancelled; then it goes on at the next call.
+
+        progress(steps done, steps, loss). "promoted" and "reason" say what came of it.
+        """
+
+    def kv_due(self) -> bool:
+        """Is there something to `review_kv`?"""
+
+    def review_kv(self, cancel: threading.Event) -> dict[str, Any]:
+        """Measure what KV policies cost. "measured": replies; "changed": the policy; "reason": why."""
+
     def status(self) -> LearnStatus:
         """NotFound when it runs without an adapter."""
 
@@ -109,6 +129,7 @@ class ChatOptions:
     sampling: Sampling | None = None  # None: the model's own
     max_new_tokens: int = 1024
     system: str | None = None
+    learn_when_idle: bool = True  # the app alone: the plain mode has no idle time
 
 
 def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:

@@ -1,5 +1,8 @@
 """Numbers as people read them: short signs for the app, words for the plain mode."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.runtime import LearnStatus, RatingResult
 from ruvmlx.text import one_line
@@ -47,6 +50,33 @@ def effect_words(result: RatingResult) -> str:
         f"{rated}: log-probability {result.logprob_before:.3f} to {result.logprob_after:.3f} per token, "
         f"KL {result.kl:.3f} of {result.kl_cap:g}, {milliseconds(result.apply_us)}, "
         f"version {result.adapter_version}."
+    )
+
+
+MEASURING = "measuring the KV cache in the background"
+
+
+def learning(done: int = 0, total: int = 0) -> str:
+    """ "learning in the background, step 3 of 12"."""
+    return "learning in the background" + (f", step {done} of {total}" if total else "")
+
+
+def lesson(report: Mapping[str, Any]) -> str:
+    """What came of `consolidate`."""
+    reason = one_line(report["reason"])
+    return f"learned in the background: {reason}" if report["promoted"] else not_learned(reason)
+
+
+def not_learned(reason: str) -> str:
+    return f"nothing learned in the background: {reason}"
+
+
+def kv_lesson(report: Mapping[str, Any]) -> str:
+    """What came of `review_kv`; "" where caches are made as before."""
+    return (
+        f"new chats keep their KV cache another way: {one_line(report['reason'])}"
+        if report["changed"]
+        else ""
     )
 
 

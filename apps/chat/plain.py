@@ -3,6 +3,9 @@
 Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the
 chat. While a rating or a turn is being committed it waits. A closed terminal, SIGTERM and a reader that
 leaves do the same and end the chat. Answers go to stdout, errors to stderr.
+
+Nothing is learned in idle time: a thread that waits for a line cannot train, and the runtime belongs to it.
+`ruvmlx learn consolidate` does it, and so does the app.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Iterable
 
 from textual import events, work
 
@@ -41,6 +42,13 @@ class RatingApp(ChatBase):
             reply.rated(done[0])
             self._show_standing(done[1])
             self.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
+
+    @work
+    async def _notice(self, replies: Iterable[str | None], what: str) -> None:
+        """Tell what was done with replies, for what it is worth. Nobody asked: a failure is not shown."""
+        for reply_id in filter(None, replies):
+            with contextlib.suppress(Exception):
+                await self.runtime.call_between(lambda runtime, id_=reply_id: runtime.notice(id_, what))
 
     def _is_too_early(self) -> bool:
         """While a reply comes, a rating would hit the one before it, unless that is selected."""

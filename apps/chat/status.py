@@ -86,13 +86,16 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
-    message: reactive[str] = reactive("")  # in place of the numbers, for a moment
+    background: reactive[str] = reactive("")  # in place of the numbers: what is done in idle time
+    message: reactive[str] = reactive("")  # in place of all, for a moment
     _flashing: Timer | None = None
 
     def render(self) -> Content:
         width = self.size.width
         if self.message:
             return Content.styled(self.message, "$text-accent")
+        if self.background:
+            return Content(self.background)
         left, right = fit(self.backend, self.meter.parts() + learned_parts(self.learned), width)
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 

@@ -2,7 +2,8 @@
 
 MLX's streams are bound to threads, and a reply takes seconds: everything that touches the runtime,
 `open` and `close` included, runs here, one call at a time. Calls are done in order, but those of
-`call_between` do not wait for a reply that is being written. The app's own thread never waits.
+`call_between` do not wait for a reply that is being written, and every call ends a `rest`. The app's own
+thread never waits.
 """
 
 import asyncio
@@ -29,16 +30,19 @@ class RuntimeThread:
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
         self._cancel: threading.Event | None = None  # of the reply that is being written
+        self._disturbed: threading.Event | None = None  # of the newest `rest`
 
     async def open(self) -> None:
         await self._run(self._open)
 
     async def call(self, work: Callable[[ChatRuntime], T]) -> T:
         """work(runtime), in the runtime's thread."""
+        self.disturb()
         return await self._run(lambda: work(self._opened()))
 
     async def call_between(self, work: Callable[[ChatRuntime], T]) -> T:
         """The same, if need be between two chunks of a reply: only for ratings and looks at the store."""
+        self.disturb()
         done: Future[T] = Future()
 
         def answer() -> None:
@@ -57,11 +61,22 @@ class RuntimeThread:
         while self._between:
             self._between.popleft()()
 
+    async def rest(self, work: Callable[[ChatRuntime, threading.Event], T]) -> T:
+        """work(runtime, cancel) in time that nobody wants: whatever else is called for sets `cancel`."""
+        cancel = self._disturbed = threading.Event()
+        return await self._run(lambda: work(self._opened(), cancel))
+
+    def disturb(self) -> None:
+        """End the `rest` that is going on or queued, if there is one; from any thread."""
+        if self._disturbed is not None:
+            self._disturbed.set()
+
     def say(self, session: str, text: str, options: ChatOptions) -> AsyncIterator[list[Chunk]]:
         """The reply's chunks, all that have come since the last look: a slow screen never falls behind.
 
         `stop` works from now on, also before the first chunk is asked for.
         """
+        self.disturb()
         self._cancel = threading.Event()
         return self._stream(session, text, options, self._cancel)
 
@@ -109,6 +124,7 @@ class RuntimeThread:
 
     def _close_once(self) -> Future[None]:
         self.stop()
+        self.disturb()
         with self._closing:
             if self._closed is None:
                 self._closed = self._pool.submit(self._close)

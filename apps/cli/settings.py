@@ -12,7 +12,9 @@ from ruvmlx.errors import RuvmlxError
 
 from .output import json_option, log, print_json, show, show_facts
 
-_WITNESSED = ("adapter", "kv", "kv_tiers", "kv_limit", "kv_budget", "implicit_feedback", "examples")
+_WITNESSED = (
+    "adapter", "kv", "kv_tiers", "kv_limit", "kv_budget", "implicit_feedback", "learn_when_idle", "examples",
+)  # fmt: skip
 
 
 @click.group()

@@ -34,6 +34,7 @@ class ScriptedRuntime:
         self.adapter = "default"
         self.closed = False
         self.threads: set[int] = set()
+        self.noticed: list[tuple[str, str]] = []  # (reply, what was done with it)
         self._ids = itertools.count(1)
 
     def _called(self):
@@ -149,6 +150,19 @@ class ScriptedRuntime:
         reply_id, before, _ = self.ratings.pop()
         self._set_rating(reply_id, before)
         return self.status()
+
+    def notice(self, reply_id, what):
+        self._called()
+        self.noticed.append((reply_id, what))
+        return True
+
+    def background_due(self):
+        self._called()
+        return False
+
+    def kv_due(self):
+        self._called()
+        return False
 
     def status(self):
         n = len(self.ratings)

@@ -1,0 +1,368 @@
+"""Idle time in the chat app: it learns, yields to the first key, goes on later, and never ends the chat."""
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from click.testing import CliRunner
+from ruvmlx.apps import chat
+from ruvmlx.apps.chat import idle
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.cli.generate import chat as chat_verb
+from textual import events
+
+from ruvmlx import config
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.errors import StoreBusy
+from ruvmlx.sona import gate
+from ruvmlx.sona.background import Background
+from ruvmlx.sona.deep import Deep
+
+from ..sona.test_background import QUICK, answer
+from .helpers import SMALL, ask, chatting, lines_of, screen_text, until
+from .scripted import ScriptedRuntime
+
+SOON = 0.05  # seconds of idle time before it learns
+NEVER = 1e6
+REPORT = {"promoted": True, "reason": "held-out loss 0.5000 -> 0.4000"}
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return NativeBackend(tiny, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(idle, "IDLE_AFTER", SOON)
+
+
+@pytest.fixture
+def rated(open_tiny):
+    """`opening`, on enough ratings for the background loop to be due."""
+    with open_tiny() as runtime:
+        for i in range(17):
+            runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
+
+    return partial(opening, open_tiny)
+
+
+def opening(open_tiny, settings=QUICK, hook=lambda done: None):
+    """Opens a runtime that trains with these settings and calls hook(steps done) after each step."""
+
+    def open_it():
+        runtime = open_tiny()
+        consolidate = runtime.consolidate
+
+        def hooked(progress, cancel):
+            def step(done, total, loss):
+                progress(done, total, loss)
+                hook(done)
+
+            return consolidate(step, cancel, settings)
+
+        runtime.consolidate = hooked
+        return runtime
+
+    return open_it
+
+
+@asynccontextmanager
+async def idling(open_it, size=SMALL, **options):
+    """The app on a runtime that its own thread opens, and its pilot; closed as by Ctrl+Q."""
+    app = ChatApp(open_it, ChatOptions(**options))
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.phase == "idle")
+        yield app, pilot
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: app.return_value == 0)
+
+
+def stored(open_tiny, what):
+    with open_tiny() as runtime:
+        return what(runtime)
+
+
+def status_line(app):
+    return lines_of(app.screen)[-2].strip()
+
+
+# -- on the tiny model -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objection", ["", "a test says no"])
+async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch, objection):
+    """Promoted or refused: one line that stays until a key is pressed, and it is not done twice."""
+    monkeypatch.setattr(gate, "_objection", lambda *_: objection)
+    wanted = objection or "learned in the background: held-out loss"
+    async with idling(rated()) as (app, pilot):
+        await until(pilot, lambda: wanted in status_line(app), 60)
+        assert app.focused is app.prompt and app.phase == "idle"
+        await until(pilot, lambda: app.status.learned.consolidations == (not objection))
+        monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
+        await pilot.press("x")
+        await until(pilot, lambda: wanted in app.status.message and not app.status.background)
+        assert app.prompt.text == "x"
+    assert stored(open_tiny, lambda runtime: len(runtime.learner.ledger.attempts())) == 1
+    assert not stored(open_tiny, lambda runtime: runtime.background_due())
+
+
+async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, monkeypatch):
+    """The steps that were done are not done again; meanwhile the chat answers."""
+    steps, seen = [], []
+
+    def hook(done):
+        steps.append(done)
+        while done == 2 and len(seen) == 0:  # until the key was pressed
+            time.sleep(0.001)
+
+    async with idling(rated(hook=hook), max_new_tokens=4) as (app, pilot):
+        await until(pilot, lambda: status_line(app) == "learning in the background, step 2 of 4", 60)
+        monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
+        await pilot.press("h")
+        assert app.prompt.text == "h" and app.status.background == ""
+        seen.append(1)
+        reply = await ask(app, pilot)
+        assert reply.reply_id and steps == [1, 2]
+        monkeypatch.setattr(idle, "IDLE_AFTER", SOON)
+        await pilot.press("backspace")
+        await until(pilot, lambda: "in the background: " in status_line(app), 60)
+        assert steps == [1, 2, 3, 4]
+    assert stored(open_tiny, lambda runtime: len(runtime.learner.ledger.attempts())) == 1
+
+
+async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny):
+    """Ctrl+Q while it trains: the store opens, holds the run, and the next app finishes it."""
+    steps, settings = [], replace(QUICK, steps=24)
+    async with idling(rated(settings, steps.append)) as (app, pilot):
+        await until(pilot, lambda: "step" in status_line(app), 60)
+    done = steps[-1]
+    assert 0 < done < 24 and app.runtime._runtime is None
+    assert stored(open_tiny, lambda runtime: runtime.learner.ledger.training() is not None)
+    assert stored(open_tiny, lambda runtime: runtime.background_due() and runtime.store.integrity()) == "ok"
+    async with idling(rated(settings, steps.append)) as (app, pilot):
+        await until(pilot, lambda: "in the background: " in status_line(app), 60)
+    assert steps == list(range(1, 25))
+
+
+async def test_switched_off_it_never_learns(rated, open_tiny):
+    async with idling(rated(), learn_when_idle=False) as (app, pilot):
+        for _ in range(10):
+            await pilot.pause(SOON)
+        assert app.status.background == ""
+    assert stored(open_tiny, lambda runtime: runtime.learner.ledger.attempts()) == []
+    assert stored(open_tiny, lambda runtime: runtime.background_due())
+
+
+async def test_how_long_a_key_waits_while_it_trains(rated, monkeypatch):
+    """Figures for the log (-s): the key in the input, and the runtime's thread free for a call. No limit."""
+    shown, free = [], []
+    async with idling(rated(replace(QUICK, steps=100_000))) as (app, pilot):
+        for n in range(1, 21):
+            await until(pilot, lambda: ", step" in status_line(app), 60)
+            await pilot.pause(0.01 * (n % 4))
+            start = time.perf_counter()
+            app.post_message(events.Key("x", "x"))
+            while app.prompt.text != "x" * n:
+                await asyncio.sleep(0)
+            shown.append(1000 * (time.perf_counter() - start))
+            await app.runtime.call(lambda runtime: None)
+            free.append(1000 * (time.perf_counter() - start))
+    print(f"\nkey in the input: {figures(shown)}\nruntime free: {figures(free)}")
+
+
+def figures(ms):
+    ordered = sorted(ms)
+    return f"median {ordered[len(ordered) // 2]:.1f} ms, longest {ordered[-1]:.1f} ms of {len(ordered)}"
+
+
+def test_what_was_stopped_builds_no_training_graph(open_tiny, rated, monkeypatch):
+    """Stopped while it anchors: the run ends there. With few ratings nothing of the sort is loaded."""
+    cancel = threading.Event()
+    cancel.set()
+    monkeypatch.setattr(Deep, "due", lambda *_: "a test wants it")
+    monkeypatch.setattr(Background, "run", lambda *_: pytest.fail("it went on"))
+    with open_tiny() as runtime:
+        report = runtime.consolidate(None, cancel)
+        assert not report["promoted"] and report["reason"] == report["deep"]["reason"]
+    with open_tiny("other") as runtime:
+        assert not runtime.background_due() and runtime._deep is None
+
+
+# -- the setting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "learns"),
+    [
+        ([], "", "", True),
+        ([], "", "off", False),
+        ([], "on", "off", True),
+        ([], "off", "on", False),
+        (["--learn-when-idle", "on"], "off", "off", True),
+        (["--learn-when-idle", "off"], "on", "on", False),
+    ],
+)
+def test_the_setting(monkeypatch, home, flags, environment, file, learns):
+    """Flag before environment before file; on where nothing is said."""
+    given = {}
+    monkeypatch.setattr(chat, "run_chat", lambda open_runtime, **options: given.update(options) or 0)
+    monkeypatch.setenv("RUVMLX_LEARN_WHEN_IDLE", environment)
+    if file:
+        config.save("learn_when_idle", file)
+    assert CliRunner().invoke(chat_verb, flags).exit_code == 0
+    assert given["learn_when_idle"] is learns
+
+
+# -- on a scripted runtime ---------------------------------------------------------------------------
+
+
+class Restful(ScriptedRuntime):
+    """Plays `lessons`, one each idle time: a report, an exception, or "wait" until it is cancelled."""
+
+    def __init__(self, *lessons, kv=(), replies=()):
+        super().__init__(*replies)
+        self.lessons, self.kv = list(lessons), list(kv)
+        self.paused = False
+        self.begun: list[float] = []  # time.monotonic() of each
+
+    def background_due(self):
+        self._called()
+        return bool(self.lessons)
+
+    def kv_due(self):
+        self._called()
+        return bool(self.kv)
+
+    def consolidate(self, progress, cancel):
+        self._called()
+        self.begun.append(time.monotonic())
+        if self.lessons[0] == "wait":
+            progress(1, 12, 0.5)
+            assert cancel.wait(10)
+            self.paused = True
+            return {"promoted": False, "reason": "stopped after 1 of 12 steps; it goes on from there"}
+        lesson = self.lessons.pop(0)
+        if isinstance(lesson, Exception):
+            raise lesson
+        return lesson
+
+    def review_kv(self, cancel):
+        self._called()
+        return self.kv.pop(0) if len(self.kv) > 1 else self.kv[0]
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda app, pilot: pilot.press("x"),
+        lambda app, pilot: pilot.click("Transcript"),
+        lambda app, pilot: app.on_event(events.Paste("y")),
+        lambda app, pilot: app.runtime.call(lambda runtime: None),
+        lambda app, pilot: app.runtime.call_between(lambda runtime: None),
+        lambda app, pilot: ask(app, pilot),
+        lambda app, pilot: pilot.press(*"/status", "enter"),
+    ],
+    ids=["key", "click", "paste", "call", "rating", "message", "command"],
+)
+async def test_whatever_is_wanted_stops_it(disturb):
+    """Nothing waits for the lesson to end by itself, and nothing is said of a pause."""
+    runtime = Restful("wait", {**REPORT}, replies=[["Hi."]])
+    async with chatting(runtime) as (app, pilot):
+        await until(pilot, lambda: status_line(app) == "learning in the background, step 1 of 12")
+        runtime.lessons = []
+        await disturb(app, pilot)
+        await until(pilot, lambda: runtime.paused and app.status.background == "")
+        assert "stopped after" not in screen_text(app) and app.is_running
+    assert len(runtime.threads) == 1
+
+
+async def test_it_does_not_begin_while_a_reply_comes():
+    runtime = Restful(replies=[["One ", "two ", "three."]])
+    runtime.gate = True
+    async with chatting(runtime) as (app, pilot):
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "One two" in screen_text(app))
+        runtime.lessons = [REPORT]
+        for _ in range(5):
+            await pilot.pause(SOON)
+        assert not runtime.begun and app.phase == "replying"
+        runtime.released.release()
+        await until(pilot, lambda: "learned in the background" in status_line(app))
+        assert app.transcript.replies[-1].text == "One two three."
+
+
+async def test_an_error_is_one_line_and_it_is_tried_less_often(monkeypatch):
+    """The chat goes on; every failure in a row doubles the time to the next try, a success ends that."""
+    monkeypatch.setattr(idle, "LOOK_EVERY", 0.01)
+    runtime, said = Restful(), []
+    async with chatting(runtime) as (app, pilot):
+        app.watch(app.status, "background", lambda line: said.append(line))
+        runtime.lessons = [StoreBusy("another process holds it"), ValueError("boom\nline two"), REPORT]
+        await until(pilot, lambda: "learned in the background: held-out" in status_line(app))
+        assert "nothing learned in the background: another process holds it" in said
+        assert "nothing learned in the background: unexpected ValueError: boom line two" in said
+        first, second, third = runtime.begun
+        assert second - first >= 2 * SOON and third - second >= 4 * SOON and app._stuck == 0
+        runtime.replies = [["Fine."]]
+        assert (await ask(app, pilot)).text == "Fine."
+
+
+async def test_the_kv_cache_is_reviewed_too():
+    """Only a change is worth a line; a review that gets nowhere is not tried again and again."""
+    same = {"measured": 4, "changed": False, "reason": "the fastest"}
+    runtime = Restful(kv=[same, same | {"measured": 0}])
+    async with chatting(runtime) as (app, pilot):
+        await until(pilot, lambda: app._stuck == 2)
+        assert app.status.background in ("", "measuring the KV cache in the background")
+        runtime.kv = [same | {"changed": True}]
+        await until(pilot, lambda: "KV cache another way: the fastest" in status_line(app))
+        assert app._stuck == 0
+
+
+async def test_leaving_does_not_wait_for_it():
+    runtime = Restful("wait")
+    async with chatting(runtime) as (app, pilot):
+        await until(pilot, lambda: "step 1 of 12" in status_line(app))
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: runtime.closed)
+    assert app.return_value == 0
+
+
+# -- what is done with replies -----------------------------------------------------------------------
+
+
+async def test_copying_out_of_a_reply_is_noticed():
+    """The reply's text selected and copied; what was copied of the input is nobody's."""
+    runtime = ScriptedRuntime(["Some words."], ["Others."])
+    async with chatting(runtime) as (app, pilot):
+        first, _ = await ask(app, pilot), await ask(app, pilot)
+        app.prompt.text = "mine"
+        app.prompt.select_all()
+        await pilot.press("ctrl+c")
+        app.prompt.text = ""
+        first.body.query("*").first().text_select_all()
+        assert app.screen.get_selected_text() == "Some words."
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: runtime.noticed == [(first.reply_id, "copied")])
+        assert app.clipboard == "Some words."
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
+    """A reply that is copied and then talked on about: recorded where `implicit_feedback` is on."""
+    async with idling(lambda: open_tiny(implicit=implicit), max_new_tokens=4, learn_when_idle=False) as (
+        app,
+        pilot,
+    ):
+        reply = await ask(app, pilot)
+        app._notice({reply.reply_id, None}, "copied")
+        await ask(app, pilot)
+        signals = await app.runtime.call(lambda r: [s.label for s in r.store.signals(r.model.fingerprint)])
+    assert signals == (["copied", "continued"] if implicit else [])
