@@ -9,9 +9,11 @@ for each feature, a direction in which tokens of one kind move together,
 
 For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i in these coordinates,
 
-    G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i          (older ratings fade by DECAY)
+    G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
 
     theta = STEP * G / (1 / sigma^2 + L) * G^2 / (G^2 + AGREE * S)
+
+where each rating makes all before it fade by 1 - FADE w_i^2: one that nobody would have expected, most.
 
 First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
 moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. Features are
@@ -41,7 +43,7 @@ PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = {"token": 1.0, "feature": 1.5}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
 NOISE = 1.0
-DECAY = 0.995
+FADE = 0.02
 LARGEST = 1e8  # of a weight or gradient; beyond it something is broken
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
 SLACK = 1.2  # a gain is good enough when it could not be this many times as large
@@ -131,7 +133,12 @@ def gathered(adapter: MicroLoRA, said: Said, weight: float, neutral: Neutral) ->
     """G, S and L with one more rating, [3, r, A + k]."""
     step = np.float32(weight) * said.gradient
     new = np.stack([step, step * step, np.float32(abs(weight)) * said.information])
-    return np.float32(DECAY) * held(adapter, neutral) + new
+    return kept(weight) * held(adapter, neutral) + new
+
+
+def kept(weight: float) -> np.float32:
+    """How much of older ratings is left after one of this weight."""
+    return np.float32(1 - FADE * weight * weight)
 
 
 def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
@@ -169,10 +176,12 @@ def moved(adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, neutral: 
     return Whole(adapter, block, evidence)
 
 
-def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
-    """The adapter less what one past update, from `before` to `after`, put into it."""
+def without(
+    adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, weight: float, neutral: Neutral
+) -> Update:
+    """The adapter less what one past update of this weight, from `before` to `after`, put into it."""
     old = held(adapter, neutral)
-    new = old - (held(after, neutral) - np.float32(DECAY) * held(before, neutral))
+    new = old - (held(after, neutral) - kept(weight) * held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
     return capped(moved(adapter, pushed(old, neutral), new, neutral), neutral)
 

@@ -82,9 +82,10 @@ def slow_fisher(trace, r, token) -> float:
 def slow_sums(rated, gradient, fisher) -> tuple[float, float, float]:
     g = s = information = 0.0
     for trace, weight in rated:
-        g = instant.DECAY * g + weight * float(gradient(trace))
-        s = instant.DECAY * s + (weight * float(gradient(trace))) ** 2
-        information = instant.DECAY * information + abs(weight) * fisher(trace)
+        left = 1 - instant.FADE * weight**2
+        g = left * g + weight * float(gradient(trace))
+        s = left * s + (weight * float(gradient(trace))) ** 2
+        information = left * information + abs(weight) * fisher(trace)
     return g, s, information
 
 
@@ -136,7 +137,7 @@ def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
     first = instant.update(trace.adapter, trace, 1.0, neutral).adapter
     again = trace.replayed(first, 0, tiny_backend.head)
     second = instant.update(first, again, -1.0, neutral).adapter
-    back = instant.without(second, first, second, neutral).adapter
+    back = instant.without(second, first, second, -1.0, neutral).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
     assert np.abs(whole[2] - whole[0]).max() < 0.1 * np.abs(whole[1] - whole[0]).max()
 
