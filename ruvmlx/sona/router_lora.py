@@ -10,6 +10,11 @@ is what the bandit would have learned from the features, its weights always at t
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
 divided by the number of ratings. There its gradient by the features is that with v held fixed.
+
+A few steps, for ratings are few: on simulated users whose taste hangs on the turn before (80% sure, 160 to 300
+ratings) 20 steps took the squared error on held-out ratings from 0.22 to 0.15, 80 steps of twice that size made
+it worse than untrained. Where nothing is to be found (thumbs by chance) it grows in either case: the router
+asks held-out ratings before it uses a cell.
 """
 
 import io
@@ -27,7 +32,7 @@ from .bandit import NOISE, Regression
 from .fastgrnn import Cell
 
 STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4
-STEPS, RATE, DECAY = 80, 0.02, 0.01
+STEPS, RATE, DECAY = 20, 0.01, 0.1
 Pair = tuple[np.ndarray, np.ndarray]
 
 
