@@ -257,6 +257,20 @@ def test_a_simulated_users_regret_is_less_than_by_chance(home):
     assert mean[1] == pytest.approx(0.3, abs=0.04) and mean[0] < 0.7 * mean[1]
 
 
+def test_the_probability_is_how_often_it_is_chosen(routed):
+    store, ledger, router = routed
+    rng = np.random.default_rng(8)
+    turns = question(rng, 0)
+    for rating in ("up", "down", "up"):
+        add(store, ledger, router.choose(turns, 1), rating)
+    routes = [router.choose(turns, seed) for seed in range(600)]
+    often = np.mean([route.arm == "plain" for route in routes])
+    assert (
+        often == pytest.approx(np.mean([r.best["plain"] for r in routes]), abs=0.06) and 0.02 < often < 0.98
+    )
+    assert all(route.probability == route.best[route.arm] for route in routes)
+
+
 def test_speed_counts(routed):
     """As well liked, but twice as slow as usual: the other arm becomes the better one."""
     store, ledger, router = routed
