@@ -25,6 +25,7 @@ _ALLOWED = {
     ),
     "implicit_feedback": (re.compile("on|off"), "on or off"),
     "learn_when_idle": (re.compile("on|off"), "on or off"),
+    "router": (re.compile("on|off"), "on or off"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -46,6 +47,7 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "examples": (int, 0, "liked replies to similar questions shown to the model first, at most this many"),
     "implicit_feedback": (str, "off", "on: what you do with unrated replies counts a little, too"),
     "learn_when_idle": (str, "on", "off: the chat does not train on your ratings while you do not type"),
+    "router": (str, "off", "on: learns from ratings and latency when to use what was learned, and examples"),
 }
 
 

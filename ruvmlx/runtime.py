@@ -24,6 +24,7 @@ from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import MINIMUM, LearnStatus
 from .sona.memory import MemoryStatus, check_examples
+from .sona.routing import Routing, made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
 from .store import NamedRow, ReplyRow, Store
@@ -31,6 +32,7 @@ from .store import NamedRow, ReplyRow, Store
 if TYPE_CHECKING:
     from .sona.background import Background, Settings
     from .sona.deep import Deep
+    from .sona.router import RouterStatus
 
 __all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -51,6 +53,7 @@ class Runtime:
         implicit: bool = False,
         kv_tiers: str | None = None,
         kv_limit: float | None = None,
+        router: bool = False,
     ):
         self.store, self.model, self.backend = store, model, backend
         self.examples, self._implicit = check_examples(examples), implicit
@@ -63,6 +66,7 @@ class Runtime:
             lambda name: Learner(store, model, backend, name, learn, implicit), lambda x: x.nbytes
         )
         self.learner = self._adapters.get(adapter) if adapter else None
+        self._routing = Routing(store, model.fingerprint, self.examples > 0) if router else None
         self._pace = Pace()
         self.last_reply_id: str | None = None
         self._background: Background | None = None
@@ -83,6 +87,7 @@ class Runtime:
         implicit: bool = False,
         kv_tiers: str | None = None,
         kv_limit: float | None = None,
+        router: bool = False,
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
@@ -93,6 +98,8 @@ class Runtime:
         examples: up to so many liked replies to similar questions are put before each message.
         learn: False records ratings, for examples and for later, but leaves the weights as they are.
         implicit: what is done with unrated replies (`notice`) counts a little, too.
+        router: whether a reply is made with what was learned, and with examples, is chosen for each, by what
+        ratings and latency say of such conversations.
         """
         from .models.load import load_model
 
@@ -101,8 +108,9 @@ class Runtime:
             loaded = load_model(model)
             opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
             return cls(
-                store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit
-            )
+                store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit,
+                router,
+            )  # fmt: skip
         except BaseException:
             store.close()
             raise
@@ -141,13 +149,15 @@ class Runtime:
 
         `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
         """
-        request = self._prepared(request)
-        trace = self._new_trace()
-        adapter = self.learner.micro if self.learner else None
-        for chunk in self.engine.stream(request, adapter, trace):
-            if chunk.response is not None:
-                self._commit(request, chunk.response, trace, session_id)
-            yield chunk
+        request = self._prepared(request, routed=True)
+        untouched = request.route is not None and not request.route.adapter
+        trace = self._new_trace(untouched)
+        adapter = self.learner.micro if self.learner and not untouched else None
+        with made_by(self.learner, request.route):
+            for chunk in self.engine.stream(request, adapter, trace):
+                if chunk.response is not None:
+                    self._commit(request, chunk.response, trace, session_id)
+                yield chunk
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
         """One reply by what was learned so far; nothing of it is kept."""
@@ -163,12 +173,21 @@ class Runtime:
             self.learner.sync()
         return generate_many(self.engine, prepared, self.learner.micro if self.learner else None)
 
-    def _prepared(self, request: GenerationRequest) -> GenerationRequest:
-        """The request as token ids, with its examples; UsageError when it is empty or too long."""
-        if request.input_ids is None:
-            request = replace(request, input_ids=self.engine.prompt_ids(request))
-            if self.examples and self.learner is not None and request.messages is not None:
-                request = self._with_examples(request)
+    def _prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
+        """The request as token ids, with its examples; UsageError when it is empty or too long.
+
+        routed: the router, where it is on, chooses how the reply is made.
+        """
+        if request.input_ids is not None:
+            return request
+        request = replace(request, input_ids=self.engine.prompt_ids(request))
+        if routed and self._routing is not None and self.learner is not None:
+            request.route = self._routing.choose(self.learner, request)
+        wanted = self.examples and (request.route is None or request.route.examples)
+        if wanted and self.learner is not None and request.messages is not None:
+            request = self._with_examples(request)
+        if request.route is not None and not request.examples:
+            request.route = request.route.without_examples()
         return request
 
     def _with_examples(self, request: GenerationRequest) -> GenerationRequest:
@@ -190,11 +209,11 @@ class Runtime:
         longer = replace(request, messages=messages, input_ids=None, examples=used)
         return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
 
-    def _new_trace(self) -> "Trace | _Tokens":
+    def _new_trace(self, untouched: bool) -> "Trace | _Tokens":
         if self.learner is None:
             return _Tokens()
         self.learner.sync()
-        return self.learner.trace()
+        return self.learner.trace(untouched)
 
     def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
         question = question_of(request)
@@ -216,7 +235,8 @@ class Runtime:
             latency_ratio=self._pace.ratio(response.latency_ms, response.generation_tokens),
         )
         kv = self._kv.observed(response, self.engine.sessions.policy_of(request.session_id))
-        self.store.add_reply(reply, session_id, kv)
+        route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
+        self.store.add_reply(reply, session_id, kv, route)
         self.last_reply_id = reply.id
         if self.learner is not None:
             self.learner.keep(reply.id, trace)
@@ -226,6 +246,8 @@ class Runtime:
         """Prepare the newest reply for its rating: what is done while the user reads."""
         if self.learner is not None:
             self.learner.settle()
+            if self._routing is not None:
+                self._routing.of(self.learner).sync()
 
     # -- chats ---------------------------------------------------------------------------------------
 
@@ -272,7 +294,8 @@ class Runtime:
             max_new_tokens=max_new_tokens,
             cancel=cancel,
         )
-        request = self._prepared(request)  # refuse an empty or too long message before it is saved
+        # Before it is saved: an empty or too long message is refused here.
+        request = self._prepared(request, routed=True)
         self._notice_continued(session_id)
         self.store.add_user_message(session_id, text)
         yield from self.generate(request, session_id)
@@ -350,6 +373,8 @@ class Runtime:
             if cancel is not None and cancel.is_set():  # who stopped it does not wait for a training graph
                 return {"promoted": False, "reason": held["reason"], "deep": held}
         report = loop.run(progress, cancel)
+        if self._routing is not None:
+            report |= {"router": self._routing.of(self._learner()).train(cancel)}
         return report | {"deep": held} if held else report
 
     def deepen(
@@ -401,6 +426,10 @@ class Runtime:
         if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
+
+    def router_status(self) -> "RouterStatus | None":
+        """What the router chose and learned; None where it is off."""
+        return self._routing.of(self._learner()).status() if self._routing is not None else None
 
     # -- the KV cache --------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "kv": asdict(response.kv),
         "peak_rss_bytes": _peak_rss(),
     }
+    if response.route is not None:
+        report["router"] = {"arm": response.route.arm, "probability": response.route.probability}
     if response.logprobs:
         report["logprobs"] = [
             {"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in response.logprobs

@@ -77,11 +77,16 @@ def _facts(status: Any) -> dict[str, Any]:
 
 
 def _show_status(status: Any, as_json: bool) -> None:
-    facts = _facts(status)
+    _show_facts(_facts(status), as_json)
+
+
+def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
-    else:
-        show_facts({k: v for k, v in facts.items() if v is not None})
+        return
+    show_facts({k: v for k, v in facts.items() if v is not None and k != "router"})
+    if "router" in facts:
+        _show_router(facts["router"])
 
 
 @learn.command()
@@ -89,7 +94,10 @@ def _show_status(status: Any, as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """How many ratings, which version, how far from the untouched model."""
-    _show_status(_ledger(flags).status(), as_json)
+    facts = _facts(_ledger(flags).status())
+    if resolve(flags)["router"] == "on":
+        facts["router"] = _router(flags).status().facts
+    _show_facts(facts, as_json)
 
 
 @learn.command()
@@ -225,6 +233,55 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
         _show_kv(facts)
     if cancel.is_set():
         raise KeyboardInterrupt
+
+
+@learn.command("router")
+@click.option("--train", is_flag=True, help="Train the cell that reads conversations first; Ctrl-C stops it.")
+@model_options
+@json_option
+def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
+    """Ways to make a reply that the router chooses from: how often, and what ratings and latency gave.
+
+    Switch it on with --router on, or `ruvmlx config set router on`.
+    """
+    router, report, cancel = _router(flags), {}, threading.Event()
+    if train:
+        with _stopped_by_ctrl_c(cancel):
+            report = router.train(cancel)
+    facts: dict[str, Any] = {"router": resolve(flags)["router"], **router.status().facts}
+    if report:
+        facts["training"] = report
+    if as_json:
+        print_json(facts)
+    else:
+        show(f"the router is {facts['router']}")
+        _show_router(facts)
+    if cancel.is_set():
+        raise KeyboardInterrupt
+
+
+def _router(flags: dict[str, Any]):
+    """The router of the chosen model's adapter; no weights are loaded."""
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.sona.router import Router
+    from ruvmlx.store import Store
+
+    settings = resolve(flags)
+    name = adapter_name(settings)
+    if name is None:
+        raise UsageError("--adapter none has nothing to choose from; name an adapter.")
+    store, fingerprint = Store(config.store_file()), load_model(settings["model"]).fingerprint
+    return Router(store, Ledger(store, fingerprint, name), fingerprint, settings["examples"] > 0)
+
+
+def _show_router(facts: dict[str, Any]) -> None:
+    for arm in facts["arms"]:
+        mean = "-" if arm["mean_reward"] is None else f"{arm['mean_reward']:.3f}"
+        best = f"best with probability {arm['best']:.2f}"
+        show(f"  {arm['arm']}: chosen {arm['chosen']}, rated {arm['rated']}, mean reward {mean}; {best}")
+    if facts["training"]:
+        show(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
 
 
 def _kv_ledger(flags: dict[str, Any]):

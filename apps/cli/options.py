@@ -21,6 +21,11 @@ _MODEL = [
         help="Key-value cache; tiers as measured on your replies by default.",
     ),
     click.option("--adapter", help="Named adapter that ratings change, or none."),
+    click.option(
+        "--router",
+        type=click.Choice(["on", "off"]),
+        help="Learn from ratings and latency when to use what was learned, and examples; off by default.",
+    ),
 ]
 _SAMPLING = [
     click.option("--max-tokens", type=click.IntRange(min=1), help="Longest reply, in tokens."),
@@ -80,4 +85,5 @@ def open_runtime(settings: dict[str, Any]):
         implicit=settings["implicit_feedback"] == "on",
         kv_tiers=settings["kv_tiers"],
         kv_limit=settings["kv_limit"],
+        router=settings["router"] == "on",
     )

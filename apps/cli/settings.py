@@ -14,6 +14,7 @@ from .output import json_option, log, print_json, show, show_facts
 
 _WITNESSED = (
     "adapter", "kv", "kv_tiers", "kv_limit", "kv_budget", "implicit_feedback", "learn_when_idle", "examples",
+    "router",
 )  # fmt: skip
 
 

@@ -166,6 +166,7 @@ class Run:
             kv=cache.stats(),
             logprobs=self.logprobs,
             examples=self.request.examples,
+            route=self.request.route,
         )
 
 

@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..kv.cache import KVStats
 from ..models.base import Message
@@ -35,6 +36,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
     examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
+    route: Any = None  # what the runtime's router chose (sona/router.py); None: nothing was to be chosen
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
 
@@ -65,6 +67,7 @@ class GenerationResponse:
     kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # replies that were shown to the model first, by id
+    route: Any = None  # the request's
 
 
 @dataclass(frozen=True)

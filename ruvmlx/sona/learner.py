@@ -192,8 +192,15 @@ class Learner:
 
     # -- traces --------------------------------------------------------------------------------------
 
-    def trace(self) -> Trace:
-        """A recorder for the next reply."""
+    @property
+    def learned(self) -> bool:
+        """Are the weights in use others than the untouched model's?"""
+        return self.base is not None or self.micro.norm > 0
+
+    def trace(self, untouched: bool = False) -> Trace:
+        """A recorder for the next reply; untouched: that is made with the model as it was, version 0."""
+        if untouched:
+            return Trace(self._load(0).micro, 0)
         return Trace(self.micro, self.version)
 
     def keep(self, reply_id: str, trace: Trace) -> None:

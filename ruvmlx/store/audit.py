@@ -9,14 +9,14 @@ _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a ver
 
 
 def disagreement(store: Adapters) -> str:
-    """The first version, base, rating or KV policy that the log does not know as it is; "" if all agree.
+    """The first version, base, rating, KV policy or route that is not in the log as it is; "" if all agree.
 
     A row that is gone is no disagreement: adapters and old weights may be deleted.
     """
     versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
     with store.reading():
         weights = _weights(store, *versions) or _weights(store, *bases)
-        return weights or _ratings(store) or _heads(store) or _kv(store)
+        return weights or _ratings(store) or _heads(store) or _kv(store) or _routes(store)
 
 
 def _weights(store: Adapters, kind: str, table: str, number: str) -> str:
@@ -61,6 +61,19 @@ def _kv(store: Adapters) -> str:
     for fingerprint, backend, *policy in store._rows(sql):
         if last.get((fingerprint, backend)) != tuple(policy):
             return f"the KV policy of the {backend} backend is not what was written"
+    return ""
+
+
+def _routes(store: Adapters) -> str:
+    """Is every choice of the router, and its cell, as it was written?"""
+    known = {b["reply"]: (b["arm"], b["probability"]) for b in (r.body for r in store.witnessed("route"))}
+    for reply_id, *facts in store._rows("SELECT reply_id, arm, probability FROM routes"):
+        if known.get(reply_id) != tuple(facts):
+            return f"the route of reply {reply_id} is not what was written"
+    last = {(r.body["model"], r.body["adapter"]): r.body["state"] for r in store.witnessed("router")}
+    for fingerprint, name, state in store._rows("SELECT fingerprint, name, state FROM router_cells"):
+        if last.get((fingerprint, name)) != (digest(state) if state is not None else None):
+            return f"the router of adapter {name!r} is not what was written"
     return ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .chats import Chats
+from .routes import Routes
 
 KEEP_OBSERVATIONS = 2000  # the newest replies
 KEEP_MEASURED = 32  # replies, the newest, of a model on a backend
@@ -57,7 +57,7 @@ class KVChoiceRow:
     created: float
 
 
-class KVRecords(Chats):
+class KVRecords(Routes):
     """Bounded tables: what is older than their length goes."""
 
     def _observe(self, seen: KVObservation) -> None:

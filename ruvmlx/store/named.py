@@ -11,7 +11,7 @@ from .witness import digest
 KEEP_COPIED = 8  # ancestors of the version copied whose weights are copied too
 _PARTS = (  # keyed by fingerprint and name
     "adapters", "adapter_heads", "bases", "attempts", "trainings", "anchors", "deep_runs", "measurements",
-    "pruned",
+    "pruned", "routes", "router_cells",
 )  # fmt: skip
 
 

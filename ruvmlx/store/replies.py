@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import NotFound
 from .database import vector
 from .kv import KVObservation, KVRecords
+from .routes import RouteRow
 
 KEEP_TRACES = 50  # newest replies whose trace is kept; older ones are replayed from their tokens
 
@@ -36,8 +37,14 @@ class ReplyRow:
 class Replies(KVRecords):
     """Every reply is kept, of a chat or not."""
 
-    def add_reply(self, reply: ReplyRow, session_id: str | None, kv: KVObservation | None = None) -> None:
-        """Commit a reply, what its KV cache was like and, for a chat, its message."""
+    def add_reply(
+        self,
+        reply: ReplyRow,
+        session_id: str | None,
+        kv: KVObservation | None = None,
+        route: RouteRow | None = None,
+    ) -> None:
+        """Commit a reply, what its KV cache was like, how it was routed and, for a chat, its message."""
         now = time.time()
         with self.transaction():
             self._db.execute(
@@ -67,6 +74,8 @@ class Replies(KVRecords):
             self.record("reply", _facts(reply))
             if kv is not None:
                 self._observe(kv)
+            if route is not None:
+                self._route(route)
 
     def reply(self, reply_id: str) -> ReplyRow:
         """`reply_id` may be "last" or a unique beginning of an id."""
@@ -115,6 +124,7 @@ class Replies(KVRecords):
             self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             for reply_id in ids:
                 self._db.execute("DELETE FROM traces WHERE reply_id = ?", (reply_id,))
+                self._db.execute("DELETE FROM routes WHERE reply_id = ?", (reply_id,))
                 self._db.execute(f"DELETE FROM replies WHERE id = ? AND id NOT IN ({rated})", (reply_id,))
                 self._db.execute(
                     "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'',"

@@ -4,7 +4,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 1
+VERSION = 2
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -108,6 +108,19 @@ CREATE TRIGGER witness_no_insert_before BEFORE INSERT ON witness
   WHEN NEW.seq != (SELECT coalesce(max(seq), 0) + 1 FROM witness)
   BEGIN SELECT RAISE(ABORT, 'the witness log is append-only'); END;
 """
+_V2 = """
+CREATE TABLE routes (  -- what the router chose; turns: float32, a row of `inputs` numbers per turn
+  reply_id TEXT PRIMARY KEY REFERENCES replies(id) ON DELETE CASCADE, fingerprint TEXT NOT NULL,
+  name TEXT NOT NULL, arm TEXT NOT NULL, probability REAL NOT NULL, inputs INTEGER NOT NULL,
+  turns BLOB NOT NULL
+);
+CREATE INDEX routes_by_adapter ON routes(fingerprint, name);
+CREATE TABLE router_cells (  -- state is NULL where no training was good enough yet
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, state BLOB, report TEXT NOT NULL, created REAL NOT NULL,
+  PRIMARY KEY (fingerprint, name)
+);
+"""
+_STEPS = (_V1, _V2)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -118,18 +131,19 @@ def migrate(db: sqlite3.Connection) -> None:
             f"the store was written by a newer ruvmlx (format {found}; this one reads up to {VERSION}). "
             "Update ruvmlx, or set RUVMLX_HOME to another folder."
         )
-    if found < 1:
-        _create(db)
+    if found < VERSION:
+        _upgrade(db)
 
 
-def _create(db: sqlite3.Connection) -> None:
-    """Make the tables, unless another process was quicker."""
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Make the tables that are missing, unless another process was quicker."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        if db.execute("PRAGMA user_version").fetchone()[0] < 1:
-            for statement in _V1.split(";\n"):
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        for step in _STEPS[found:]:
+            for statement in step.split(";\n"):
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute(f"PRAGMA user_version = {max(found, VERSION)}")
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")

@@ -309,6 +309,31 @@ def test_learn_and_models_as_json(run, tiny_folder):
     assert isinstance(json.loads(run("ls", "--json")[1]), list)
 
 
+def test_the_router_is_seen_where_it_is_on(run, tiny_folder):
+    """Flag over environment over file; nothing of it in the reports where it is off."""
+    model = ("--model", str(tiny_folder), "--backend", "reference")
+    call = ("generate", "hello", "--max-tokens", "3", "--ignore-eos", "--json", *model)
+    assert "router" not in json.loads(run(*call)[1])
+    run("rate", "last", "up", *model)
+    assert "router" not in json.loads(run("learn", "status", "--json", *model)[1])
+    made = json.loads(run(*call, "--router", "on")[1])["router"]
+    assert made["arm"] in ("adapter", "plain") and 0 < made["probability"] < 1
+    run("rate", "last", "down", *model)
+    assert run("config", "set", "router", "maybe")[0] == 2
+    assert run("config", "set", "router", "on")[0] == 0
+    shown = json.loads(run("learn", "status", "--json", *model)[1])["router"]
+    assert "router" not in json.loads(run("learn", "status", "--json", "--router", "off", *model)[1])
+    arms = {arm["arm"]: arm for arm in shown["arms"]}
+    assert shown["default"] == "adapter" and arms[made["arm"]]["rated"] == 1
+    assert arms[made["arm"]]["mean_reward"] == 0 and sum(a["best"] for a in arms.values()) == pytest.approx(1)
+    code, out, err = run("learn", "router", "--train", "--json", *model)
+    facts = json.loads(out)
+    assert (code, err, facts["router"]) == (0, "", "on") and facts["arms"] == shown["arms"]
+    assert facts["training"]["reason"] == "1 rated choices; training needs 64"
+    assert "adapter: chosen" in run("learn", "router", *model)[1]
+    assert run("learn", "router", "--adapter", "none", *model)[0] == 2
+
+
 def test_learn_consolidate(run, tiny_folder):
     """Says what it needs, then does it; the report is the last one in `learn status`."""
     model = ("--model", str(tiny_folder))

@@ -197,3 +197,22 @@ def test_bases_nobody_stands_on_are_forgotten(open_tiny, monkeypatch):
             promote(runtime, seed=i)
         kept = [id_ for id_, state in runtime.store._rows("SELECT id, state FROM bases") if state is not None]
         assert kept == [3, 4]
+
+
+def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch):
+    """A reply of the untouched model is without the base, too; the next one has it again."""
+    with open_tiny() as runtime:
+        frozen = runtime.store.reply(reply(runtime, seed=7)).sampled_ids
+        runtime.rate(reply(runtime, seed=1), "up")
+    for arm in (1, 0):
+        monkeypatch.setattr(
+            "ruvmlx.sona.bandit.choose", lambda beliefs, rng, arm=arm: (arm, np.array([0.5, 0.5]))
+        )
+        with open_tiny(router=True) as runtime:
+            base = promote(runtime, size=0.1) if arm else runtime.learner.base
+            made = reply(runtime, seed=7)
+            assert (runtime.store.reply(made).sampled_ids == frozen) == (arm == 1)
+            assert runtime.backend.lora.to_bytes() == base.to_bytes()
+            assert (runtime.store.trace(made) is None) == (arm == 1)  # its states are not the base's
+            result = runtime.rate(made, "up")
+            assert result.logprob_after > result.logprob_before

@@ -152,6 +152,21 @@ def test_a_damaged_store_is_said_and_not_touched(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_store_of_the_first_format_gets_the_tables_that_came_later(tmp_path):
+    path = tmp_path / "ruvmlx.db"
+    store = Store(path)
+    chat = store.new_session("m", None)
+    for table in ("routes", "router_cells"):
+        store._db.execute(f"DROP TABLE {table}")
+    store._db.execute("PRAGMA user_version = 1")
+    store.close()
+    for _ in range(2):
+        store = Store(path)
+        assert store.session(chat).model == "m" and store.route_counts("f", "default") == {}
+        assert store.router_cell("f", "default") == (None, {})
+        store.close()
+
+
 def test_a_newer_store_is_refused(tmp_path):
     path = tmp_path / "ruvmlx.db"
     db = sqlite3.connect(path)

@@ -1,0 +1,124 @@
+"""FastGRNN: a small recurrent cell over the turns of a conversation (Kusupati et al. 2018, NeurIPS).
+
+    s = x W + h U                              W and U are shared by gate and candidate
+    z = sigmoid(s + [x, h] G + b_z)            G: a low-rank change of the gate; not in the paper's cell
+    k = tanh(s + b_h)
+    h <- (zeta (1 - z) + nu) * k + z * h       zeta = sigmoid(zeta0), nu = sigmoid(nu0)
+
+The cell is drawn once from a fixed seed and never changes; what is learned are low-rank updates of U and G
+(router_lora.py). The gradient of every parameter is here, by backpropagation through time, in float64: a
+conversation is a few turns, a state two dozen numbers. `step` is the slow twin, one turn of one conversation.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+import numpy as np
+
+HIDDEN = 24
+ZETA0, NU0 = 1.0, -4.0  # the paper's
+GATE_BIAS = -1.0  # a fourth of the state is kept per turn, so that the newest turn says most
+
+
+@dataclass(frozen=True)
+class Cell:
+    """w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (G by its two halves), bias_z, bias_h [H]; zeta0,
+    nu0: arrays of shape [], before the sigmoid. All float64."""
+
+    w: np.ndarray
+    u: np.ndarray
+    gate_w: np.ndarray
+    gate_u: np.ndarray
+    bias_z: np.ndarray
+    bias_h: np.ndarray
+    zeta0: np.ndarray
+    nu0: np.ndarray
+
+    @property
+    def hidden(self) -> int:
+        return len(self.u)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What the way back needs, a list item per turn: inputs, states before, gates, candidates, masks."""
+
+    x: list[np.ndarray]
+    before: list[np.ndarray]
+    z: list[np.ndarray]
+    k: list[np.ndarray]
+    mask: list[np.ndarray]
+
+
+@cache
+def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> Cell:
+    """The same on every machine. U is orthogonal times 0.9: a state neither dies nor grows by it."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
+    u, _ = np.linalg.qr(rng.standard_normal((hidden, hidden)))
+    bias_h = 0.1 * rng.standard_normal(hidden)
+    return Cell(
+        w, 0.9 * u, np.zeros_like(w), np.zeros_like(u), np.full(hidden, GATE_BIAS), bias_h,
+        np.array(ZETA0), np.array(NU0),
+    )  # fmt: skip
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), by tanh: no overflow at either end."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def step(cell: Cell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """One turn of one conversation: x [I], h [H] -> [H]."""
+    s = x @ cell.w + h @ cell.u
+    z = sigmoid(s + x @ cell.gate_w + h @ cell.gate_u + cell.bias_z)
+    k = np.tanh(s + cell.bias_h)
+    return (sigmoid(cell.zeta0) * (1 - z) + sigmoid(cell.nu0)) * k + z * h
+
+
+def padded(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Conversations [T_n, I] of several lengths as one array [N, T, I], and its mask [N, T]: the last turns
+    stand together at the end, what is missing before them is masked."""
+    longest = max((len(t) for t in turns), default=0)
+    x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))
+    for row, t in enumerate(turns):
+        x[row, longest - len(t) :] = t
+        mask[row, longest - len(t) :] = 1
+    return x, mask
+
+
+def forward(cell: Cell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
+    """States after the last turn: x [N, T, I], mask [N, T] -> [N, H]. Masked turns leave a state as it is."""
+    h = np.zeros((len(x), cell.hidden))
+    tape = Tape([], [], [], [], [])
+    zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
+    for t in range(x.shape[1]):
+        xt, m = x[:, t], mask[:, t, None]
+        s = xt @ cell.w + h @ cell.u
+        z = sigmoid(s + xt @ cell.gate_w + h @ cell.gate_u + cell.bias_z)
+        k = np.tanh(s + cell.bias_h)
+        for f, value in zip(fields(tape), (xt, h, z, k, m), strict=True):
+            getattr(tape, f.name).append(value)
+        h = m * ((zeta * (1 - z) + nu) * k + z * h) + (1 - m) * h
+    return h, tape
+
+
+def backward(cell: Cell, tape: Tape, grad: np.ndarray) -> Cell:
+    """Gradient of a scalar by every parameter, from the one by the last states, grad [N, H]."""
+    zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
+    sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}
+    for x, h, z, k, m in zip(*(reversed(getattr(tape, f.name)) for f in fields(tape)), strict=True):
+        new = grad * m
+        sums["zeta0"] += np.sum(new * (1 - z) * k) * zeta * (1 - zeta)
+        sums["nu0"] += np.sum(new * k) * nu * (1 - nu)
+        at_k = new * (zeta * (1 - z) + nu) * (1 - k * k)
+        at_z = new * (h - zeta * k) * z * (1 - z)
+        both = at_k + at_z
+        for name, left, right in (
+            ("w", x, both), ("u", h, both), ("gate_w", x, at_z), ("gate_u", h, at_z),
+        ):  # fmt: skip
+            sums[name] += left.T @ right
+        sums["bias_z"] += at_z.sum(axis=0)
+        sums["bias_h"] += at_k.sum(axis=0)
+        grad = grad * (1 - m) + new * z + both @ cell.u.T + at_z @ cell.gate_u.T
+    return replace(cell, **sums)
