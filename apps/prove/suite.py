@@ -48,7 +48,7 @@ def cells() -> list[Cell]:
     ]
     hostile = [Cell(user, Arm(), (200,)) for user in HOSTILE]
     full = [Cell(user, Arm("full")) for user in ("brevity", "context")]
-    return [*instant, *full, *brevity, *hostile]
+    return [*instant, *brevity, *hostile, *full]
 
 
 def run(
