@@ -13,7 +13,8 @@ For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i i
 
     theta = STEP * G / (1 / sigma^2 + L) * G^2 / (G^2 + AGREE * S)
 
-where each rating makes all before it fade by 1 - FADE w_i^2: one that nobody would have expected, most.
+where each rating makes all before it fade by FADE, and by up to SURPRISED more if it punishes what they had
+made more likely: tastes change.
 
 First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
 moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. Features are
@@ -43,7 +44,9 @@ PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = {"token": 1.0, "feature": 1.5}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
 NOISE = 1.0
-FADE = 0.03
+FADE = 0.005
+SURPRISED = 0.03
+MOVED = 0.05  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 LARGEST = 1e8  # of a weight or gradient; beyond it something is broken
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
 SLACK = 1.2  # a gain is good enough when it could not be this many times as large
@@ -75,12 +78,13 @@ class Whole:
     adapter: MicroLoRA
     block: np.ndarray
     evidence: np.ndarray
+    kept: float = 1.0
 
     def at(self, share: float, neutral: Neutral) -> MicroLoRA:
         now = self.adapter.gain
         b = self.adapter.lora_b * np.float32(share / now if now else 0)
         b[:, neutral.tokens] = np.float32(share) * self.block
-        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share)
+        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share, kept=self.kept)
 
 
 def update(
@@ -104,9 +108,10 @@ def update(
         _sound(array)
     with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
         said = said or saying(trace, neutral)
-        new = gathered(adapter, said, weight, neutral)
+        kept = remembered(weight, trace.log_ratio)
+        new = gathered(adapter, said, weight, kept, neutral)
         _sound(new, LARGEST**2)
-        whole = moved(adapter, said.theta, new, neutral)
+        whole = moved(adapter, said.theta, new, kept, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING), said.covered)
 
 
@@ -129,16 +134,18 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         )
 
 
-def gathered(adapter: MicroLoRA, said: Said, weight: float, neutral: Neutral) -> np.ndarray:
+def gathered(adapter: MicroLoRA, said: Said, weight: float, kept: float, neutral: Neutral) -> np.ndarray:
     """G, S and L with one more rating, [3, r, A + k]."""
     step = np.float32(weight) * said.gradient
     new = np.stack([step, step * step, np.float32(abs(weight)) * said.information])
-    return kept(weight) * held(adapter, neutral) + new
+    return np.float32(kept) * held(adapter, neutral) + new
 
 
-def kept(weight: float) -> np.float32:
-    """How much of older ratings is left after one of this weight."""
-    return np.float32(1 - FADE * weight * weight)
+def remembered(weight: float, log_ratio: float) -> float:
+    """How much of older ratings is left after one of this weight. log_ratio: of the reply to the frozen
+    model, nats per token."""
+    surprise = weight * weight * min(1.0, max(0.0, log_ratio / MOVED)) if weight < 0 else 0.0
+    return 1 - FADE - SURPRISED * surprise
 
 
 def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
@@ -166,24 +173,24 @@ def beyond_noise(evidence: np.ndarray) -> np.ndarray:
     return np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
 
 
-def moved(adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, neutral: Neutral) -> Whole:
+def moved(
+    adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, kept: float, neutral: Neutral
+) -> Whole:
     """The adapter, whose coordinates are theta, with this evidence; whatever else is in it stays."""
     block = adapter.lora_b.take(neutral.tokens, axis=1)
     if adapter.gain:
         block = block * np.float32(1 / adapter.gain) + neutral.spread(pushed(evidence, neutral) - theta)
     else:
         block = neutral.spread(pushed(evidence, neutral))
-    return Whole(adapter, block, evidence)
+    return Whole(adapter, block, evidence, kept)
 
 
-def without(
-    adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, weight: float, neutral: Neutral
-) -> Update:
-    """The adapter less what one past update of this weight, from `before` to `after`, put into it."""
+def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
+    """The adapter less what one past update, from `before` to `after`, put into it."""
     old = held(adapter, neutral)
-    new = old - (held(after, neutral) - kept(weight) * held(before, neutral))
+    new = old - (held(after, neutral) - np.float32(after.kept) * held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
-    return capped(moved(adapter, pushed(old, neutral), new, neutral), neutral)
+    return capped(moved(adapter, pushed(old, neutral), new, 1.0, neutral), neutral)
 
 
 def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:

@@ -309,14 +309,14 @@ class Learner:
         steps = self.ledger.steps_of_reply(state.version, reply_id)
         while steps and steps[-1][1] == state.version:  # the newest ones: what was before is stored
             state = self._load(steps.pop()[0])  # within the ancestors that are always kept
-        for version_before, version_after, weight in steps:
+        for version_before, version_after in steps:
             try:
                 origin, pushed = self._load(version_before), self._load(version_after)
             except NotFound:
                 continue  # too long ago to be known: that push stays
             if origin.base != state.base:
                 continue
-            taken = instant.without(state.micro, origin.micro, pushed.micro, weight, self.neutral)
+            taken = instant.without(state.micro, origin.micro, pushed.micro, self.neutral)
             state = State(taken.adapter, state.base, _NEVER_STORED, taken.kl)
         return state
 

@@ -65,8 +65,8 @@ class Ledger:
         """Ratings in force, the oldest first."""
         return self._store.ratings(*self._mine)
 
-    def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int, float]]:
-        """(version before, version after, weight) of every rating of a reply on the way to a version."""
+    def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of every rating of a reply on the way to a version."""
         return self._store.steps_of_reply(*self._mine, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:

@@ -234,12 +234,10 @@ class Adapters(Bases):
         )
         return [replace(RatingRow(*row), query=vector(row[7])) for row in rows]
 
-    def steps_of_reply(
-        self, fingerprint: str, name: str, head: int, reply_id: str
-    ) -> list[tuple[int, int, float]]:
-        """(version before, version after, weight) of every rating of a reply, in order, up to the head."""
+    def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of every rating of a reply, in order, up to the head."""
         rows = self._rows(
-            _CHAIN + "SELECT a.parent, t.version, t.weight FROM ratings t JOIN adapters a"
+            _CHAIN + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
             " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
             " WHERE t.fingerprint = ?1 AND t.adapter = ?2 AND t.reply_id = ?5"
             " AND t.version IN (SELECT version FROM chain) ORDER BY t.id",
@@ -249,7 +247,7 @@ class Adapters(Bases):
             _ALL,
             reply_id,
         )
-        return [(before, after, weight) for before, after, weight in rows]
+        return [(before, after) for before, after in rows]
 
     def rated_texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force whose chat was not deleted."""

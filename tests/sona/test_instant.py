@@ -82,7 +82,10 @@ def slow_fisher(trace, r, token) -> float:
 def slow_sums(rated, gradient, fisher) -> tuple[float, float, float]:
     g = s = information = 0.0
     for trace, weight in rated:
-        left = 1 - instant.FADE * weight**2
+        punished = weight < 0 and trace.log_ratio > 0
+        left = 1 - instant.FADE
+        if punished:
+            left -= instant.SURPRISED * weight**2 * min(1, trace.log_ratio / instant.MOVED)
         g = left * g + weight * float(gradient(trace))
         s = left * s + (weight * float(gradient(trace))) ** 2
         information = left * information + abs(weight) * fisher(trace)
@@ -137,7 +140,7 @@ def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
     first = instant.update(trace.adapter, trace, 1.0, neutral).adapter
     again = trace.replayed(first, 0, tiny_backend.head)
     second = instant.update(first, again, -1.0, neutral).adapter
-    back = instant.without(second, first, second, -1.0, neutral).adapter
+    back = instant.without(second, first, second, neutral).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
     assert np.abs(whole[2] - whole[0]).max() < 0.1 * np.abs(whole[1] - whole[0]).max()
 
