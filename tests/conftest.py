@@ -1,5 +1,7 @@
 """Every test has a data folder of its own; models are made on the spot, once a session."""
 
+import signal
+
 import pytest
 
 from ruvmlx import config
@@ -13,6 +15,12 @@ from ruvmlx.sona import embedding, neutral
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
+
+
+def pytest_configure():
+    """Under nohup hang-ups are ignored, and every program that a test starts would ignore them, too."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
 
 def pytest_addoption(parser):
