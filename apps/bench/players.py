@@ -11,11 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 
-class Player(Protocol):
+class Decoding(Protocol):
     """Times in seconds, measured around the compute calls alone."""
-
-    def prefill(self, tokens: list[int]) -> float:
-        """Read a prompt into an empty cache."""
 
     def fill(self, tokens: list[int]) -> float:
         """Set the context for `decode`."""
@@ -25,6 +22,13 @@ class Player(Protocol):
 
     def go_on(self, tokens: list[int]) -> list[float]:
         """The same without cutting back."""
+
+
+class Player(Decoding, Protocol):
+    """What reads prompts, too."""
+
+    def prefill(self, tokens: list[int]) -> float:
+        """Read a prompt into an empty cache."""
 
 
 class Ruvmlx:
@@ -163,9 +167,6 @@ class MemoryReader:
 
         if not all(self._pool.map(all_finite, self._parts)):
             raise RuntimeError("the buffer was changed")
-
-    def prefill(self, tokens: list[int]) -> float:
-        raise NotImplementedError("the memory reader only decodes")
 
     def fill(self, tokens: list[int]) -> float:
         return 0.0

@@ -4,7 +4,8 @@ A backend knows nothing of ratings, sessions or text. It is handed token ids, a 
 itself and, perhaps, an adapter; it hands back NumPy arrays that the caller may keep and change.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -91,3 +92,16 @@ class Backend(Protocol):
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """One vector for a text: the mean hidden state, [D] float32."""
+
+
+@contextmanager
+def untouched(backend: Backend) -> Iterator[None]:
+    """The backend has no base, and has it again afterwards."""
+    base = backend.lora
+    if base is not None:
+        backend.set_lora(None)
+    try:
+        yield
+    finally:
+        if base is not None:
+            backend.set_lora(base)

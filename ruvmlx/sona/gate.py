@@ -142,7 +142,7 @@ class Gate:
         return float(0.5 * np.var(missed))
 
     def _nll(self, micro: MicroLoRA | None) -> float:
-        """Mean negative log-likelihood of the neutral answers, nats."""
+        """Mean negative log-likelihood of the neutral text, answers and prose, nats."""
         texts = self._buffer.neutral
         return -sum(self._logprob(t, micro) * t.said for t in texts) / sum(t.said for t in texts)
 

@@ -9,14 +9,13 @@ is a pair of reply and policy: one that was stopped is read again.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend, KVCache
+from ..backends.base import Backend, KVCache, untouched
 from ..engine.perplexity import kl_divergence
 from ..engine.sampler import log_softmax
 from ..engine.types import GenerationResponse
@@ -266,7 +265,7 @@ class KVLoop:
         started, stop = time.perf_counter(), ""
         done: list[str] = []
         try:
-            with self._untouched():
+            with untouched(self._backend):
                 self._measure_some(_pause(cancel), done)
         except Stopped:
             stop = "stopped; it goes on from there"
@@ -309,18 +308,6 @@ class KVLoop:
             return reading.cost(policy, watched)
         finally:
             pool.level = level  # what the measuring took is given back
-
-    @contextmanager
-    def _untouched(self) -> Iterator[None]:
-        """The backend has no base, and has it again afterwards."""
-        base = self._backend.lora
-        if base is not None:
-            self._backend.set_lora(None)
-        try:
-            yield
-        finally:
-            if base is not None:
-                self._backend.set_lora(base)
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose by all that was measured, and keep the choice where there is something to choose by."""

@@ -219,6 +219,7 @@ class Learner:
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
         if trace.said is None and trace.version == self._state.version:
+            self.neutral.prepare()
             trace.said = instant.saying(trace, self.neutral)
         if reply_id not in self._settled and self.ledger.base_of(trace.version) == self._state.base:
             self._store.put_trace(reply_id, trace.to_bytes())
@@ -327,7 +328,7 @@ class Learner:
 
     def _apply(self, base: State, trace: Trace, weight: float) -> tuple[State, float]:
         """The update alone, timed in microseconds; the same weights when there is nothing to push."""
-        self.neutral.kl(base.micro)  # the first use computes the frozen probabilities
+        self.neutral.prepare()
         said = trace.said or instant.saying(trace, self.neutral)
         started = time.perf_counter()
         update = instant.update(base.micro, trace, weight, self.neutral, base.kl, said)

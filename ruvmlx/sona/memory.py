@@ -5,14 +5,13 @@ store. Questions are embedded while the user reads (`settle`); before a reply on
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import Backend, untouched
 from ..errors import UsageError
 from ..models.base import Message, Model
 from ..store import ReplyRow, Store
@@ -70,7 +69,7 @@ class Memory:
         stored = self._store.whitening(self._model.fingerprint)
         known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
         if known is None:
-            with self._untouched():
+            with untouched(self._backend):
                 known = embedding.measure(self._backend, self._model.tokenizer)
             self._store.put_whitening(self._model.fingerprint, known.to_bytes())
         return known
@@ -83,8 +82,8 @@ class Memory:
 
     def state_of(self, text: str) -> np.ndarray | None:
         """A question's pooled state [D]; reads it with the model, once."""
-        if text not in self._questions:
-            with self._untouched():
+        if text not in self._questions:  # read without the base: comparable when that changes
+            with untouched(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
                 return None
@@ -92,18 +91,6 @@ class Memory:
                 self._questions.pop(next(iter(self._questions)))
             self._questions[text] = state
         return self._questions[text]
-
-    @contextmanager
-    def _untouched(self) -> Iterator[None]:
-        """Questions are read by the model without its base LoRA: they stay comparable when that changes."""
-        lora = self._backend.lora
-        if lora is not None:
-            self._backend.set_lora(None)
-        try:
-            yield
-        finally:
-            if lora is not None:
-                self._backend.set_lora(lora)
 
     def known_state(self, text: str) -> np.ndarray | None:
         """The same, if this process has read it lately."""

@@ -133,6 +133,10 @@ class Neutral:
     def _features(self) -> matmul.Matrix:
         return matmul.Matrix(self.features.astype(np.float16))
 
+    def prepare(self) -> None:
+        """Compute what the first rating would have to wait for."""
+        self.packed, self._unseen, self._features  # noqa: B018 - kept once computed
+
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
 
@@ -270,7 +274,7 @@ class Neutral:
 
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, max_context: int) -> Neutral:
-    """Read the neutral text with the frozen model: some 1,200 tokens of prefill."""
+    """Read the neutral text with the frozen model: some 2,700 tokens of prefill."""
     states, following, at_end, answers = read(backend, tokenizer, max_context)
     if not (np.isfinite(states).all() and np.isfinite(at_end).all()):
         raise RuvmlxError(
