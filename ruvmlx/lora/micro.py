@@ -22,8 +22,8 @@ ALPHA = 4.0
 class MicroLoRA:
     """lora_a [D, r], lora_b [r, V]; float32, contiguous.
 
-    evidence: what ratings have said so far, gain: how much of that is in lora_b, kept: how much of older
-    ratings the last one left (sona/instant.py).
+    evidence: what ratings have said so far, gain: how much of that is in lora_b, trend: whether the latest
+    ratings bear out the older ones (sona/instant.py).
 
     Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in
     flight keeps the weights it started with.
@@ -33,7 +33,7 @@ class MicroLoRA:
     lora_b: np.ndarray
     evidence: np.ndarray = field(default_factory=lambda: np.zeros((3, 0, 0), np.float32))
     gain: float = 1.0
-    kept: float = 1.0
+    trend: float = 0.0
     alpha: float = ALPHA
 
     @classmethod
@@ -78,7 +78,7 @@ class MicroLoRA:
             lora_b=self.lora_b,
             evidence=self.evidence,
             gain=np.float64(self.gain),
-            kept=np.float64(self.kept),
+            trend=np.float64(self.trend),
             alpha=np.float32(self.alpha),
         )
         return out.getvalue()
@@ -89,9 +89,9 @@ class MicroLoRA:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
-            alpha, gain, kept = (float(arrays.pop(name)) for name in ("alpha", "gain", "kept"))
+            numbers = {k: float(arrays.pop(k)) for k in ("alpha", "gain", "trend")}
             arrays = {k: np.ascontiguousarray(x, np.float32) for k, x in arrays.items()}
-            adapter = cls(**arrays, gain=gain, kept=kept, alpha=alpha)
+            adapter = cls(**arrays, **numbers)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile(
                 "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."

@@ -13,8 +13,9 @@ For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i i
 
     theta = STEP * G / (1 / sigma^2 + L) * G^2 / (G^2 + AGREE * S)
 
-where each rating makes all before it fade by FADE, and by up to SURPRISED more if it punishes what they had
-made more likely: tastes change.
+where each rating makes all before it fade by FADE. Tastes change: while the latest ratings, a moving mean,
+punish what the older ones made more likely, those fade faster, the more the clearer that is. One such rating
+says nothing.
 
 First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
 moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. Features are
@@ -45,7 +46,8 @@ STEP = {"token": 1.0, "feature": 1.5}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
 NOISE = 1.0
 FADE = 0.005
-SURPRISED = 0.03
+TURNED = 1.0  # of the older ratings fade at a trend of -1
+LATEST = 8  # ratings that the trend is the mean of
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 LARGEST = 1e8  # of a weight or gradient; beyond it something is broken
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
@@ -78,13 +80,13 @@ class Whole:
     adapter: MicroLoRA
     block: np.ndarray
     evidence: np.ndarray
-    kept: float = 1.0
+    trend: float = 0.0
 
     def at(self, share: float, neutral: Neutral) -> MicroLoRA:
         now = self.adapter.gain
         b = self.adapter.lora_b * np.float32(share / now if now else 0)
         b[:, neutral.tokens] = np.float32(share) * self.block
-        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share, kept=self.kept)
+        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share, trend=self.trend)
 
 
 def update(
@@ -108,10 +110,10 @@ def update(
         _sound(array)
     with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
         said = said or saying(trace, neutral)
-        kept = remembered(weight, trace.log_ratio)
-        new = gathered(adapter, said, weight, kept, neutral)
+        trend = turned(adapter.trend, weight, trace.log_ratio)
+        new = gathered(adapter, said, weight, remembered(trend), neutral)
         _sound(new, LARGEST**2)
-        whole = moved(adapter, said.theta, new, kept, neutral)
+        whole = moved(adapter, said.theta, new, trend, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING), said.covered)
 
 
@@ -141,11 +143,20 @@ def gathered(adapter: MicroLoRA, said: Said, weight: float, kept: float, neutral
     return np.float32(kept) * held(adapter, neutral) + new
 
 
-def remembered(weight: float, log_ratio: float) -> float:
-    """How much of older ratings is left after one of this weight. log_ratio: of the reply to the frozen
-    model, nats per token."""
-    surprise = weight * weight * min(1.0, max(0.0, log_ratio / MOVED)) if weight < 0 else 0.0
-    return 1 - FADE - SURPRISED * surprise
+def turned(trend: float, weight: float, log_ratio: float) -> float:
+    """The trend after one more rating, in [-1, 1]: above 0 while what is praised is what ratings have made
+    more likely. log_ratio: of the reply to the frozen model, nats per token."""
+    agreed = _unit(weight) * _unit(log_ratio / MOVED)
+    return trend + (agreed - trend) / LATEST
+
+
+def _unit(x: float) -> float:
+    return max(-1.0, min(1.0, x))
+
+
+def remembered(trend: float) -> float:
+    """How much of older ratings is left after one that leads to this trend."""
+    return 1 - FADE - TURNED * max(0.0, -trend)
 
 
 def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
@@ -174,7 +185,7 @@ def beyond_noise(evidence: np.ndarray) -> np.ndarray:
 
 
 def moved(
-    adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, kept: float, neutral: Neutral
+    adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
 ) -> Whole:
     """The adapter, whose coordinates are theta, with this evidence; whatever else is in it stays."""
     block = adapter.lora_b.take(neutral.tokens, axis=1)
@@ -182,15 +193,16 @@ def moved(
         block = block * np.float32(1 / adapter.gain) + neutral.spread(pushed(evidence, neutral) - theta)
     else:
         block = neutral.spread(pushed(evidence, neutral))
-    return Whole(adapter, block, evidence, kept)
+    return Whole(adapter, block, evidence, trend)
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
-    """The adapter less what one past update, from `before` to `after`, put into it."""
+    """The adapter less what one past update, from `before` to `after`, did to it."""
     old = held(adapter, neutral)
-    new = old - (held(after, neutral) - np.float32(after.kept) * held(before, neutral))
+    new = old - (held(after, neutral) - held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
-    return capped(moved(adapter, pushed(old, neutral), new, 1.0, neutral), neutral)
+    trend = _unit(adapter.trend - (after.trend - before.trend))
+    return capped(moved(adapter, pushed(old, neutral), new, trend, neutral), neutral)
 
 
 def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:

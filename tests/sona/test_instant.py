@@ -80,12 +80,13 @@ def slow_fisher(trace, r, token) -> float:
 
 
 def slow_sums(rated, gradient, fisher) -> tuple[float, float, float]:
-    g = s = information = 0.0
+    g = s = information = trend = 0.0
     for trace, weight in rated:
-        punished = weight < 0 and trace.log_ratio > 0
+        agreed = np.clip(weight, -1, 1) * np.clip(trace.log_ratio / instant.MOVED, -1, 1)
+        trend += (agreed - trend) / instant.LATEST
         left = 1 - instant.FADE
-        if punished:
-            left -= instant.SURPRISED * weight**2 * min(1, trace.log_ratio / instant.MOVED)
+        if trend < 0:
+            left += instant.TURNED * trend
         g = left * g + weight * float(gradient(trace))
         s = left * s + (weight * float(gradient(trace))) ** 2
         information = left * information + abs(weight) * fisher(trace)
@@ -101,17 +102,38 @@ def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeyp
     for cap in ("KL_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
     monkeypatch.setattr(instant, "STEP", {"token": 0.5, "feature": 0.05})
-    rated = []
+    rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
         adapter = instant.update(trace.adapter, trace, weight, neutral).adapter
         trace = trace.replayed(adapter, 0, tiny_backend.head)
+        faded = faded or adapter.trend < 0
+    assert faded
     feature = adapter.evidence[..., neutral.parts["feature"]]
     assert adapter.gain == 1 and instant.beyond_noise(feature).max() > 0.1
     want = slow_lora_b(rated, neutral)
     np.testing.assert_allclose(
         adapter.lora_b[:, neutral.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
     )
+
+
+def test_ratings_are_forgotten_when_the_taste_turns():
+    """Replies that older ratings made likely, praised for a while, then punished."""
+    trend, left = 0.0, []
+    for weight in (1.0, -0.2) * 20 + (-1.0,) * 10:
+        trend = instant.turned(trend, weight, instant.MOVED / 2)
+        left.append(instant.remembered(trend))
+    assert min(left[:40]) == 1 - instant.FADE
+    assert np.prod(left[40:]) < 0.3
+
+
+def test_wrong_ratings_now_and_then_are_no_change_of_taste():
+    rng, trend, left = np.random.default_rng(5), 0.2, []
+    for liked, wrong in zip(rng.random(200) < 0.4, rng.random(200) < 0.2, strict=True):
+        weight = (0.8 if liked else -0.5) * (-1 if wrong else 1)
+        trend = instant.turned(trend, weight, 0.12 if liked else 0.03)
+        left.append(instant.remembered(trend))
+    assert np.mean(left) > 0.98
 
 
 def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral):
