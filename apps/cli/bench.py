@@ -26,7 +26,7 @@ def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: A
     if suite == "learning":
         from ..bench import learning
 
-        rows = learning.run(settings["model"], settings["backend"], threads, 22 * rounds, log)
+        rows = learning.run(settings["model"], settings["backend"], threads, 112 * rounds, log)
     elif suite == "kernels":
         from ..bench import kernels
 

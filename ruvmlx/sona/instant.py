@@ -213,20 +213,20 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
     """
     _sound(whole.block)
     distance = _distances(whole, neutral, neutral.covers(whole.adapter) if covered is None else covered)
-    share, good, refused = min(1.0, max(whole.adapter.gain, 1e-3)), None, False
+    share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
+    good, refusals = None, 0
     for _ in range(LOOKS):
         found = _finite(distance(share))
         room = _room(found, share, neutral, limit)
-        if room >= 1:
-            good = share, found.kl
-            if share == 1.0 or room < (1.5 * SLACK if refused else SLACK):
-                break
-            share = min(1.0, 0.95 * share * room)
-        elif good:
+        if room < 1 and good:
             break
-        else:
-            share *= 0.97 * (room * room if refused else room)
-            refused = True
+        if room < 1:  # further from a parabola than thought: the steps grow
+            share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
+            continue
+        grown, good = good, (share, found.kl)
+        if grown or share == 1.0 or room < (1.5 * SLACK if refusals else SLACK):
+            break
+        share = min(0.95 * share * room, (share + beyond) / 2 if refusals else 1.0)
     share, kl = good or (0.0, _finite(distance(0.0)).kl)
     adapter = whole.at(share, neutral)
     _sound(adapter.lora_b)

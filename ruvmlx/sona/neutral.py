@@ -28,7 +28,7 @@ FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
-_CONTEXTS = 48, 128  # in answers, in prose
+_CONTEXTS = 48, 96  # in answers, in prose
 _STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features", "drift")
 
 
@@ -156,12 +156,13 @@ class Neutral:
         move. All others keep their proportions, and count as one."""
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
         moved[:, :-1] = block
-        u = np.ascontiguousarray(self.contexts @ adapter.lora_a)
+        own = adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
+        u = self._readings if own else np.ascontiguousarray(self.contexts @ adapter.lora_a)
         packed = self.packed, self.packed_ratio
         sampled = self._split(
             packed, u, moved, adapter.scale, int(self.answers), moved.take(self._followed, axis=1)
         )
-        if not np.array_equal(adapter.lora_a, self.directions):
+        if not own:
             return sampled
         rest, slope = (adapter.scale * float(np.sum(x * moved)) for x in (self._unseen, self.drift))
 
@@ -172,10 +173,15 @@ class Neutral:
         return distance
 
     @cached_property
+    def _readings(self) -> np.ndarray:
+        """What MicroLoRA reads of each context, [M, r]."""
+        return np.ascontiguousarray(self.contexts @ self.directions)
+
+    @cached_property
     def _unseen(self) -> np.ndarray:
         """What the contexts miss of the rise's linear part: with it, only what is curved is sampled."""
         prose = slice(int(self.answers), None)
-        u = self.contexts[prose] @ self.directions
+        u = self._readings[prose]
         said = self.packed[prose].copy()
         said[np.arange(len(said)), self._followed[prose]] -= 1
         return self.drift - u.T @ said / max(1, len(said))
