@@ -89,9 +89,9 @@ class MicroLoRA:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
-            numbers = {k: float(arrays.pop(k)) for k in ("alpha", "gain", "trend")}
+            alpha, gain, trend = (float(arrays.pop(name)) for name in ("alpha", "gain", "trend"))
             arrays = {k: np.ascontiguousarray(x, np.float32) for k, x in arrays.items()}
-            adapter = cls(**arrays, **numbers)
+            adapter = cls(**arrays, gain=gain, trend=trend, alpha=alpha)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile(
                 "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
