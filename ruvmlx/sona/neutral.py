@@ -28,8 +28,11 @@ FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
-_CONTEXTS = 48, 96  # in answers, in prose
-_STORED = ("contexts", "answers", "following", "directions", "tokens", "precision", "features", "drift")
+_CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
+_STORED = (
+    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
+    "drift",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ class Distance:
 
 @dataclass
 class Neutral:
-    """contexts [M, D]: hidden states to measure distances on, the first `answers` [] of them in answers, the
-    others in prose; following [M]: the tokens after them.  directions [D, r]: what MicroLoRA reads.
+    """contexts [M, D]: hidden states to measure distances on, of all that were read the `rows` [M];
+    counts [3]: how many are in answers, then in prose where MicroLoRA reads most, each for itself, and
+    for the rest of the prose, whose states are `prose` [] in all. following [M]: the tokens after them.
+    directions [D, r]: what MicroLoRA reads.
 
     tokens [A]: those that ratings may move; features [A, k]: how they move together (see `features`).
     precision [A + k]: 1 / sigma^2 of the prior of the weight of each token and feature.
@@ -56,7 +61,9 @@ class Neutral:
     """
 
     contexts: np.ndarray
-    answers: np.ndarray
+    rows: np.ndarray
+    counts: np.ndarray
+    prose: np.ndarray
     following: np.ndarray
     directions: np.ndarray
     tokens: np.ndarray
@@ -69,10 +76,23 @@ class Neutral:
     rise: float = 0.0  # of the mean negative log-likelihood by the base alone
 
     @property
+    def answers(self) -> int:
+        return int(self.counts[0])
+
+    def _groups(self, rows: np.ndarray) -> list[tuple[slice, float]]:
+        """Those of the contexts `rows` (rising) that are in prose, by group, and what share of the prose each
+        stands for."""
+        ends = np.searchsorted(rows, np.cumsum(self.counts)).tolist()
+        own = float(self.counts[1] / max(1, self.prose))
+        shares = (own, 1 - own)
+        parts = [(slice(a, b), w) for a, b, w in zip(ends[:-1], ends[1:], shares, strict=True) if b > a]
+        whole = sum(w for _, w in parts) or 1.0
+        return [(part, w / whole) for part, w in parts]
+
+    @cached_property
     def few(self) -> np.ndarray:
-        """The contexts that are looked at over the whole vocabulary."""
-        count = max(4, _ELEMENTS // self.vocab_size)
-        return chosen(self.contexts, min(count, len(self.contexts)))
+        """Which contexts are looked at over the whole vocabulary."""
+        return chosen(np.arange(len(self.contexts)), max(4, _ELEMENTS // self.vocab_size))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -81,7 +101,7 @@ class Neutral:
     @cached_property
     def log_probabilities(self) -> np.ndarray:
         """What the model says in a few contexts, without MicroLoRA: [m, V] float32."""
-        return log_softmax_rows(self.head(self.few))
+        return log_softmax_rows(self.head(self.contexts[self.few]))
 
     @cached_property
     def packed(self) -> np.ndarray:
@@ -111,7 +131,7 @@ class Neutral:
         """Mean over answers of KL(base || frozen), nats: what no scaling of MicroLoRA takes away."""
         if self.packed_ratio is None:
             return 0.0
-        n = int(self.answers)
+        n = self.answers
         return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
 
     @property
@@ -158,10 +178,8 @@ class Neutral:
         moved[:, :-1] = block
         own = adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
         u = self._readings if own else np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        packed = self.packed, self.packed_ratio
-        sampled = self._split(
-            packed, u, moved, adapter.scale, int(self.answers), moved.take(self._followed, axis=1)
-        )
+        packed, every = (self.packed, self.packed_ratio), np.arange(len(u))
+        sampled = self._split(packed, u, moved, adapter.scale, every, moved.take(self._followed, axis=1))
         if not own:
             return sampled
         rest, slope = (adapter.scale * float(np.sum(x * moved)) for x in (self._unseen, self.drift))
@@ -180,11 +198,12 @@ class Neutral:
     @cached_property
     def _unseen(self) -> np.ndarray:
         """What the contexts miss of the rise's linear part: with it, only what is curved is sampled."""
-        prose = slice(int(self.answers), None)
-        u = self._readings[prose]
-        said = self.packed[prose].copy()
-        said[np.arange(len(said)), self._followed[prose]] -= 1
-        return self.drift - u.T @ said / max(1, len(said))
+        said = self.packed.copy()
+        said[np.arange(len(said)), self._followed] -= 1
+        rest = self.drift.copy()
+        for part, share in self._groups(np.arange(len(said))):
+            rest -= share * (self._readings[part].T @ said[part] / len(said[part]))
+        return rest
 
     @cached_property
     def _followed(self) -> np.ndarray:
@@ -194,21 +213,19 @@ class Neutral:
 
     def distance_dense(self, adapter: MicroLoRA) -> Distance:
         """The same over the whole vocabulary, in few contexts."""
-        u = np.ascontiguousarray(self.few @ adapter.lora_a)
-        rows = chosen(np.arange(len(self.contexts)), len(u))
-        answers = int(np.sum(rows < self.answers))
+        u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         dense = self.probabilities, self.log_ratio
-        y = adapter.lora_b.take(self.following[rows], axis=1)
-        return self._split(dense, u, adapter.lora_b, adapter.scale, answers, y)(1.0)
+        y = adapter.lora_b.take(self.following[self.few], axis=1)
+        return self._split(dense, u, adapter.lora_b, adapter.scale, self.few, y)(1.0)
 
     def _split(
-        self, said, u: np.ndarray, b: np.ndarray, alpha: float, answers: int, followed: np.ndarray
+        self, said, u: np.ndarray, b: np.ndarray, alpha: float, rows: np.ndarray, followed: np.ndarray
     ) -> Callable[[float], Distance]:
-        """said: probabilities and log-ratios of the contexts with readings u [m, r]. alpha: the scale of a
-        whole share; followed [r, m]: the columns of b of the tokens after the contexts."""
-        parts = slice(0, answers), slice(answers, len(u))
-        added = np.sum(u[parts[1]] * followed[:, parts[1]].T, axis=1)
-        gained = float(np.mean(added)) if added.size else 0.0
+        """said: probabilities and log-ratios of the contexts `rows` [m] with readings u [m, r]. alpha: the
+        scale of a whole share; followed [r, m]: the columns of b of the tokens after the contexts."""
+        answers, groups = slice(0, int(np.searchsorted(rows, self.answers))), self._groups(rows)
+        added = np.sum(u * followed.T, axis=1)
+        gained = sum(share * float(np.mean(added[part])) for part, share in groups)
 
         def look(part: slice, scale: float) -> tuple[float, float]:
             """Mean KL, and mean growth of the sum over all tokens of what they weigh."""
@@ -217,8 +234,8 @@ class Neutral:
 
         def distance(share: float) -> Distance:
             scale = share * alpha
-            kl, grown = look(parts[0], scale)[0], look(parts[1], scale)[1]
-            return Distance(kl, grown - scale * gained + self.rise)
+            grown = sum(of * look(part, scale)[1] for part, of in groups)
+            return Distance(look(answers, scale)[0], grown - scale * gained + self.rise)
 
         return distance
 
@@ -231,9 +248,9 @@ class Neutral:
     ) -> "Neutral":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
-        base, packed, ratio, rise = backend.lora, list[np.ndarray](), list[np.ndarray](), 0.0
+        base, packed, ratio, lost = backend.lora, list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         states, following, _, answers = read(backend, tokenizer, max_context, pause)
-        contexts = np.ascontiguousarray(states[measured(len(states), answers)])
+        contexts = np.ascontiguousarray(states[self.rows])
         drift = drifting(states[answers:], following[answers:], backend.head, self.directions, self.tokens)
         new = replace(self, contexts=contexts, drift=drift, head=backend.head, frozen=self.log_probabilities)
         try:
@@ -243,14 +260,14 @@ class Neutral:
                 backend.set_lora(base)
                 rows = log_softmax_rows(self.head(contexts[i : i + 32]))
                 y = self.following[i : i + 32]
-                lost = (frozen - rows)[np.arange(len(y)), y]
-                rise += float(np.sum(lost[np.arange(i, i + len(y)) >= self.answers]))
+                lost.append((frozen - rows)[np.arange(len(y)), y])
                 packed.append(_packed(np.exp(rows), self.tokens))
                 mean = _packed(np.exp(rows) * (rows - frozen), self.tokens)
                 ratio.append(np.divide(mean, packed[-1], np.zeros_like(mean), where=packed[-1] > 0))
         finally:
             backend.set_lora(base)
-        new.rise = rise / max(1, len(contexts) - int(self.answers))
+        risen = np.concatenate(lost)
+        new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._groups(np.arange(len(risen))))
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
@@ -286,7 +303,6 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
-    rows = measured(len(states), answers)
     ends = sorted(tokenizer.eos_ids)
     every = np.concatenate([states, at_end])
     in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in texts()]])
@@ -294,8 +310,9 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, 
     tokens, precision = prior(frequency, cost, ends)
     reading = directions(every, in_reply, ending)[:, :rank].copy()
     along = features(backend.head, states.shape[1], tokens, frequency[tokens])
+    rows, counts = measured(states @ reading, answers)
     return Neutral(
-        np.ascontiguousarray(states[rows]), np.array(np.sum(rows < answers)), following[rows],
+        np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
         reading,
         tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
         drifting(states[answers:], following[answers:], backend.head, reading, tokens), backend.head,
@@ -357,15 +374,22 @@ def _packed(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     ).astype(np.float32)
 
 
-def measured(count: int, answers: int) -> np.ndarray:
-    """Which of `count` states, the first of them in answers, distances are measured on."""
-    parts = np.arange(answers), np.arange(answers, count)
-    return np.concatenate([chosen(part, most) for part, most in zip(parts, _CONTEXTS, strict=True)])
+def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which states distances are measured on, by what is read of all [T, r], the first of them in answers;
+    and how many of each group: in answers, in prose where most is read, in the rest of it.
+
+    Prose is read as next to nothing but in few places, and there it changes most: those are all looked at.
+    """
+    most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
+    loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
+    groups = [chosen(np.arange(answers), _CONTEXTS[0]), loud]
+    groups.append(chosen(np.sort(most_read[len(loud) :]), _CONTEXTS[2]))
+    return np.concatenate(groups).astype(np.int32), np.array([len(g) for g in groups])
 
 
 def chosen(states: np.ndarray, count: int) -> np.ndarray:
     """`count` rows, or all if they are fewer, evenly spread."""
-    rows = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(int)
+    rows = np.linspace(0, max(0, len(states) - 1), min(count, len(states))).round().astype(int)
     return np.ascontiguousarray(states[rows])
 
 

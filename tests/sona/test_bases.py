@@ -7,7 +7,7 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.lora.base import BaseLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral import measured, read
+from ruvmlx.sona.neutral import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
 
@@ -46,7 +46,8 @@ def slow_kl(runtime, base, micro) -> float:
     for lora, adapter in ((None, None), (base, micro)):
         backend.set_lora(lora)
         states, _, _, answers = read(backend, tokenizer, config.max_context)
-        hidden = states[measured(len(states), answers)][: int(runtime.learner.frozen.answers)]
+        frozen = runtime.learner.frozen
+        hidden = states[frozen.rows[: frozen.answers]]
         logits = backend.head(hidden)
         if adapter is not None:
             adapter.add_to_logits(logits, hidden)

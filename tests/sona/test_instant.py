@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral import directions, features, log_softmax_rows, measure, read
+from ruvmlx.sona.neutral import directions, features, log_softmax_rows, measure, measured, read
 
 from .test_trace import traced_reply
 
@@ -252,6 +252,25 @@ def random_adapter(trace, tokens, size=1.0) -> MicroLoRA:
     b = np.zeros_like(trace.adapter.lora_b)
     b[:, tokens] = size * np.random.default_rng(3).normal(size=(2, len(tokens)))
     return replace(trace.adapter, lora_b=b)
+
+
+def test_prose_that_is_read_most_is_looked_at_whole():
+    readings = np.random.default_rng(6).normal(size=(500, 2))
+    rows, counts = measured(readings, 100)
+    answers, loud, rest = np.split(rows, np.cumsum(counts)[:-1])
+    assert len(answers) and answers.max() < 100 <= min(loud.min(), rest.min())
+    size = np.sum(readings**2, axis=1)
+    assert len(loud) and size[loud].min() == np.sort(size[100:])[-len(loud)]
+    assert not set(loud) & set(rest) and len({*rows.tolist()}) == len(rows)
+
+
+def test_groups_of_prose_count_by_the_states_they_stand_for(neutral):
+    counts, prose = np.array([2, 3, 4]), np.array(30)
+    few = replace(neutral, counts=counts, prose=prose)
+    assert few._groups(np.arange(9)) == [(slice(2, 5), 0.1), (slice(5, 9), 0.9)]
+    assert few._groups(np.array([0, 1, 6, 8])) == [
+        (slice(2, 4), 1.0)
+    ]  # none of those that count for themselves
 
 
 def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, neutral, tiny, tiny_backend):
