@@ -1,6 +1,7 @@
 """Model -> mlx-lm's Llama graph with the model's weights in it."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -9,16 +10,24 @@ from ..models.base import ModelConfig, Weights
 from . import mlxlm
 from .mx import mx, nn
 
+BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
+Pause = Callable[[], None]
+
 _llama = mlxlm.load("models.llama")  # mlx-lm runs Mistral on the same graph
 
 
-def build(config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool) -> nn.Module:
-    """The graph, evaluated. `dtype` is what all but packed numbers become; `dequantise` unpacks those."""
+def build(
+    config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool, pause: Pause = lambda: None
+) -> nn.Module:
+    """The graph, evaluated. `dtype` is what all but packed numbers become; `dequantise` unpacks those.
+
+    `pause` is called after every few million numbers and may raise to leave.
+    """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     if config.sliding_window:
         _slide(graph.model)
     shapes = {name: p.shape for name, p in _parameters(graph).items()}
-    arrays = _convert(weights, shapes, dtype, dequantise)
+    arrays = _convert(weights, shapes, dtype, dequantise, pause)
     formats = {} if dequantise else quantised_formats(weights, shapes)
     if formats:
         nn.quantize(graph, class_predicate=lambda path, _: formats.get(path, False))
@@ -96,28 +105,60 @@ def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) 
     return {"bits": 32 * packed // width, "group_size": width // groups}
 
 
-def _convert(weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool) -> dict:
-    """NumPy weights -> MLX arrays under the graph's names."""
+def _convert(
+    weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool, pause: Pause
+) -> dict[str, mx.array]:
+    """NumPy weights -> MLX arrays under the graph's names, evaluated."""
     formats = quantised_formats(weights, shapes)
     out = {}
     for name, value in weights.items():
         path, _, kind = name.rpartition(".")
         if path not in formats or kind == "bias":
-            out[name] = _array(value, dtype)
+            out[name] = _whole(value, dtype, pause)
         elif not dequantise:
-            out[name] = _array(value, None if kind == "weight" else dtype)
+            out[name] = _whole(value, None if kind == "weight" else dtype, pause)
         elif kind == "weight":
-            out[name] = dequantised(path, weights, formats[path], dtype)
+            out[name] = dequantised(path, weights, formats[path], dtype, pause)
     return out
 
 
-def dequantised(path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.Dtype) -> mx.array:
+def dequantised(
+    path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.Dtype, pause: Pause = lambda: None
+) -> mx.array:
     """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
     packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
-    parts = _array(packed, None), _array(scales, mx.float32), _array(biases, mx.float32)
-    result = mx.dequantize(*parts, group_size=fmt["group_size"], bits=fmt["bits"]).astype(dtype)
-    mx.eval(result)
-    return result
+
+    def block(rows: slice) -> mx.array:
+        parts = _array(packed[rows], None), _array(scales[rows], mx.float32), _array(biases[rows], mx.float32)
+        return mx.dequantize(*parts, group_size=fmt["group_size"], bits=fmt["bits"]).astype(dtype)
+
+    return _by_blocks(block, (len(packed), 32 * packed.shape[1] // fmt["bits"]), dtype, pause)
+
+
+def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
+    if dtype is None:
+        return _array(value, None)
+    return _by_blocks(lambda rows: _array(value[rows], dtype), value.shape, dtype, pause)
+
+
+def _by_blocks(
+    block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
+) -> mx.array:
+    """An array made of what `block` makes of some rows at a time."""
+    step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
+    if step >= shape[0]:
+        whole = block(slice(None))
+        mx.eval(whole)
+        pause()
+        return whole
+    whole = mx.zeros(shape, dtype)
+    mx.eval(whole)
+    for start in range(0, shape[0], step):
+        pause()
+        whole[start : start + step] = block(slice(start, start + step))
+        mx.eval(whole)  # in place: nobody else holds it
+    pause()
+    return whole
 
 
 def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:

@@ -7,19 +7,24 @@ A text is a run of tokens of which those from `first` on were said by the model.
 
 The head is linear and not trained here, so its part of the chain is these formulas and one product; MLX
 differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
+
+MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice,
+on the way up and on the way back, and between slices the caller may leave; there are the same slices where
+nobody asks. A slice is some of a layer's stages, or one of the head for some rows.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from ..lora.base import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro import MicroLoRA
-from ..models.base import Model
+from ..models.base import Model, Weights
 from . import cpu, cpu_layers, graph
 from .base import Backend
 from .changes import Changed
@@ -27,7 +32,8 @@ from .mlx import MLXBackend, default_device, plan
 from .mx import BLAS, mx, nn
 
 MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
-SLICE = 300  # tokens x layers between which the caller is asked whether to go on
+SLICE = 150  # tokens x layers between which the caller is asked whether to go on: 20 ms of the starter model
+LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
 KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
 TARGETS = MODULES[:7]  # attention and MLP
 
@@ -51,16 +57,61 @@ class Text:
         return len(self.tokens) - self.first
 
 
-Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V]
+Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
 Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
 Pause = Callable[[], None]  # called between slices; may raise to leave
+Measure = Callable[[mx.array, slice, "Stops"], Value]  # of the logits of some rows
 
 
-def _built(model: Model, kind: str) -> nn.Module:
-    weights = model.load_weights()
+class Stops:
+    """What is evaluated on the way, in order: stages of a pass and what each takes, in tokens x layers."""
+
+    def __init__(self) -> None:
+        self._stages: list[tuple[float, mx.array]] = []
+
+    def add(self, x: mx.array, work: float = SLICE) -> None:
+        self._stages.append((work, x))
+
+    def slices(self) -> Iterator[list[mx.array]]:
+        """The last stage of as many as fit a slice. What was given is not held any longer."""
+        held, total = list[mx.array](), 0.0
+        stages, self._stages = deque(self._stages), []
+        while stages:
+            work, x = stages.popleft()
+            if held and total + work > SLICE:
+                yield held
+                total = 0.0
+            held, total = [x], total + work
+        if held:
+            yield held
+
+
+class _Asking(Mapping[str, np.ndarray]):
+    """Weights that may have to be converted when they are looked at: the caller is asked after each."""
+
+    def __init__(self, weights: Weights, pause: Pause):
+        self._weights, self._pause = weights, pause
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self._weights[name]
+        self._pause()
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
+    weights = _Asking(model.load_weights(), pause)
     how = plan(weights, kind)
-    return graph.build(model.config, weights, how.dtype, how.unpack)
+    return graph.build(model.config, weights, how.dtype, how.unpack, pause)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -83,15 +134,22 @@ class Trainer:
     looked past. Otherwise there is a graph of our own until `close`.
     """
 
-    def __init__(self, model: Model, device: str | None = None, backend: Backend | None = None):
+    def __init__(
+        self,
+        model: Model,
+        device: str | None = None,
+        backend: Backend | None = None,
+        pause: Pause = lambda: None,
+    ):
         kind = device or default_device()
         self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
         self._load = cpu.OtherLoad()
         lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
         with mx.stream(self._device):
-            self._graph = lent or _built(model, kind)
+            self._graph = lent or _built(model, kind, pause)
             mx.clear_cache()
         rope = _unwrapped(self._graph.model.layers[0].self_attn).rope
+        self._vocab_size = model.config.vocab_size
         self._positions = cpu_layers.Positions(rope, model.config)
         self._dtype = self._graph.model.norm.weight.dtype
         self._own = self._dtype == mx.float32 and kind == "cpu"
@@ -121,8 +179,7 @@ class Trainer:
 
         Where the weight is 0 there is no gradient, and no way back.
         """
-        said = mx.array(text.tokens[text.first :])
-        return self._run(base, text, partial(_logprob, said=said), weigh, pause)
+        return self._run(base, text, _logprob(text), weigh, pause)
 
     def neutral(
         self,
@@ -134,8 +191,9 @@ class Trainer:
     ) -> tuple[float, Pairs]:
         """Mean KL(frozen || p) and its gradient. frozen: hidden states of the untouched model [n, D]."""
         with mx.stream(self._device):
-            logits = graph.head(self._graph, mx.array(frozen).astype(self._dtype)).astype(mx.float32)
-        return self._run(base, text, partial(_divergence, frozen=logits), weigh, pause)
+            known = mx.array(frozen).astype(self._dtype)
+        head = partial(graph.head, self._graph)
+        return self._run(base, text, partial(_divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
         """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
@@ -143,9 +201,8 @@ class Trainer:
         By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
         """
         BLAS.adapt(self._load.cores())
-        said = mx.array(text.tokens[text.first :])
         with mx.stream(self._device):
-            stops: list[mx.array] = []
+            stops = Stops()
             inputs: dict[str, mx.array] = {}
             below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
             factors = self._factors(base)
@@ -153,13 +210,13 @@ class Trainer:
             def loss(probes):
                 linear = partial(_probed, probes, inputs)
                 hidden = self._body(below, factors, text, stops, linear)
-                _, slope = self._valued(mx.stop_gradient(hidden), partial(_logprob, said=said))
+                _, slope = self._valued(mx.stop_gradient(hidden), _logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             grads = mx.grad(loss)(self._probes(base, len(text.tokens) - 1))
-            _evaluate(([x] for x in stops), pause)
+            _evaluate(stops.slices(), pause)
             found = {}
-            for names in _from_the_last_layer(grads, _every(text)):
+            for names in _from_the_last(grads, text):
                 _evaluate([[grads[name] for name in names]], pause)
                 for name in names:  # an output's gradient [T, out] is kept no longer than needed
                     found[name] = _sums(inputs.pop(name), grads.pop(name))
@@ -175,12 +232,14 @@ class Trainer:
             if module != "lm_head"
         }
 
-    def hidden(self, base: BaseLoRA | None, text: Text) -> np.ndarray:
+    def hidden(self, base: BaseLoRA | None, text: Text, pause: Pause | None = None) -> np.ndarray:
         """Inputs of the head where something was said [n, D]; None: the untouched model's."""
         with mx.stream(self._device):
-            base = base or BaseLoRA({})
-            below = self._below(text, _first(base, len(self._graph.model.layers)), None)
-            return np.array(self._body(below, self._factors(base), text, []).astype(mx.float32))
+            base, stops = base or BaseLoRA({}), Stops()
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            hidden = self._body(below, self._factors(base), text, stops).astype(mx.float32)
+            _evaluate(stops.slices(), pause)
+            return np.array(hidden)
 
     # -- one text ------------------------------------------------------------------------------------
 
@@ -188,30 +247,28 @@ class Trainer:
         self,
         base: BaseLoRA,
         text: Text,
-        value: Callable[[mx.array], Value],
+        value: "Measure",
         weigh: Weigh,
         pause: Pause | None,
     ) -> tuple[float, Pairs]:
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
-            stops: list[mx.array] = []
-            out: list[mx.array] = []
+            stops, out = Stops(), list[mx.array]()
             below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
 
             def loss(factors):
                 hidden = self._body(below, factors, text, stops)
-                number, slope = self._valued(mx.stop_gradient(hidden), value)
-                out.extend((number, slope))
+                number, slope = self._valued(mx.stop_gradient(hidden), value, stops)
+                out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             _, grads = mx.value_and_grad(loss)(self._factors(base))
-            _evaluate(([x] for x in (*stops, out[0])), pause)
+            _evaluate(stops.slices(), pause)
             number = float(cast(float, out[0].item()))
             weight = weigh(number)
             if weight == 0:
                 return number, {}
-            slices = ([grads[name] for name in names] for names in _from_the_last_layer(grads, _every(text)))
-            _evaluate([[out[1]], *slices], pause)
+            _evaluate(([grads[name] for name in names] for names in _from_the_last(grads, text)), pause)
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
@@ -231,8 +288,8 @@ class Trainer:
                 out[module, layer] = (a * np.float32(weight), b * np.float32(base.scale * weight))
         return out
 
-    def _valued(self, hidden: mx.array, value: Callable[[mx.array], Value]) -> Value:
-        """hidden [n, D] -> the value of its logits, and the value's gradient by hidden."""
+    def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
+        """hidden [n, D] -> the value of its logits, and the value's gradient by hidden; some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -240,10 +297,19 @@ class Trainer:
                 logits = logits + (h @ a) @ b
             return logits
 
-        logits = head(hidden)
-        number, slope = value(logits.astype(mx.float32))
-        _, back = mx.vjp(head, [hidden], [slope.astype(logits.dtype)])
-        return number, back[0].astype(mx.float32)
+        numbers, slopes = [], []
+        for rows in _evenly(len(hidden), max(1, LOGITS // self._vocab_size)):
+            logits = head(hidden[rows])
+            stops.add(logits)
+            number, slope = measure(logits.astype(mx.float32), rows, stops)
+            stops.add(slope)
+            _, back = mx.vjp(head, [hidden[rows]], [slope.astype(logits.dtype)])
+            numbers.append(number)
+            slopes.append(back[0].astype(mx.float32))
+            stops.add(slopes[-1])
+        number = mx.sum(mx.stack(numbers)) * (1.0 / len(hidden))
+        stops.add(number)
+        return number, mx.concatenate(slopes)
 
     # -- the layers -------------------------------------------------------------------------------------
 
@@ -252,43 +318,46 @@ class Trainer:
         below: "Below",
         factors: Mapping[str, mx.array],
         text: Text,
-        stops: list[mx.array],
+        stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """-> hidden [n, D], what predicts the tokens that were said; `stops` gets a few states on the way."""
+        """-> hidden [n, D], what predicts the tokens that were said."""
         layers, x = self._graph.model.layers, below.x
         for i in range(below.first, len(layers)):
-            x = self._layer(x, layers[i], partial(linear or _linear, factors, i))
-            if i % _every(text) == 0:
-                stops.append(x)
+            x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _below(self, text: Text, first: int, pause: Pause | None) -> "Below":
         """The text in front of layer `first`: no training changes it, so it is computed once."""
         below = self._known.pop((text, first), None)
         if below is None:
-            x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], []
+            x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
+            stops.add(x)
             for i, layer in enumerate(self._graph.model.layers[:first]):
-                x = self._layer(x, layer, partial(_linear, {}, i))
-                if i % _every(text) == 0:
-                    stops.append(x)
-            _evaluate(([y] for y in (*stops, x)), pause)
+                x = self._layer(x, layer, partial(_linear, {}, i), stops)
+            _evaluate(stops.slices(), pause)
             below = Below(first, x)
         self._known[text, first] = below
         while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
             self._known.popitem(last=False)
         return below
 
-    def _layer(self, x: mx.array, layer: nn.Module, linear: Callable) -> mx.array:
+    def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """x [T, D] -> [T, D]."""
-        own, mlp = _unwrapped(layer.self_attn), layer.mlp
+        own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, _work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
+        stops.add(v, work["v_proj"])
         out = self._attend(q, k, v, own)
+        stops.add(out, work["q_proj"])
         x = x + linear(out, own, ("o_proj",))[0]
+        stops.add(x, work["o_proj"])
         gate, up = linear(layer.post_attention_layernorm(x), mlp, ("gate_proj", "up_proj"))
         inner = swiglu(gate, up) if self._own else nn.silu(gate) * up
-        return x + linear(inner, mlp, ("down_proj",))[0]
+        stops.add(inner, work["up_proj"])
+        x = x + linear(inner, mlp, ("down_proj",))[0]
+        stops.add(x, work["down_proj"])
+        return x
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
         """q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
@@ -377,20 +446,37 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
     return e / total, top + mx.log(total)
 
 
-def _logprob(logits: mx.array, said: mx.array) -> Value:
-    """logits [n, V], said [n]."""
-    p, log_total = _distribution(logits)
-    n = len(said)
-    value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).mean()
-    p[mx.arange(n), said] -= 1.0
-    return value, p * (-1.0 / n)
+def _logprob(text: Text) -> Measure:
+    """Mean log p of what was said: the sum over some rows, and its share of the mean's gradient."""
+    tokens = mx.array(text.tokens[text.first :])
+
+    def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
+        said = tokens[rows]
+        p, log_total = _distribution(logits)
+        value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).sum()
+        p[mx.arange(len(said)), said] -= 1.0
+        return value, p * (-1.0 / len(tokens))
+
+    return measure
 
 
-def _divergence(logits: mx.array, frozen: mx.array) -> Value:
-    """logits, frozen [n, V]."""
-    (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(frozen)
-    kl = mx.sum(q * (frozen - logits), axis=-1, keepdims=True) - log_total_q + log_total
-    return kl.mean(), (p - q) * (1.0 / len(logits))
+def _divergence(
+    head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
+) -> Value:
+    """logits [n, V] of some rows of the frozen model's hidden states [N, D]: as `_logprob`, of the mean KL."""
+    untouched = head(frozen[rows]).astype(mx.float32)
+    stops.add(untouched)
+    (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
+    stops.add(q)
+    kl = mx.sum(q * (untouched - logits), axis=-1, keepdims=True) - log_total_q + log_total
+    return kl.sum(), (p - q) * (1.0 / len(frozen))
+
+
+def _evenly(count: int, most: int) -> Iterator[slice]:
+    """Equal parts of 0 ... count - 1, of at most `most`."""
+    parts = -(-count // most)
+    for i in range(parts):
+        yield slice(count * i // parts, count * (i + 1) // parts)
 
 
 def _evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
@@ -406,14 +492,32 @@ def _first(base: BaseLoRA, layers: int) -> int:
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)
 
 
-def _every(text: Text) -> int:
-    """Layers in a slice."""
-    return max(1, SLICE // len(text.tokens))
+def _work(tokens: int) -> dict[str, float]:
+    """Tokens x layers of each stage, named by the last module whose input it makes; attention is q's."""
+    return {
+        "v_proj": 0.15 * tokens,
+        "q_proj": (0.1 + tokens / 1000) * tokens,
+        "o_proj": 0.1 * tokens,
+        "up_proj": 0.4 * tokens,
+        "down_proj": 0.25 * tokens,
+    }
 
 
-def _from_the_last_layer(grads: Mapping[str, mx.array], every: int) -> Iterator[list[str]]:
-    """The names of a few layers at a time."""
+STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
+
+
+def _from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
+    """The names of as many stages as fit a slice, from the last layer's last one down."""
+    work, total, names = _work(len(text.tokens)), 0.0, list[str]()
+    costs = {stage: sum(work.get(module, 0.0) for module in stage) for stage in STAGES}
     layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
-    for start in range(0, len(layers), every):
-        part = {str(i) for i in layers[start : start + every]}
-        yield [name for name in grads if name.split(".")[0] in part]
+    for layer, stage in product(layers, STAGES):
+        if names and total + costs[stage] > SLICE:
+            yield names
+            names, total = [], 0.0
+        names = names + [
+            name for name in grads if tuple(name.split(".")[:2]) in {(str(layer), m) for m in stage}
+        ]
+        total += costs[stage]
+    if names:
+        yield names
