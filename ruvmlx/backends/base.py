@@ -14,6 +14,8 @@ from ..kv.cache import KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base import BaseLoRA
 
+PAUSED = 32  # tokens that are read without a pause: 35 ms of the starter model under a base, on one thread
+
 
 class Step(NamedTuple):
     """What the model says after the last token."""
@@ -84,8 +86,9 @@ class Backend(Protocol):
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """Append tokens and return the logits after each of them: [T, V] float32."""
 
-    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
-        """Inputs of the output head for a sequence of its own: [T, D] float32."""
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+        """Inputs of the output head for a sequence of its own: [T, D] float32. `pause` is called after at
+        most PAUSED tokens and may raise to leave."""
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """The output head, the base's pair for it included: [T, D] -> [T, V] float32."""

@@ -18,7 +18,7 @@ from ..kv.pool import PagePool
 from ..lora.base import BaseLoRA
 from ..models.base import Model, Weights
 from . import changes, cpu, cpu_layers, graph, tiered
-from .base import HeadAdapter, KVCache, Step
+from .base import PAUSED, HeadAdapter, KVCache, Step
 from .kvcache import MLXCache
 from .mx import BLAS, mx, nn
 
@@ -108,11 +108,14 @@ class MLXBackend:
             adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
         return _finite(logits)
 
-    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
         self._validate(tokens)
-        cache = self.new_cache()
-        chunks = (tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk))
-        return np.concatenate([self._run(part, cache, self._hidden)[0] for part in chunks])
+        cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
+        for start in range(0, len(tokens), size):
+            states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
+            if pause:
+                pause()
+        return np.concatenate(states)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         with mx.stream(self._device):

@@ -23,7 +23,7 @@ from ..kv.pool import PagePool
 from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig
 from . import cpu
-from .base import HeadAdapter, KVCache, Step
+from .base import PAUSED, HeadAdapter, KVCache, Step
 from .native_weights import packed_weights
 from .reference import rope_frequencies
 
@@ -119,11 +119,14 @@ class NativeBackend:
             adapter.add_to_logits(logits, np.concatenate([hidden for hidden, _ in parts]))
         return _finite(logits)
 
-    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
         self._validate(tokens)
-        cache = self.new_cache()
-        parts = _parts(tokens, self.chunk)
-        return np.concatenate([self._run(p, cache, outputs=len(p), head=False)[0] for p in parts])
+        cache, states = self.new_cache(), []
+        for part in _parts(tokens, min(self.chunk, PAUSED) if pause else self.chunk):
+            states.append(self._run(part, cache, outputs=len(part), head=False, waiting=pause)[0])
+            if pause:
+                pause()
+        return np.concatenate(states)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)

@@ -15,7 +15,7 @@ from ..kv.cache import KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig, Weights
-from .base import HeadAdapter, KVCache, Step
+from .base import PAUSED, HeadAdapter, KVCache, Step
 
 CHUNK = 128  # prompt tokens per prefill step
 
@@ -106,9 +106,15 @@ class ReferenceBackend:
         self._validate(tokens)
         return self._logits(self._forward(tokens, cast(ReferenceCache, cache)), adapter)
 
-    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
         self._validate(tokens)
-        return self._forward(tokens, self.new_cache())
+        cache, size = self.new_cache(), PAUSED if pause else len(tokens)
+        states = []
+        for start in range(0, len(tokens), size):
+            states.append(self._forward(tokens[start : start + size], cache))
+            if pause:
+                pause()
+        return np.concatenate(states)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         tied = self.config.tie_word_embeddings

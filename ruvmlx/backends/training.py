@@ -25,6 +25,7 @@ import numpy as np
 from ..lora.base import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro import MicroLoRA
 from ..models.base import Model, Weights
+from ..models.gguf_model import LazyWeights
 from . import cpu, cpu_layers, graph
 from .base import Backend
 from .changes import Changed
@@ -68,21 +69,22 @@ class Stops:
     """What is evaluated on the way, in order: stages of a pass and what each takes, in tokens x layers."""
 
     def __init__(self) -> None:
-        self._stages: list[tuple[float, mx.array]] = []
+        self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
-    def add(self, x: mx.array, work: float = SLICE) -> None:
-        self._stages.append((work, x))
+    def add(self, *made: mx.array, work: float = SLICE) -> None:
+        """What a stage makes, all that the next one reads."""
+        self._stages.append((work, made))
 
-    def slices(self) -> Iterator[list[mx.array]]:
+    def slices(self) -> Iterator[Sequence[mx.array]]:
         """The last stage of as many as fit a slice. What was given is not held any longer."""
-        held, total = list[mx.array](), 0.0
-        stages, self._stages = deque(self._stages), []
+        held: Sequence[mx.array] = ()
+        stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
-            work, x = stages.popleft()
+            work, made = stages.popleft()
             if held and total + work > SLICE:
                 yield held
                 total = 0.0
-            held, total = [x], total + work
+            held, total = made, total + work
         if held:
             yield held
 
@@ -92,6 +94,8 @@ class _Asking(Mapping[str, np.ndarray]):
 
     def __init__(self, weights: Weights, pause: Pause):
         self._weights, self._pause = weights, pause
+        if isinstance(weights, LazyWeights):
+            weights.pause = pause
 
     def __getitem__(self, name: str) -> np.ndarray:
         found = self._weights[name]
@@ -289,7 +293,7 @@ class Trainer:
         return out
 
     def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the value of its logits, and the value's gradient by hidden; some rows at a time."""
+        """hidden [n, D] -> the value of its logits, and its gradient by hidden; some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -347,16 +351,16 @@ class Trainer:
         own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, _work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
-        stops.add(v, work["v_proj"])
+        stops.add(q, k, v, work=work["v_proj"])
         out = self._attend(q, k, v, own)
-        stops.add(out, work["q_proj"])
+        stops.add(out, work=work["q_proj"])
         x = x + linear(out, own, ("o_proj",))[0]
-        stops.add(x, work["o_proj"])
+        stops.add(x, work=work["o_proj"])
         gate, up = linear(layer.post_attention_layernorm(x), mlp, ("gate_proj", "up_proj"))
         inner = swiglu(gate, up) if self._own else nn.silu(gate) * up
-        stops.add(inner, work["up_proj"])
+        stops.add(inner, work=work["up_proj"])  # type: ignore[arg-type]
         x = x + linear(inner, mlp, ("down_proj",))[0]
-        stops.add(x, work["down_proj"])
+        stops.add(x, work=work["down_proj"])
         return x
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
@@ -463,7 +467,7 @@ def _logprob(text: Text) -> Measure:
 def _divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """logits [n, V] of some rows of the frozen model's hidden states [N, D]: as `_logprob`, of the mean KL."""
+    """As `_logprob`, of the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
     (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
@@ -508,16 +512,17 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 def _from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
     """The names of as many stages as fit a slice, from the last layer's last one down."""
+    of: dict[tuple[int, str], list[str]] = {}
+    for name in grads:
+        at, module = name.split(".")[:2]
+        of.setdefault((int(at), module), []).append(name)
     work, total, names = _work(len(text.tokens)), 0.0, list[str]()
-    costs = {stage: sum(work.get(module, 0.0) for module in stage) for stage in STAGES}
-    layers = sorted({int(name.split(".")[0]) for name in grads}, reverse=True)
-    for layer, stage in product(layers, STAGES):
-        if names and total + costs[stage] > SLICE:
+    for layer, stage in product(sorted({layer for layer, _ in of}, reverse=True), STAGES):
+        cost = sum(work.get(module, 0.0) for module in stage)
+        if names and total + cost > SLICE:
             yield names
             names, total = [], 0.0
-        names = names + [
-            name for name in grads if tuple(name.split(".")[:2]) in {(str(layer), m) for m in stage}
-        ]
-        total += costs[stage]
+        names = names + [name for module in stage for name in of.get((layer, module), ())]
+        total += cost
     if names:
         yield names

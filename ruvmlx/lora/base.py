@@ -64,8 +64,8 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """The same change, `factor` times as large."""
-        return BaseLoRA(self.pairs, self.scale * factor)
+        """The same change, `factor` times as large; the scale is one that can be stored."""
+        return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelConfig) -> None:
         """AdapterMismatch, unless every pair fits a linear layer of the model and is finite."""

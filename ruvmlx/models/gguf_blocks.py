@@ -10,23 +10,35 @@ MLX keeps w = scale * q + bias with unsigned q, consecutive weights packed from 
 uint32 upwards. Nothing is rounded: the 4-bit nibbles only change places, 8-bit ones are offset by 128.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..errors import CorruptFile
 from .gguf import GGUFTensor
 
 GROUP_SIZE = 32
+BLOCKS = 1 << 17  # that are unpacked at a time
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
-def unpack(raw: np.ndarray, tensor: GGUFTensor) -> dict[str, np.ndarray]:
-    """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, shaped like the tensor."""
+def unpack(
+    raw: np.ndarray, tensor: GGUFTensor, pause: Callable[[], None] = lambda: None
+) -> dict[str, np.ndarray]:
+    """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, shaped like the tensor.
+
+    `pause` is called after every few million numbers of a packed tensor and may raise to leave.
+    """
     if tensor.type.block == 1:
         parts = {"weight": _plain(raw, tensor)}
         check_finite(parts["weight"], tensor.name)
         return parts
     blocks = raw.reshape(-1, tensor.type.nbytes)
-    packed, scales, biases = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[tensor.type.name](blocks)
+    unpacked, some = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[tensor.type.name], []
+    for start in range(0, len(blocks), BLOCKS):
+        some.append(unpacked(blocks[start : start + BLOCKS]))
+        pause()
+    packed, scales, biases = (np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*some, strict=True))
     check_finite(scales, tensor.name)
     check_finite(biases, tensor.name)
     rows = tensor.shape[:-1]

@@ -207,6 +207,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
         )
         self._known = frozenset(self._names)
         self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
+        self.pause: Callable[[], None] = lambda: None  # called while a large matrix is converted; may raise
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._known:
@@ -215,7 +216,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
             return _vector(self._file, self._config, name)
         module, _, kind = name.rpartition(".")
         if self._last[0] != module:
-            self._last = (module, _matrix(self._file, self._config, module))
+            self._last = (module, _matrix(self._file, self._config, module, self.pause))
         return self._last[1][kind]
 
     def __contains__(self, name: object) -> bool:
@@ -234,11 +235,13 @@ def _parts(file: GGUFFile, module: str) -> list[str]:
     return [f"{module}.{kind}" for kind in (("weight", "scales", "biases") if packed else ("weight",))]
 
 
-def _matrix(file: GGUFFile, config: ModelConfig, module: str) -> dict[str, np.ndarray]:
+def _matrix(
+    file: GGUFFile, config: ModelConfig, module: str, pause: Callable[[], None]
+) -> dict[str, np.ndarray]:
     """{"weight"} or {"weight", "scales", "biases"}, q and k rows put back in order."""
     tensor = file.tensors[gguf_name(f"{module}.weight")]
     raw = file.raw(tensor)
-    parts = unpack(raw, tensor)
+    parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
     if heads or len(parts) > 1:  # copied: what was read will not be needed again
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}

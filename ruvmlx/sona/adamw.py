@@ -9,7 +9,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,22 @@ from ..lora.base import BaseLoRA, Pair, Place
 
 BETA1, BETA2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
 Pairs = dict[Place, Pair]
+Pause = Callable[[], None]
 
 
 def norm(grads: Mapping[Place, Pair]) -> float:
     """Euclidean length of everything together."""
     return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
+
+
+def _moved(
+    w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights and moments after a step."""
+    m = m + (1 - BETA1) * (g - m)
+    v = v + (1 - BETA2) * (g * g - v)
+    mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
+    return w - lr * (mean / (np.sqrt(square) + EPS) + DECAY * w), m, v
 
 
 @dataclass
@@ -47,19 +58,22 @@ class Training:
         """A copy: later steps do not change it."""
         return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
 
-    def update(self, grads: Mapping[Place, Pair], lr: float, clip: float) -> None:
-        """One step down `grads`, which are first cut to the length `clip` at most."""
-        self.step += 1
-        cut = min(1.0, clip / max(norm(grads), 1e-12))
-        for place, pair in grads.items():
-            for w, m, v, g in zip(self.pairs[place], self.mean[place], self.square[place], pair, strict=True):
-                self._move(w, m, v, g * np.float32(cut), lr)
+    def update(
+        self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
+    ) -> None:
+        """One step down `grads`, which are first cut to the length `clip` at most.
 
-    def _move(self, w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float) -> None:
-        m += (1 - BETA1) * (g - m)
-        v += (1 - BETA2) * (g * g - v)
-        mean, square = m / (1 - BETA1**self.step), v / (1 - BETA2**self.step)
-        w -= lr * (mean / (np.sqrt(square) + EPS) + DECAY * w)
+        `pause` is called between matrices and may raise to leave: nothing was changed then.
+        """
+        cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
+        for place, pair in grads.items():
+            now = zip(self.pairs[place], self.mean[place], self.square[place], pair, strict=True)
+            moved[place] = [_moved(w, m, v, g * cut, lr, self.step + 1) for w, m, v, g in now]
+            pause()
+        self.step += 1
+        for place, (of_a, of_b) in moved.items():
+            both = zip(of_a, of_b, strict=True)
+            self.pairs[place], self.mean[place], self.square[place] = both
 
     def to_bytes(self) -> bytes:
         arrays: dict[str, Any] = {"scale": np.float32(self.scale), "step": self.step}
@@ -72,11 +86,14 @@ class Training:
         return out.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Training | None":
+    def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
         """None if damaged: it can be done again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
-                arrays = {k: f[k] for k in f.files}
+                arrays: dict[str, Any] = {}
+                for k in f.files:
+                    arrays[k] = f[k]
+                    pause()
             facts = json.loads(arrays.pop("facts").tobytes())
             scale, step = float(arrays.pop("scale")), int(arrays.pop("step"))
             pairs: dict[str, Pairs] = {"w": {}, "m": {}, "v": {}}

@@ -84,6 +84,8 @@ class Background:
         self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
         self._paused: Training | None = None
         self._anchors: list[ewc.Anchor] = []
+        self._gate: Gate | None = None
+        self._sum: _Sum | None = None  # of the step that was left in the middle
 
     @property
     def paused(self) -> bool:
@@ -99,28 +101,37 @@ class Background:
     def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen, self._paused = None, {}, None
+        self._trainer, self._frozen, self._paused, self._gate, self._sum = None, {}, None, None, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
-        learner, config = self._learner, self._model.config
+        learner, config, pause = self._learner, self._model.config, stopping(cancel)
         learner.sync()
-        buffer = replay.load(learner.ledger, learner.memory, self._model.tokenizer, config.max_context)
+        try:
+            pause()
+            known = learner.ledger, learner.memory, self._model.tokenizer, config.max_context
+            buffer = replay.load(*known, pause)
+        except Stopped:
+            return _report(False, "stopped before it began")
         ratings, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
         if ratings < need:
             reason = f"it takes {need} rated replies to learn from; there are {ratings}"
             return _report(False, reason, examples=ratings)
         started = time.perf_counter()
-        report = self._attempt(buffer, progress, stopping(cancel))
+        report = self._attempt(buffer, progress, pause)
         return {"examples": ratings, **report, "seconds": time.perf_counter() - started}
 
     def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
-        learner, training = self._learner, self._resumed() or self._fresh()
-        gate = Gate(learner, buffer, pause)
+        learner, training = self._learner, None
         try:
+            training = self._resumed(pause) or self._fresh(pause)
+            self._paused = None
+            gate = self._gate_of(buffer, pause)
             self._train(training, buffer, gate, progress, pause)
             report = self._finish(training, gate)
         except Stopped:
+            if training is None:
+                return _report(False, "stopped before it began")
             self._paused = training  # writing it down takes longer than who stopped it wants to wait
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
             return _report(False, done)
@@ -132,27 +143,38 @@ class Background:
 
     # -- where it starts -----------------------------------------------------------------------------
 
-    def _resumed(self) -> Training | None:
+    def _resumed(self, pause: Pause = lambda: None) -> Training | None:
         """The run that was stopped, if it led on from weights that still count, under the same settings."""
         ledger, state = self._learner.ledger, self._learner.state
-        training, self._paused = self._paused, None
-        if training is None and (data := ledger.training()):
-            training = Training.from_bytes(data)
-        if training is None:
-            return None
-        facts = training.facts
-        same = facts["settings"] == self._settings() and facts["base"] == state.base
-        same = same and facts["anchors"] == self._anchor_ids()
-        return training if same and ledger.leads_to(facts["version"], state.version) else None
+        if (training := self._paused) is None:
+            self._gate = self._sum = None
+            if data := ledger.training():
+                pause()
+                training = Training.from_bytes(data, pause)
+        if training is not None:
+            facts = training.facts
+            same = facts["settings"] == self._settings() and facts["base"] == state.base
+            same = same and facts["anchors"] == self._anchor_ids()
+            if same and ledger.leads_to(facts["version"], state.version):
+                return training
+        self._paused = self._gate = self._sum = None
+        return None
 
-    def _fresh(self) -> Training:
+    def _gate_of(self, buffer: Buffer, pause: Pause) -> Gate:
+        """The one that was left in the middle, if it was about the same ratings."""
+        if self._gate is None or self._gate.buffer != buffer:
+            self._gate = Gate(self._learner, buffer, pause)
+        self._gate.pause = pause
+        return self._gate
+
+    def _fresh(self, pause: Pause = lambda: None) -> Training:
         """The base in use goes on being trained; layers that it does not change yet start from nothing."""
         state = self._learner.state
         facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
         facts["anchors"] = self._anchor_ids()
-        return Training(self._start(state.version), SCALE, facts=facts)
+        return Training(self._start(state.version, pause), SCALE, facts=facts)
 
-    def _start(self, seed: int) -> dict[Place, Pair]:
+    def _start(self, seed: int, pause: Pause) -> dict[Place, Pair]:
         """The same again for the same seed, as long as the base in use is the same."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
@@ -163,6 +185,7 @@ class Background:
                 pairs[module, layer] = (
                     (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
                 )
+                pause()
         return pairs
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
@@ -187,8 +210,9 @@ class Background:
         if training.step >= self.settings.steps:
             return
         if self._trainer is None:
-            self._trainer = Trainer(self._model, backend=self._learner.backend)
+            self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
+        pause()
         self._anchors = self._learner.ledger.anchors() if self.settings.ewc else []
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
@@ -198,40 +222,52 @@ class Background:
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
                 )
-            training.update(grads, self.settings.rate(training.step), self.settings.clip)
+            pause()
+            training.update(grads, self.settings.rate(training.step), self.settings.clip, pause)
+            self._sum = None
+            pause()
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
-                self._learner.ledger.put_training(training.to_bytes())
+                data = training.to_bytes()
+                pause()
+                self._learner.ledger.put_training(data, pause)
+                pause()
             if progress is not None:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
         self, training: Training, buffer: Buffer, gate: Gate, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
-        """Loss and gradients of one step, gathered text by text."""
+        """Loss and gradients of one step, gathered text by text; those of a step that was left are known."""
         assert self._trainer is not None
-        base, trainer, total = training.base, self._trainer, _Sum()
+        base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
+        total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         gate.frozen_logprobs(examples, frozen)
-        for example in examples:
+        for example in examples[total.texts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))
-        for text in texts:
+            pause()
+        for text in texts[total.texts - len(examples) :]:
             if text not in self._frozen:
-                self._frozen[text] = trainer.hidden(None, text)
+                self._frozen[text] = trainer.hidden(None, text, pause)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
             total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
-        total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
+            pause()
+        value, grads = ewc.penalty(base, self._anchors, self.settings.ewc, pause)
+        self._sum = None  # the penalty is to be in it once
+        total.plus(value, grads)
         return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def _candidate(self, training: Training) -> Candidate:
+    def _candidate(self, training: Training, pause: Pause) -> Candidate:
         """share -> the base that far on the way, the head's change folded in, and the micro that is left."""
-        old, start = self._learner.base, self._start(training.facts["version"])
+        old, start = self._learner.base, self._start(training.facts["version"], pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
+            pause()
             if old is not None and HEAD in old.pairs:  # which was not trained
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
@@ -247,14 +283,17 @@ class Background:
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            verdict = gate.judge(self._candidate(training))
+            verdict = gate.judge(self._candidate(training, gate.pause))
             report = {"steps": training.step, **verdict.report}
             try:
                 if not verdict.promoted:
                     learner.ledger.refuse(parent.version, report)
                     return report
-                state, norm = verdict.micro.to_bytes(), verdict.micro.norm
-                learner.ledger.promote(parent.version, verdict.base, state, verdict.kl, norm, report)
+                base, micro = verdict.ground.lora, verdict.micro
+                assert base is not None
+                found = micro.to_bytes(), verdict.kl, micro.norm, report
+                version = learner.ledger.promote(parent.version, base, *found, gate.pause)
+                learner.stood(learner.ledger.base_of(version), verdict.ground)
                 learner.sync()
                 return report
             except HeadMoved:
@@ -288,7 +327,9 @@ def coefficient(example: Example, frozen: float, nll: float, now: float) -> floa
 class _Sum:
     """Losses and gradients of a step, added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: tuple[int, int]) -> None:
+        """of: the step, and the version in use."""
+        self.of, self.texts = of, 0
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 
@@ -304,6 +345,7 @@ class _Sum:
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
         """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
         self.plus(self._weight * value, grads)
+        self.texts += 1
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:
         self.loss += value

@@ -74,6 +74,7 @@ class Deep:
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
         self._paused: Measuring | None = None
+        self._trainer: Trainer | None = None  # of a run that was stopped
         self._seen: tuple[int, list[int]] = (-1, [])  # ledger's version, versions that began a task
 
     @property
@@ -86,6 +87,13 @@ class Deep:
         if self._paused is not None:
             self._learner.ledger.put_measurement(self._paused.to_bytes())
         self._paused = None
+        self._free()
+
+    def _free(self) -> None:
+        """Give the training graph's memory back."""
+        if self._trainer is not None:
+            self._trainer.close()
+        self._trainer = None
 
     # -- when ----------------------------------------------------------------------------------------
 
@@ -116,9 +124,9 @@ class Deep:
             self._seen = version, [ratings[i].version_after for i in boundaries(rewards, questions)]
         return self._seen[1]
 
-    def _buffer(self) -> Buffer:
+    def _buffer(self, pause: Pause = lambda: None) -> Buffer:
         learner, model = self._learner, self._model
-        return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context)
+        return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context, pause)
 
     # -- a run ---------------------------------------------------------------------------------------
 
@@ -130,8 +138,13 @@ class Deep:
         anchor: False only tidies.
         """
         learner, started = self._learner, time.perf_counter()
+        pause = stopping(cancel)
         learner.sync()
-        buffer, pause = self._buffer(), stopping(cancel)
+        try:
+            pause()
+            buffer = self._buffer(pause)
+        except Stopped:
+            return _report(False, "stopped before it began")
         if (ratings := len(buffer.train) + len(buffer.held_out)) < MINIMUM:
             return _report(False, f"it takes {MINIMUM} rated replies; there are {ratings}")
         task, base = self._task(buffer), _body(learner.base)
@@ -146,6 +159,7 @@ class Deep:
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
             return _report(False, done + "; it goes on from there")
         self._paused = None
+        self._free()
         return report | {"seconds": time.perf_counter() - started}
 
     def _task(self, buffer: Buffer) -> Task:
@@ -181,18 +195,19 @@ class Deep:
         if not todo:
             return
         pause()
-        trainer = Trainer(self._model, backend=self._learner.backend)
-        try:
-            trainer.set_head(self._learner.base, self._learner.micro)
-            for example in todo:
-                measuring.fisher.add(trainer.squares(base, example.text, pause))
-                done = measuring.fisher.examples
-                if done % SAVE_EVERY == 0 and done < total:
-                    self._learner.ledger.put_measurement(measuring.to_bytes())
-                if progress is not None:
-                    progress(done, total)
-        finally:
-            trainer.close()
+        if self._trainer is None:
+            self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
+        self._trainer.set_head(self._learner.base, self._learner.micro)
+        pause()
+        for example in todo:
+            measuring.fisher.add(self._trainer.squares(base, example.text, pause))
+            done = measuring.fisher.examples
+            pause()
+            if done % SAVE_EVERY == 0 and done < total:
+                self._learner.ledger.put_measurement(measuring.to_bytes())
+                pause()
+            if progress is not None:
+                progress(done, total)
 
     def _finish(self, measuring: Measuring, task: Task, why: str, pause: Pause) -> dict[str, Any]:
         """Tidy the memory and write everything down together."""

@@ -156,13 +156,17 @@ class Learner:
 
     def ground(self, lora: BaseLoRA, pause: Callable[[], None] | None = None) -> Ground:
         """Put a base into the backend and read the neutral text under it. Whoever tries a base out calls
-        `stand` when done, or when `pause`, which is called between texts, has raised."""
+        `stand` when done, or when `pause`, which is called every few tokens, has raised."""
         if not {"probabilities", "packed"} <= vars(self._frozen).keys():
             self._backend.set_lora(None)
-            self._frozen.probabilities, self._frozen.packed  # noqa: B018 - while the untouched head is in place
+            self._frozen.look(pause)  # while the untouched head is in place
         self._backend.set_lora(lora)
         context = self._model.config.max_context
         return Ground(lora, self._frozen.under(self._backend, self._model.tokenizer, context, pause))
+
+    def stood(self, base: int, ground: Ground) -> None:
+        """The neutral text as it is read under a base was found while that was tried out."""
+        self._grounds[base] = ground
 
     def untouched(self) -> None:
         """Put the model without any base into the backend; `stand` ends it."""

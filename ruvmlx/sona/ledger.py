@@ -3,6 +3,7 @@
 It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +88,24 @@ class Ledger:
         return version
 
     def promote(
-        self, parent: int, base: BaseLoRA, state: bytes, kl: float, norm: float, report: dict[str, Any]
+        self,
+        parent: int,
+        base: BaseLoRA,
+        state: bytes,
+        kl: float,
+        norm: float,
+        report: dict[str, Any],
+        pause: Callable[[], None] = lambda: None,
     ) -> int:
         """A version on a base of its own, in one transaction with what led to it; returns the version.
 
-        HeadMoved, if the version in use is not `parent` any more: nothing is written then.
+        HeadMoved, if the version in use is not `parent` any more: nothing is written then. `pause` may raise
+        to leave before anything is written.
         """
+        data = base.to_bytes()
+        pause()
         with self._store.transaction():
-            id_ = self._store.add_base(*self._mine, base.to_bytes(), report)
+            id_ = self._store.add_base(*self._mine, data, report)
             version = self._store.add_version(*self._mine, parent, state, kl, norm, id_)
             self._store.add_attempt(*self._mine, parent, version, report)
         return version
@@ -129,8 +140,8 @@ class Ledger:
     def training(self) -> bytes | None:
         return self._store.training(*self._mine)
 
-    def put_training(self, state: bytes | None) -> None:
-        self._store.put_training(*self._mine, state)
+    def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
+        self._store.put_training(*self._mine, state, pause)
 
     # -- the deep loop -------------------------------------------------------------------------------
 

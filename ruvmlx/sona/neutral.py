@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -28,6 +28,7 @@ FEATURES = 256  # directions in which they move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
+ROWS = 32  # contexts that the head is asked for at a time
 _CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
@@ -107,14 +108,21 @@ class Neutral:
     def packed(self) -> np.ndarray:
         """What it says in each context of the tokens that ratings may move, and of all others together:
         [M, A + 1]."""
-        return np.ascontiguousarray(
-            np.concatenate([_packed(np.exp(rows), self.tokens) for rows in self._rows()])
-        )
+        return self._packing(lambda: None)
 
-    def _rows(self) -> Iterator[np.ndarray]:
-        """log-probabilities over the whole vocabulary, some contexts at a time."""
-        for i in range(0, len(self.contexts), 32):
-            yield log_softmax_rows(self.head(self.contexts[i : i + 32]))
+    def _packing(self, pause: Callable[[], None]) -> np.ndarray:
+        parts = []
+        for i in range(0, len(self.contexts), ROWS):
+            rows = log_softmax_rows(self.head(self.contexts[i : i + ROWS]))
+            parts.append(_packed(np.exp(rows), self.tokens))
+            pause()
+        return np.ascontiguousarray(np.concatenate(parts))
+
+    def look(self, pause: Callable[[], None] | None = None) -> None:
+        """Ask the head for all that distances need of it, where that is not known; `pause` may raise."""
+        if "packed" not in vars(self):
+            self.packed = self._packing(pause or (lambda: None))
+        self.probabilities  # noqa: B018 - kept once computed
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -249,21 +257,25 @@ class Neutral:
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked for a KL before the base was set: its head is the backend's."""
         base, packed, ratio, lost = backend.lora, list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        pause = pause or (lambda: None)
         states, following, _, answers = read(backend, tokenizer, max_context, pause)
         contexts = np.ascontiguousarray(states[self.rows])
-        drift = drifting(states[answers:], following[answers:], backend.head, self.directions, self.tokens)
+        prose = states[answers:], following[answers:]
+        drift = drifting(*prose, backend.head, self.directions, self.tokens, pause)
         new = replace(self, contexts=contexts, drift=drift, head=backend.head, frozen=self.log_probabilities)
         try:
-            for i in range(0, len(contexts), 32):
+            for i in range(0, len(contexts), ROWS):
                 backend.set_lora(None)
-                frozen = log_softmax_rows(self.head(self.contexts[i : i + 32]))
+                frozen = log_softmax_rows(self.head(self.contexts[i : i + ROWS]))
                 backend.set_lora(base)
-                rows = log_softmax_rows(self.head(contexts[i : i + 32]))
-                y = self.following[i : i + 32]
+                pause()
+                rows = log_softmax_rows(self.head(contexts[i : i + ROWS]))
+                y = self.following[i : i + ROWS]
                 lost.append((frozen - rows)[np.arange(len(y)), y])
                 packed.append(_packed(np.exp(rows), self.tokens))
                 mean = _packed(np.exp(rows) * (rows - frozen), self.tokens)
                 ratio.append(np.divide(mean, packed[-1], np.zeros_like(mean), where=packed[-1] > 0))
+                pause()
         finally:
             backend.set_lora(base)
         risen = np.concatenate(lost)
@@ -333,14 +345,22 @@ def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.nd
     return np.asarray(frequency) / n, np.asarray(cost) / n, np.concatenate(ending)
 
 
-def drifting(states: np.ndarray, following: np.ndarray, head, reading: np.ndarray, tokens: np.ndarray):
+def drifting(
+    states: np.ndarray,
+    following: np.ndarray,
+    head,
+    reading: np.ndarray,
+    tokens: np.ndarray,
+    pause: Callable[[], None] = lambda: None,
+) -> np.ndarray:
     """How the mean negative log-likelihood of a text, states [T, D] and following [T], answers to a small
     change of lora_b: mean of u (p - onehot(y))^T, [r, A + 1]; the last column is for all other tokens."""
     total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
-    for i in range(0, len(states), 32):
-        rows = np.exp(log_softmax_rows(head(states[i : i + 32])))
-        rows[np.arange(len(rows)), following[i : i + 32]] -= 1
-        total += (states[i : i + 32] @ reading).T @ _packed(rows, tokens)
+    for i in range(0, len(states), ROWS):
+        rows = np.exp(log_softmax_rows(head(states[i : i + ROWS])))
+        rows[np.arange(len(rows)), following[i : i + ROWS]] -= 1
+        total += (states[i : i + ROWS] @ reading).T @ _packed(rows, tokens)
+        pause()
     return total / max(1, len(states))
 
 
@@ -411,10 +431,8 @@ def read(
     there, no model is bound to the frozen one."""
     states, following, ends, answers = [], [], [], 0
     for question, answer in texts():
-        if pause is not None:
-            pause()
         tokens, first = encoded(tokenizer, question, answer, max_context)
-        hidden = backend.hidden_states(tokens)[first - 1 :]
+        hidden = backend.hidden_states(tokens, pause)[first - 1 :]
         states.append(hidden[:-1])
         ends.append(hidden[-1:])
         following += tokens[first:]

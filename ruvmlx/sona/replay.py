@@ -7,7 +7,7 @@ The buffer is the store itself: nothing is copied, and a rating that is taken ba
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -73,14 +73,22 @@ def _sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
     return [items[i] for i in rng.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def load(ledger: Ledger, memory: Memory, tokenizer: Tokenizer, context: int) -> Buffer:
+def load(
+    ledger: Ledger,
+    memory: Memory,
+    tokenizer: Tokenizer,
+    context: int,
+    pause: Callable[[], None] = lambda: None,
+) -> Buffer:
+    """`pause` is called after every reply and text, and may raise to leave."""
     rows = ledger.rated_replies(LIMIT)
-    examples = _examples(rows, memory)
+    pause()
+    examples = _examples(rows, memory, pause)
     held = [e for e in examples if e.held_out]
     if len(held) < 2:  # of a few ratings perhaps none has such an id
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
-    plain, judged = (_texts(pairs, tokenizer, context) for pairs in (_plain(), neutral.texts()))
+    plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), neutral.texts()))
     train = [e for e in examples if e.reply_id not in kept]
     return Buffer(train, held, plain, judged, ledger.last_promotion())
 
@@ -90,12 +98,18 @@ def _plain() -> list[tuple[str, str]]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _texts(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, context: int) -> list[Text]:
-    encoded = (neutral.encoded(tokenizer, q, a, context) for q, a in pairs)
-    return [Text(tuple(tokens), first) for tokens, first in encoded]
+def _texts(
+    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, context: int, pause: Callable[[], None]
+) -> list[Text]:
+    out = []
+    for question, answer in pairs:
+        tokens, first = neutral.encoded(tokenizer, question, answer, context)
+        out.append(Text(tuple(tokens), first))
+        pause()
+    return out
 
 
-def _examples(rows: Sequence[RatedReply], memory: Memory) -> list[Example]:
+def _examples(rows: Sequence[RatedReply], memory: Memory, pause: Callable[[], None]) -> list[Example]:
     out = []
     for row in rows:
         reward, value = memory.standing(row.reply_id, row.rating)
@@ -103,4 +117,5 @@ def _examples(rows: Sequence[RatedReply], memory: Memory) -> list[Example]:
         drawn = None if row.logprob is None else row.logprob / len(said)
         text = Text.cut(prompt, said)
         out.append(Example(row.reply_id, row.rating, text, reward, value, row.version, drawn))
+        pause()
     return out

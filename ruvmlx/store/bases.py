@@ -5,12 +5,15 @@ A base is written once; the versions that ratings make on it refer to it by its 
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NotFound
 from .replies import Replies
 from .witness import digest
+
+WRITTEN = 4 << 20  # bytes at a time
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,26 @@ class Bases(Replies):
         sql = "SELECT 1 FROM trainings WHERE fingerprint = ? AND name = ?"
         return self._row(sql, fingerprint, name) is not None
 
-    def put_training(self, fingerprint: str, name: str, state: bytes | None) -> None:
-        """Keep where a training stands, in place of what was kept before; None: nothing."""
+    def put_training(
+        self, fingerprint: str, name: str, state: bytes | None, pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep where a training stands, in place of what was kept before; None: nothing.
+
+        `pause` is called after every few megabytes and may raise to leave: what was kept before is, still.
+        """
         with self.transaction():
             self._db.execute("DELETE FROM trainings WHERE fingerprint = ? AND name = ?", (fingerprint, name))
-            if state is not None:
-                self._db.execute("INSERT INTO trainings VALUES (?, ?, ?)", (fingerprint, name, state))
+            if state is None:
+                return
+            pause()
+            made = self._db.execute(
+                "INSERT INTO trainings VALUES (?, ?, zeroblob(?))", (fingerprint, name, len(state))
+            )
+            pause()
+            with self._db.blobopen("trainings", "state", made.lastrowid or 0) as blob:
+                for start in range(0, len(state), WRITTEN):
+                    blob.write(state[start : start + WRITTEN])
+                    pause()
 
     def rated_replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """The newest ratings in force whose replies still have their tokens, the oldest of them first."""

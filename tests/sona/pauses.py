@@ -34,22 +34,23 @@ class Gap:
 
 
 class Watch(threading.Event):
-    """A cancel event that is never set by itself and notes when it was asked, and by whom.
+    """A cancel event that notes when it was asked, and from where.
 
-    stop_at: the call at which it is set, counted from 1; 0: none.
+    known: places; it is set at the first one that is not among them, which is added. None: never.
     """
 
-    def __init__(self, stop_at: int = 0):
+    def __init__(self, known: set[str] | None = None):
         super().__init__()
         self.gaps: list[Gap] = []
-        self.calls, self._stop_at = 0, stop_at
+        self._known = known
         self._place, self._at = "begin", time.process_time()
 
     def is_set(self) -> bool:
-        self._note(_caller())
-        self.calls += 1
-        if self.calls == self._stop_at:
-            self.set()
+        if not super().is_set():
+            self._note(place := _caller())
+            if self._known is not None and place not in self._known:
+                self._known.add(place)
+                self.set()
         return super().is_set()
 
     def finish(self) -> None:
@@ -61,11 +62,6 @@ class Watch(threading.Event):
         self.gaps.append(Gap(now - self._at, self._place, place))
         self._place, self._at = place, time.process_time()
 
-    @property
-    def places(self) -> list[str]:
-        """Where each call came from, in order."""
-        return [gap.end for gap in self.gaps if gap.end != "end"]
-
 
 def _caller() -> str:
     """The functions of ruvmlx that led to a pause, innermost first, without the hook's own."""
@@ -73,17 +69,19 @@ def _caller() -> str:
     while frame is not None and len(names) < 3:
         code = frame.f_code
         if "/ruvmlx/" in code.co_filename and code.co_name not in RULES:
-            names.append(f"{Path(code.co_filename).stem}.{code.co_qualname.rpartition('.')[2]}:{frame.f_lineno}")
+            names.append(
+                f"{Path(code.co_filename).stem}.{code.co_qualname.rpartition('.')[2]}:{frame.f_lineno}"
+            )
         frame = frame.f_back
     return " < ".join(names)
 
 
-def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, float, float]]:
-    """(from -> to, how many, longest, sum) of each kind of gap, the longest first."""
+def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
+    """(from -> to, how many, the three longest, sum) of each kind of gap, the longest first."""
     kinds = defaultdict(list)
     for gap in gaps:
         kinds[f"{gap.start}  ->  {gap.end}"].append(gap.seconds)
-    rows = [(kind, len(found), max(found), sum(found)) for kind, found in kinds.items()]
+    rows = [(kind, len(found), sorted(found)[:-4:-1], sum(found)) for kind, found in kinds.items()]
     return sorted(rows, key=lambda row: -row[2])
 
 
@@ -116,15 +114,16 @@ def main(arguments: list[str]) -> None:
     print({k: v for k, v in report.items() if k != "tries"})
     print(f"{len(watch.gaps)} gaps, {used:.1f} s of processor time")
     for kind, count, most, total in longest(watch.gaps)[: given.top]:
-        print(f"{1e3 * most:8.1f} ms  {count:6d} x  {total:7.2f} s  {kind}")
+        times = " ".join(f"{1e3 * seconds:6.1f}" for seconds in most)
+        print(f"{times:>20} ms  {count:6d} x  {total:7.2f} s  {kind}")
 
 
 def measure(kept: Path, scratch: Path, steps: int) -> tuple[Watch, float, dict]:
     """-> the gaps of one consolidation, its processor time in seconds, its report."""
-    from ruvmlx.backends import mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
     from ruvmlx.backends import training
     from ruvmlx.backends.native import NativeBackend
     from ruvmlx.models import resolve
+    from ruvmlx.models.base import Message
     from ruvmlx.models.load import load_model
     from ruvmlx.runtime import Runtime
     from ruvmlx.sona.background import Settings
@@ -143,7 +142,8 @@ def measure(kept: Path, scratch: Path, steps: int) -> tuple[Watch, float, dict]:
         _copy(kept / "new.db", file)
     _copy(file, scratch / "run.db")
     with Runtime(Store(scratch / "run.db"), model, backend, "default") as runtime:
-        runtime.learner  # noqa: B018 - opened when the chat began
+        runtime.learner.sync()  # as in a chat: what is read once has been
+        model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
         report = runtime.consolidate(None, watch, Settings(steps=steps))
         watch.finish()

@@ -18,6 +18,7 @@ from ruvmlx.sona.background import Background, Settings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import Example
 
+from .pauses import Watch
 from .test_bases import held
 from .test_learner import reply, weights
 
@@ -169,14 +170,14 @@ def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
 def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
     """As if every base made plain text less likely by a tenth of a nat per token."""
     backend = rated.backend
-    monkeypatch.setattr(gate.Gate, "_nll", lambda gate_, micro: 1.0 + 0.1 * (backend.lora is not None))
+    monkeypatch.setattr(gate.Gate, "_nll", lambda gate_, name, micro: 1.0 + 0.1 * (backend.lora is not None))
     before = rated.learner.ledger.version()
     report, _ = consolidate(rated)
     assert not report["promoted"] and rated.learner.ledger.version() == before
     assert report["ppl_change"] > gate.PPL_RISE
 
 
-@pytest.mark.parametrize("at", [1, 30, 75, 140])
+@pytest.mark.parametrize("at", [1, 30, 75, 141, 300, 451])
 def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
     """Stopped at any slice, resumed from memory or from the store: the same factors, bit for bit."""
     monkeypatch.setattr(gate, "PPL_RISE", 1.0)
@@ -193,16 +194,99 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
             return counts[0] >= at
 
     report, _ = consolidate(rated, cancel=Counting())
-    assert not report["promoted"] and "stopped after" in report["reason"]
+    assert not report["promoted"] and "stopped" in report["reason"]
     assert rated.backend.lora is None and rated.background_due()
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
+        began = rated._background.paused
         rated._background.close()
-        assert rated.learner.ledger.training() is not None and not rated._background.paused
+        assert (rated.learner.ledger.training() is not None) == began and not rated._background.paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
     assert rated.learner.ledger.training() is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
+    """Each place in the code that pauses ends the run once, and it goes on: the same base, bit for bit."""
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(background, "SAVE_EVERY", 1)
+    want, losses = consolidate(rated)
+    assert want["promoted"], want["reason"]
+    base, neutral = rated.learner.base.to_bytes(), rated.learner.neutral.packed
+    rated.rollback(14)
+    rated._close_loops()
+    rated.learner.sync()
+    known, seen = set(), []
+    for _ in range(200):
+        cancel = Watch(known)
+        report, some = consolidate(rated, cancel=cancel)
+        seen += some
+        if not cancel.is_set():
+            break
+        assert not report["promoted"] and rated.backend.lora is None and rated.background_due()
+        if restart:
+            rated._close_loops()
+    assert report["promoted"] and report["loss_after"] == want["loss_after"]
+    assert rated.learner.base.to_bytes() == base and seen == losses
+    np.testing.assert_array_equal(rated.learner.neutral.packed, neutral)
+    for part in PARTS:
+        assert any(part in place for place in known), part
+
+
+PARTS = (
+    "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "training._below",
+    "training._run", "training.hidden", "adamw.update", "bases.put_training", "background._gradients",
+    "gate.frozen_logprobs", "gate._nll", "gate._loss", "neutral.read", "neutral.drifting", "neutral.under",
+    "gate._grounded", "ledger.promote",
+)  # fmt: skip
+
+
+def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
+    """What the gate and the texts of a step have found is known when the run goes on."""
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    counts = {"texts": 0, "logprobs": 0, "trainers": 0}
+
+    def counting(owner, name, what):
+        plain = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            found = plain(*args, **kwargs)
+            counts[what] += 1  # only what came to an end
+            return found
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(training.Trainer, "_run", "texts")
+    counting(gate.Gate, "_logprob", "logprobs")
+    counting(training.Trainer, "__init__", "trainers")
+    consolidate(rated)
+    want = dict(counts)
+    rated.rollback(14)
+    rated._close_loops()
+    counts.update(texts=0, logprobs=0, trainers=0)
+    known: set[str] = set()
+    while True:
+        consolidate(rated, cancel=(cancel := Watch(known)))
+        if not cancel.is_set():
+            break
+    assert len(known) > 30 and counts == want
+
+
+def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
+    """The gate has read the neutral text under it; read again, as after a restart, it is the same."""
+    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    grounds, plain = [], rated.learner.ground
+    monkeypatch.setattr(rated.learner, "ground", lambda *a: grounds.append(plain(*a)) or grounds[-1])
+    report, _ = consolidate(rated)
+    assert report["promoted"] and len(grounds) == len(report["tries"])
+    learner = rated.learner
+    assert learner.base is grounds[-1].lora and learner.neutral is grounds[-1].neutral
+    again = plain(learner.ledger.base(learner.state.base))
+    assert again.lora.scale == learner.base.scale and again.lora.to_bytes() == learner.base.to_bytes()
+    np.testing.assert_allclose(again.neutral.packed, learner.neutral.packed, atol=1e-6)
+    learner.stand()
 
 
 def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
@@ -211,7 +295,7 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
 
         def is_set(self):
             Later.count += 1
-            return Later.count > 60
+            return Later.count > 250
 
     consolidate(rated, cancel=Later())
     rated._background.close()

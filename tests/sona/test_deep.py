@@ -110,6 +110,27 @@ def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypa
     assert learned.deepen()["anchored"] and ledger.anchors()[0].fisher.to_bytes() == got
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_stopped_at_every_kind_of_pause(learned, restart):
+    """Each place in the code that pauses ends the run once, and it goes on: the same Fisher, bit for bit."""
+    assert learned.deepen()["anchored"]
+    ledger = learned.learner.ledger
+    want = ledger.anchors()[0].fisher.to_bytes()
+    learned.store._db.execute("DELETE FROM anchors")
+    learned._close_loops()
+    known: set[str] = set()
+    for _ in range(100):
+        report = learned.deepen(cancel=(cancel := Watch(known)))
+        if not cancel.is_set():
+            break
+        assert not report["anchored"] and ledger.anchors() == []
+        if restart:
+            learned._close_loops()
+    assert report["anchored"] and ledger.anchors()[0].fisher.to_bytes() == want
+    for part in ("replay._examples", "graph._by_blocks", "training.squares", "deep._measure"):
+        assert any(part in place for place in known), part
+
+
 def test_a_damaged_measurement_is_done_again(learned):
     for junk in (b"junk", b'{"base": 1}\njunk'):
         learned.learner.ledger.put_measurement(junk)
