@@ -34,11 +34,12 @@ def unpack(
         check_finite(parts["weight"], tensor.name)
         return parts
     blocks = raw.reshape(-1, tensor.type.nbytes)
-    unpacked, some = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[tensor.type.name], []
+    unpacked = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[tensor.type.name]
+    packed, scales, biases = (np.empty((len(blocks), *x.shape[1:]), x.dtype) for x in unpacked(blocks[:1]))
     for start in range(0, len(blocks), BLOCKS):
-        some.append(unpacked(blocks[start : start + BLOCKS]))
+        some = slice(start, start + BLOCKS)
+        packed[some], scales[some], biases[some] = unpacked(blocks[some])
         pause()
-    packed, scales, biases = (np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*some, strict=True))
     check_finite(scales, tensor.name)
     check_finite(biases, tensor.name)
     rows = tensor.shape[:-1]

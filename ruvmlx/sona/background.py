@@ -244,19 +244,18 @@ class Background:
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         gate.frozen_logprobs(examples, frozen)
-        for example in examples[total.texts :]:
+        for example in examples[total.parts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))
             pause()
-        for text in texts[total.texts - len(examples) :]:
+        for text in texts[max(0, total.parts - len(examples)) :]:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text, pause)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
             total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
             pause()
-        value, grads = ewc.penalty(base, self._anchors, self.settings.ewc, pause)
-        self._sum = None  # the penalty is to be in it once
-        total.plus(value, grads)
+        if total.parts == len(examples) + len(texts):
+            total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
         return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
@@ -329,7 +328,7 @@ class _Sum:
 
     def __init__(self, of: tuple[int, int]) -> None:
         """of: the step, and the version in use."""
-        self.of, self.texts = of, 0
+        self.of, self.parts = of, 0
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 
@@ -345,10 +344,9 @@ class _Sum:
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
         """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
         self.plus(self._weight * value, grads)
-        self.texts += 1
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:
-        self.loss += value
+        self.loss, self.parts = self.loss + value, self.parts + 1
         for place, pair in grads.items():
             if place in self.pairs:
                 for total, more in zip(self.pairs[place], pair, strict=True):

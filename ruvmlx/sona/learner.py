@@ -159,7 +159,7 @@ class Learner:
         `stand` when done, or when `pause`, which is called every few tokens, has raised."""
         if not {"probabilities", "packed"} <= vars(self._frozen).keys():
             self._backend.set_lora(None)
-            self._frozen.look(pause)  # while the untouched head is in place
+            self._frozen.look(pause or (lambda: None))  # while the untouched head is in place
         self._backend.set_lora(lora)
         context = self._model.config.max_context
         return Ground(lora, self._frozen.under(self._backend, self._model.tokenizer, context, pause))

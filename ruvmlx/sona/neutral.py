@@ -118,11 +118,12 @@ class Neutral:
             pause()
         return np.ascontiguousarray(np.concatenate(parts))
 
-    def look(self, pause: Callable[[], None] | None = None) -> None:
+    def look(self, pause: Callable[[], None] = lambda: None) -> None:
         """Ask the head for all that distances need of it, where that is not known; `pause` may raise."""
         if "packed" not in vars(self):
-            self.packed = self._packing(pause or (lambda: None))
+            self.packed = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
+        pause()
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -278,6 +279,7 @@ class Neutral:
                 pause()
         finally:
             backend.set_lora(base)
+        pause()
         risen = np.concatenate(lost)
         new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._groups(np.arange(len(risen))))
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))

@@ -1,11 +1,12 @@
 """How long the background loop goes without asking whether somebody needs the machine.
 
-    python -m tests.sona.pauses [--kept FOLDER] [--steps N] [--top N]
+    python -m tests.sona.pauses [--kept FOLDER] [--steps N] [--top N] [--stops]
 
 Forty replies of the starter model are rated (a few of them to long questions) and consolidated on one thread.
 Between every two calls of the pause hook it takes the processor time of this process, which waiting and other
 programs are not part of, and the places in the code that the two calls came from. Shown are the longest gaps
-by those places. --kept: where the rated replies are kept for the next time.
+by those places. --kept: where the rated replies are kept for the next time. --stops: stop it once at every such
+place as well, and show how long it takes to return from there.
 """
 
 import argparse
@@ -19,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-RULES = ("pause", "stopping", "is_set")
+import ruvmlx
+
+HERE = str(Path(ruvmlx.__file__).parent)
+RULES = ("pause", "is_set")  # the hook's own functions
 QUESTIONS = ("a fruit", "a metal", "a river", "the moon", "bread", "a bridge", "rain", "a clock")
 LENGTHS = (20, 45, 90)  # tokens of a reply
 
@@ -46,8 +50,8 @@ class Watch(threading.Event):
         self._place, self._at = "begin", time.process_time()
 
     def is_set(self) -> bool:
-        if not super().is_set():
-            self._note(place := _caller())
+        if not super().is_set() and (place := _caller()):
+            self._note(place)
             if self._known is not None and place not in self._known:
                 self._known.add(place)
                 self.set()
@@ -66,9 +70,9 @@ class Watch(threading.Event):
 def _caller() -> str:
     """The functions of ruvmlx that led to a pause, innermost first, without the hook's own."""
     names, frame = [], inspect.currentframe()
-    while frame is not None and len(names) < 3:
+    while frame is not None and len(names) < 4:
         code = frame.f_code
-        if "/ruvmlx/" in code.co_filename and code.co_name not in RULES:
+        if code.co_filename.startswith(HERE) and code.co_name not in RULES:
             names.append(
                 f"{Path(code.co_filename).stem}.{code.co_qualname.rpartition('.')[2]}:{frame.f_lineno}"
             )
@@ -82,7 +86,7 @@ def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
     for gap in gaps:
         kinds[f"{gap.start}  ->  {gap.end}"].append(gap.seconds)
     rows = [(kind, len(found), sorted(found)[:-4:-1], sum(found)) for kind, found in kinds.items()]
-    return sorted(rows, key=lambda row: -row[2])
+    return sorted(rows, key=lambda row: -row[2][0])
 
 
 def rate_forty(runtime, count: int = 40) -> None:
@@ -108,18 +112,24 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kept", type=Path, help="folder for the rated replies")
     parser.add_argument("--steps", type=int, default=4, help="of the optimiser")
     parser.add_argument("--top", type=int, default=25, help="kinds of gaps shown")
+    parser.add_argument("--stops", action="store_true", help="stop it at every place")
     given = parser.parse_args(arguments)
     with TemporaryDirectory() as scratch:
-        watch, used, report = measure(given.kept or Path(scratch), Path(scratch), given.steps)
+        watch, used, report, left = measure(given.kept or Path(scratch), Path(scratch), given)
     print({k: v for k, v in report.items() if k != "tries"})
     print(f"{len(watch.gaps)} gaps, {used:.1f} s of processor time")
     for kind, count, most, total in longest(watch.gaps)[: given.top]:
         times = " ".join(f"{1e3 * seconds:6.1f}" for seconds in most)
         print(f"{times:>20} ms  {count:6d} x  {total:7.2f} s  {kind}")
+    for place, seconds in sorted(left.items(), key=lambda item: -item[1])[: given.top]:
+        print(f"{1e3 * seconds:8.1f} ms to return from {place}")
 
 
-def measure(kept: Path, scratch: Path, steps: int) -> tuple[Watch, float, dict]:
-    """-> the gaps of one consolidation, its processor time in seconds, its report."""
+def measure(
+    kept: Path, scratch: Path, given: argparse.Namespace
+) -> tuple[Watch, float, dict, dict[str, float]]:
+    """-> the gaps of one consolidation, its processor time in seconds, its report; seconds to return from
+    each place that it was stopped at."""
     from ruvmlx.backends import training
     from ruvmlx.backends.native import NativeBackend
     from ruvmlx.models import resolve
@@ -145,9 +155,19 @@ def measure(kept: Path, scratch: Path, steps: int) -> tuple[Watch, float, dict]:
         runtime.learner.sync()  # as in a chat: what is read once has been
         model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
-        report = runtime.consolidate(None, watch, Settings(steps=steps))
+        report = runtime.consolidate(None, watch, Settings(steps=given.steps))
         watch.finish()
-        return watch, time.process_time() - started, report
+        used = time.process_time() - started
+    left: dict[str, float] = {}
+    if given.stops:
+        _copy(file, scratch / "again.db")
+        with Runtime(Store(scratch / "again.db"), model, backend, "default") as runtime:
+            while (cancel := Watch(set(left))) and not left.get("end"):
+                runtime.consolidate(None, cancel, Settings(steps=given.steps))
+                cancel.finish()
+                left[cancel.gaps[-1].start if cancel.is_set() else "end"] = cancel.gaps[-1].seconds
+            del left["end"]
+    return watch, used, report, left
 
 
 def _copy(source: Path, target: Path) -> None:
