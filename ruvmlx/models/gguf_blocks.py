@@ -18,6 +18,7 @@ from ..errors import CorruptFile
 from .gguf import GGUFTensor
 
 GROUP_SIZE = 32
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of a weight: a block of 32 is as many uint32
 BLOCKS = 1 << 17  # that are unpacked at a time
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
@@ -35,11 +36,13 @@ def unpack(
         return parts
     blocks = raw.reshape(-1, tensor.type.nbytes)
     unpacked = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[tensor.type.name]
-    packed, scales, biases = (np.empty((len(blocks), *x.shape[1:]), x.dtype) for x in unpacked(blocks[:1]))
+    packed, factors = np.empty((len(blocks), BITS[tensor.type.name]), np.uint32), []
     for start in range(0, len(blocks), BLOCKS):
         some = slice(start, start + BLOCKS)
-        packed[some], scales[some], biases[some] = unpacked(blocks[some])
+        packed[some], *both = unpacked(blocks[some])
+        factors.append(both)
         pause()
+    scales, biases = (np.concatenate(x) for x in zip(*factors, strict=True))
     check_finite(scales, tensor.name)
     check_finite(biases, tensor.name)
     rows = tensor.shape[:-1]

@@ -8,8 +8,10 @@ w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen m
 as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
 output head at the end. The result is used only if it passes the gate (gate.py).
 
-A run is made of optimiser steps, a step of single texts, a text of slices; between slices it can be stopped,
-and it goes on from its last whole step, in this process or another.
+A run is made of optimiser steps, a step of single texts, a text of slices. Between slices, of some tens of
+milliseconds on the starter model, it can be stopped. In this process it goes on from its last whole text, and
+what the gate has measured is known; in another one it goes on from its last whole step.
+tests/sona/pauses.py shows how long it goes without asking.
 """
 
 import threading

@@ -1,13 +1,16 @@
 """Training: values against the oracle, gradients against finite differences, slices that can be stopped."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ruvmlx.backends import mlx, training
+from ruvmlx.backends.base import PAUSED
 from ruvmlx.backends.mx import mx
+from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.backends.training import TARGETS, Text, Trainer
 from ruvmlx.engine.sampler import log_softmax
@@ -218,3 +221,82 @@ def test_sums_of_squares_either_way(tokens, n_in, n_out):
     full = (x.T @ g) ** 2
     np.testing.assert_allclose(np.array(rows), full.sum(axis=1), rtol=1e-3)
     np.testing.assert_allclose(np.array(columns), full.sum(axis=0), rtol=1e-3)
+
+
+def test_a_slice_is_bounded(model, monkeypatch):
+    """Stages are evaluated together only as far as a slice goes; a pass has a pause for each slice."""
+    stops = training.Stops()
+    for work in (0.4, 0.5, 0.3, 2.0, 0.1, 0.9):
+        stops.add(mx.array(work), work=work * training.SLICE)
+    assert [x.item() for (x,) in stops.slices()] == pytest.approx([0.5, 0.3, 2.0, 0.9])
+    assert list(stops.slices()) == []
+    base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
+    tokens, layers = len(TEXT.tokens), model.config.n_layers
+    for size in (tokens * layers, tokens, 1):
+        monkeypatch.setattr(training, "SLICE", size)
+        calls = itertools.count()
+        trainer.reply(base, TEXT, pause=functools.partial(next, calls))
+        assert next(calls) >= 2 * sum(training._work(tokens).values()) * layers / (2 * size + tokens)
+
+
+def test_slices_change_nothing(model, monkeypatch):
+    """Stages: not a bit, on one thread of BLAS. Rows of the head: the order of a sum."""
+    monkeypatch.setattr(training.BLAS, "fixed", True)
+    training.BLAS.set_threads(1)
+    base, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
+    trainer.set_head(base, micro(model.config))
+    frozen = trainer.hidden(None, TEXT, lambda: None)
+    runs = [trainer.reply, functools.partial(trainer.neutral, frozen=frozen)]
+    wanted = [run(base, TEXT) for run in runs]
+    for slice_, logits, exact in ((1, training.LOGITS, True), (10**9, 3 * model.config.vocab_size, False)):
+        monkeypatch.setattr(training, "SLICE", slice_)
+        monkeypatch.setattr(training, "LOGITS", logits)
+        for run, want in zip(runs, wanted, strict=True):
+            got = run(base, TEXT, pause=lambda: None)
+            assert got[0] == want[0] if exact else got[0] == pytest.approx(want[0], abs=1e-5)
+            for place in base.pairs.keys() & want[1].keys():
+                for x, y in zip(got[1][place], want[1][place], strict=True):
+                    if exact:
+                        np.testing.assert_array_equal(x, y)
+                    np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)
+
+
+def test_a_graph_is_built_in_blocks(model, monkeypatch):
+    """The same weights, and the caller may leave between tensors and within large ones."""
+    want = Trainer(model, "cpu").hidden(None, TEXT)
+    monkeypatch.setattr(training.graph, "BLOCK", 1000)
+    calls = []
+    trainer = Trainer(model, "cpu", pause=lambda: calls.append(1))
+    np.testing.assert_array_equal(trainer.hidden(None, TEXT), want)
+    largest = model.config.vocab_size * model.config.hidden_size
+    assert len(calls) > largest // 1000
+
+    def stop():
+        calls.pop()
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(model, "cpu", pause=stop)
+
+
+BACKENDS = (ReferenceBackend, NativeBackend, functools.partial(mlx.MLXBackend, device="cpu"))
+
+
+@pytest.mark.parametrize("open_it", BACKENDS, ids=("reference", "native", "mlx"))
+def test_hidden_states_with_pauses(model, open_it):
+    """One for each few tokens, within a long text too; leaving one leaves the backend usable."""
+    backend, calls = open_it(model), []
+    want = backend.hidden_states(TOKENS)
+    got = backend.hidden_states(TOKENS, lambda: calls.append(1))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+    if isinstance(backend, NativeBackend):
+        np.testing.assert_array_equal(got, want)
+    assert len(calls) == -(-len(TOKENS) // PAUSED) > 1
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.hidden_states(TOKENS, stop)
+    np.testing.assert_allclose(backend.hidden_states(TOKENS), want, rtol=1e-3, atol=1e-4)

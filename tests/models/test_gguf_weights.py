@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
+from ruvmlx.models import gguf_blocks
 from ruvmlx.models.base import Llama3Rope
 from ruvmlx.models.gguf import TENSOR_TYPES, GGUFTensor
 from ruvmlx.models.gguf_blocks import check_finite, unpack
@@ -105,6 +106,21 @@ def test_plain_tensors_are_views_of_the_file(tmp_path):
     weights = load_gguf(make_gguf_model(tmp_path / "m.gguf", quant="F32")).load_weights()
     for name in ("model.norm.weight", "model.embed_tokens.weight"):
         assert weights[name].base is not None and not weights[name].flags.writeable
+
+
+@pytest.mark.parametrize("kind", QUANTS)
+def test_some_blocks_at_a_time(kind, monkeypatch):
+    """The same arrays, also where only a later part has wide scales; the caller may leave in between."""
+    values = np.random.default_rng(3).standard_normal((5, 96))
+    values[3] *= 30000.0
+    raw, calls = np.frombuffer(encode_blocks(values, kind), np.uint8), []
+    want = unpack(raw, tensor(kind, values.shape))
+    monkeypatch.setattr(gguf_blocks, "BLOCKS", 4)
+    got = unpack(raw, tensor(kind, values.shape), lambda: calls.append(1))
+    for part, array in want.items():
+        assert got[part].dtype == array.dtype
+        np.testing.assert_array_equal(got[part], array)
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("Q4_0", 20000.0), ("Q8_0", 1000.0)])

@@ -5,8 +5,8 @@
 Forty replies of the starter model are rated (a few of them to long questions) and consolidated on one thread.
 Between every two calls of the pause hook it takes the processor time of this process, which waiting and other
 programs are not part of, and the places in the code that the two calls came from. Shown are the longest gaps
-by those places. --kept: where the rated replies are kept for the next time. --stops: stop it once at every such
-place as well, and show how long it takes to return from there.
+by those places. --kept: where the rated replies are kept for the next time. --stops: stop it once at every
+such place as well, and show how long it takes to return from there.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from ruvmlx.sona.adamw import Training, norm
 from ruvmlx.sona.background import Background, Settings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import Example
+from ruvmlx.store import bases
 
 from .pauses import Watch
 from .test_bases import held
@@ -275,6 +276,27 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
     assert len(known) > 30 and counts == want
 
 
+def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
+    """Left in the middle of it, what was kept before still is."""
+    monkeypatch.setattr(bases, "WRITTEN", 3)
+    ledger, calls = rated.learner.ledger, []
+    for state in (b"0123456789", b"another one"):
+        ledger.put_training(state, lambda: calls.append(1))
+        assert ledger.training() == state
+    assert len(calls) == 2 * (2 + 4)
+
+    def stop():
+        calls.pop()
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.put_training(b"a third that is not written", stop)
+    assert ledger.training() == b"another one"
+    ledger.put_training(None)
+    assert ledger.training() is None
+
+
 def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
     """The gate has read the neutral text under it; read again, as after a restart, it is the same."""
     monkeypatch.setattr(gate, "PPL_RISE", 1.0)
@@ -375,6 +397,10 @@ def test_adamw_against_the_formula():
             w[i] -= 0.01 * (m[i] / (1 - 0.9**t) / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-8) + 0.01 * w[i])
     for got, want in zip(run.pairs[place], w, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    before = run.to_bytes()
+    with pytest.raises(ZeroDivisionError):
+        run.update(grads, 0.01, 1.0, lambda: 1 / 0)
+    assert run.to_bytes() == before  # all or nothing
     back = Training.from_bytes(run.to_bytes())
     assert back.to_bytes() == run.to_bytes() and back.step == 5
     assert isinstance(back.base, BaseLoRA) and Training.from_bytes(b"junk") is None
