@@ -1,103 +1,293 @@
-"""The kernel suite: the design's own table, at the sizes of Mistral-7B, one thread, called from Python.
+"""The kernel suite: every kernel in every implementation that this machine runs, one thread, called from
+Python.
 
-The limit of a row is the time that one thread needs to read the row's bytes from memory, measured in the same
-run; small rows live in the caches and may be quicker than that.
-"""
+Beside each figure stand two others: how far the result is from that of the kernel's twin in NumPy, and the
+limit: the time in which one thread reads the call's bytes, or forms its products, and does nothing else.
+Sizes are those of Mistral-7B for the decoder's kernels and of the starter model for what learns."""
 
-import statistics
+import copy
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ruvmlx.kernels import layers, micro
-from ruvmlx.lora import MicroLoRA
+from ruvmlx.kernels import layers, matmul, micro
+from ruvmlx.kernels.library import available, implementations
 
-from .rows import Row
+from .machine import BLOCK, Limits, reading
+from .rows import Row, measured
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
+VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
+GROUPS = 8  # of calls; a group's mean is a sample
+SLOW = "scalar"  # the C twin: only in a long run, it takes a while
+
+Array = np.ndarray
 
 
-def run(log: Callable[[str], None]) -> list[Row]:
-    log("kernels, one thread")
-    rng = np.random.default_rng(0)
+@dataclass(frozen=True)
+class Kernel:
+    """read(native(implementation)) and twin() are the same numbers; reset puts back what native changed.
 
-    def make(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
+    nbytes: read and written by a call, from memory where `streamed`, else from wherever the last call left
+    them. products: of two small integers. target: microseconds."""
 
-    per_byte = _seconds_per_byte()
-    rows = [
-        _row(name, call, nbytes, target, per_byte)
-        for name, call, nbytes, target in (
-            _attention(make),
-            _rope(make),
-            ("RMSNorm, 4,096", _norm(make), 3 * 4 * HIDDEN, 50),
-            ("LoRA forward 768, rank 8", _lora(make), 4 * (2 * 768 * 8 + 3 * 768), 30),
-            ("MicroLoRA update 768x768, rank 2", _update(make), 5 * 4 * 4 * 768, 50),
-            ("signal: trace of one token, V = 49,152", _signal(make), 4 * 49152 * 7, None),
-        )
-    ]
+    name: str
+    native: Callable[[str], Any]
+    twin: Callable[[], Array]
+    nbytes: int
+    target: float | None = None
+    products: int = 0
+    streamed: bool = False
+    implementations: tuple[str, ...] = ()
+    reset: Callable[[], None] = lambda: None
+    read: Callable[[Any], Array] = np.array
+
+    def limit(self, limits: Limits) -> float:
+        """Seconds."""
+        bytes_ = reading(BLOCK) * self.nbytes / BLOCK if self.streamed else reading(self.nbytes)
+        return max(bytes_, self.products / limits.products_1)
+
+
+def run(limits: Limits, quick: bool, log: Callable[[str], None]) -> list[Row]:
+    rows = []
+    for kernel in kernels():
+        limit = kernel.limit(limits)
+        for i, impl in enumerate(kernel.implementations):
+            if not (quick and (i or kernel.target is None)) and impl != SLOW:
+                rows.append(_row(kernel, impl, limit, first=i == 0))
+        log(f"{kernel.name}: measured")
     return rows
 
 
-def _row(name: str, call: Callable[[], object], nbytes: int, target: float | None, per_byte: float) -> Row:
-    """Median microseconds of 300 calls."""
-    times = []
-    for _ in range(330):
-        started = time.perf_counter()
+def _row(kernel: Kernel, impl: str, limit: float, first: bool) -> Row:
+    error = distance(kernel, impl)
+    turns = _groups(lambda: kernel.native(impl))
+    kernel.reset()
+    return measured(
+        f"{kernel.name} [{impl}]",
+        [1e6 * seconds for seconds, _ in turns],
+        "us",
+        kernel.target if first else None,
+        limit=1e6 * limit,
+        better="lower",
+        note=f"twin: {error:.0e} away",
+        condition="one thread, called from Python",
+        reference=tuple(1e6 * beside for _, beside in turns),
+    )
+
+
+def distance(kernel: Kernel, impl: str) -> float:
+    """The largest error of a call, by the twin's largest number."""
+    kernel.reset()
+    found = kernel.read(kernel.native(impl)).astype(np.float64)
+    kernel.reset()
+    wanted = np.array(kernel.twin(), np.float64)
+    kernel.reset()
+    return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+
+
+def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
+    """Mean seconds of a call in each group, and those of a fixed piece of arithmetic beside it; a fifth of
+    a second in all."""
+    call()
+    started = time.perf_counter()
+    call()
+    many = max(1, min(2000, round(0.2 / GROUPS / max(time.perf_counter() - started, 1e-7))))
+    return [(_mean(call, many), _mean(_arithmetic, 5)) for _ in range(GROUPS)]
+
+
+def _arithmetic() -> None:
+    matmul.peak(5000)
+
+
+def _mean(call: Callable[[], object], times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
         call()
-        times.append(1e6 * (time.perf_counter() - started))
-    value = statistics.median(times[30:])
-    met = None if target is None else value <= target
-    return Row(name, round(value, 2), "us", target, round(1e6 * nbytes * per_byte, 2), met, "limit: memory")
+    return (time.perf_counter() - started) / times
 
 
-def _seconds_per_byte() -> float:
-    """One thread reading 256 MB."""
-    block = np.ones(64 << 20, np.float32)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        micro.all_finite(block)
-        times.append(time.perf_counter() - started)
-    return min(times) / block.nbytes
+def kernels() -> list[Kernel]:
+    rng = np.random.default_rng(0)
+
+    def make(*shape: int) -> Array:
+        return rng.normal(size=shape).astype(np.float32)
+
+    vector, learns = implementations(), available("micro_update")
+    return [
+        *(_placed(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
+        *(_placed(kernel, learns) for kernel in _learning(make)),
+        *(_placed(kernel, matmul.implementations()) for kernel in _products(rng)),
+    ]
 
 
-def _attention(make) -> tuple[str, Callable[[], object], int, float]:
+def _placed(kernel: Kernel, names: Sequence[str]) -> Kernel:
+    return Kernel(**{**vars(kernel), "implementations": tuple(names)})
+
+
+def _turns(tokens: int) -> Array:
+    return layers.turns(np.arange(tokens), 1e4 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2)))
+
+
+def _attention(make) -> Kernel:
     """One new token looks at 256: all heads of a layer."""
-    turn = layers.turns(np.arange(CONTEXT + 1), 1e4 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2)))
+    turn, group = _turns(CONTEXT + 1), HEADS // KV_HEADS
+    kv = [(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM)) for _ in range(KV_HEADS)]
+    caches = [layers.PagedKV(HEAD_DIM) for _ in kv]
+    for cache, (k, v) in zip(caches, kv, strict=True):
+        cache.append(k, v, turn[:CONTEXT])
+    q, here = make(1, group, HEAD_DIM), turn[CONTEXT - 1 : CONTEXT]
+    return Kernel(
+        f"attention, {CONTEXT} tokens, {HEADS} heads",
+        lambda impl: [c.attend(q, here, CONTEXT - 1, impl=impl) for c in caches],
+        lambda: np.stack([layers.attend_ref(q, k, v, turn, CONTEXT - 1) for k, v in kv]),
+        2 * 2 * KV_HEADS * CONTEXT * HEAD_DIM,
+        2000,
+    )
+
+
+def _append(make) -> Kernel:
+    """The second token's keys and values into a page, as float16: all heads of a layer."""
+    turn, k, v, q = _turns(2), make(2, HEAD_DIM), make(2, HEAD_DIM), make(1, 1, HEAD_DIM)
     caches = [layers.PagedKV(HEAD_DIM) for _ in range(KV_HEADS)]
     for cache in caches:
-        cache.append(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM), turn[:CONTEXT])
-    q, here = make(1, HEADS // KV_HEADS, HEAD_DIM), turn[CONTEXT - 1 : CONTEXT]
-    nbytes = 2 * 2 * KV_HEADS * CONTEXT * HEAD_DIM
-    return "attention, 256 tokens", lambda: [c.attend(q, here, CONTEXT - 1) for c in caches], nbytes, 2000
+        cache.append(k, v, turn)
+
+    def append(impl: str) -> None:
+        for cache in caches:
+            cache.tokens = 1
+            cache.append(k[1:], v[1:], turn[1:], impl)
+
+    return Kernel(
+        "KV append, hot",
+        append,
+        lambda: layers.attend_ref(q, k, v, turn, 1),
+        2 * 6 * KV_HEADS * HEAD_DIM,
+        100,
+        read=lambda _: caches[0].attend(q, turn[1:], 1),
+    )
 
 
-def _rope(make) -> tuple[str, Callable[[], object], int, float]:
-    turn = layers.turns(np.arange(1), 1e4 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2)))
-    x = make(1, HEADS + KV_HEADS, HEAD_DIM)
-    return "RoPE, 40 heads x 128", lambda: layers.rope(x, turn), 2 * x.nbytes, 100
+def _layers(make) -> list[Kernel]:
+    """The rest of a decoder's layer, and the output head's change."""
+    turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
+    x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
+    y, wide, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)
+    before = y.copy()
+
+    def lora(call: Callable[..., None], *impl: str) -> Array:
+        call(y, wide, a, b, 1e-3, *impl)
+        return y
+
+    return [
+        Kernel(
+            "RoPE, 40 heads", lambda impl: layers.rope(heads, turn, impl=impl),
+            lambda: layers.rope_ref(heads, turn), 2 * heads.nbytes, 100,
+        ),
+        Kernel(
+            "RMSNorm, 4,096", lambda impl: layers.rms_norm(x, weight, 1e-5, impl),
+            lambda: layers.rms_norm_ref(x, weight, 1e-5), 3 * x.nbytes, 50,
+        ),
+        Kernel(
+            "SwiGLU, 14,336", lambda impl: layers.swiglu(gate, up, impl),
+            lambda: layers.swiglu_ref(gate, up), 3 * gate.nbytes,
+        ),
+        Kernel(
+            "LoRA forward 768, rank 8", lambda impl: lora(layers.lora_add, impl),
+            lambda: lora(layers.lora_add_ref), a.nbytes + b.nbytes + 3 * y.nbytes, 30,
+            reset=lambda: np.copyto(y, before),
+        ),
+    ]  # fmt: skip
 
 
-def _norm(make) -> Callable[[], object]:
-    x, w = make(1, HIDDEN), make(HIDDEN)
-    return lambda: layers.rms_norm(x, w, 1e-5)
+def _learning(make) -> list[Kernel]:
+    """What a rating and a traced token cost."""
+    pair = [(make(*s), np.zeros(s, np.float32), make(*s)) for s in ((768, 2), (2, 768))]
+    start = [w.copy() for w, _, _ in pair]
+    a, b, h, z = make(WIDTH, RANK), make(RANK, VOCAB), make(WIDTH), make(VOCAB)
+    e_a, e_b, logits = np.zeros_like(a), np.zeros_like(b), z.copy()
+    u, p = make(32, RANK), np.exp(make(32, VOCAB))
+    p /= p.sum(axis=1, keepdims=True)
+    ids, many = np.arange(16, dtype=np.int32), make(16, VOCAB)
+
+    def step(call: Callable[..., None], *impl: str) -> Array:
+        call(pair, 1e-6, 0.9, *impl)
+        return np.concatenate([w.ravel() for w, _, _ in pair])
+
+    def calm() -> None:
+        for (w, velocity, _), old in zip(pair, start, strict=True):
+            w[...], velocity[...] = old, 0
+
+    def trace(call: Callable[..., Any], *impl: str) -> Array:
+        call(h, z, 7, a, b, 1e-3, e_a, e_b, *impl)
+        return e_b
+
+    def forget() -> None:
+        e_a[...], e_b[...] = 0, 0
+
+    def head(call: Callable[..., None], *impl: str) -> Array:
+        call(logits, h, a, b, 1e-3, *impl)
+        return logits
+
+    return [
+        Kernel(
+            "MicroLoRA update 768x768, rank 2", lambda impl: step(micro.micro_step, impl),
+            lambda: step(micro.micro_step_ref), 5 * 4 * 4 * 768, 50, reset=calm,
+        ),
+        Kernel(
+            "MicroLoRA forward, output head", lambda impl: head(micro.head_add, impl),
+            lambda: head(micro.head_add_ref), 2 * z.nbytes + a.nbytes + b.nbytes, 500,
+            reset=lambda: np.copyto(logits, z),
+        ),
+        Kernel(
+            "trace of one token", lambda impl: trace(micro.trace_accumulate, impl),
+            lambda: trace(micro.trace_accumulate_ref), z.nbytes + 3 * (a.nbytes + b.nbytes), reset=forget,
+        ),
+        Kernel(
+            "KL to the frozen model, 32 contexts", lambda impl: micro.kl_to_frozen(p, u, b, 1e-2, impl=impl),
+            lambda: np.array(micro.kl_to_frozen_ref(p, u, b, 1e-2)), p.nbytes + b.nbytes,
+        ),
+        Kernel(
+            "log-probabilities, 16 tokens", lambda impl: micro.logprobs(many, ids, impl),
+            lambda: micro.logprobs_ref(many, ids), many.nbytes,
+        ),
+    ]  # fmt: skip
 
 
-def _lora(make) -> Callable[[], object]:
-    y, x, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)
-    return lambda: layers.lora_add(y, x, a, b, 1e-3)
+def _products(rng: np.random.Generator) -> list[Kernel]:
+    """A 4-bit matrix times one token, out of more of them than caches hold; and one times 256 tokens."""
+    rows, cols = 1536, 576
+    weight = rng.integers(0, 2**32, (rows, cols // 8), dtype=np.uint32)
+    scales = rng.normal(0, 0.1, (rows, cols // 32)).astype(np.float16)
+    biases = -8 * scales
+    matrix, dense = (
+        matmul.Matrix(weight, scales, biases, cols),
+        matmul.dequantise_ref(weight, scales, biases, 4),
+    )
+    one, many = (rng.normal(size=(tokens, cols)).astype(np.float32) for tokens in (1, 256))
+    turn = itertools.cycle(_copies(matrix))
+    name = "matrix 1,536x576, 4 bits"
+    return [
+        Kernel(
+            f"{name}, 1 token, from memory", lambda impl: matmul.matmul(next(turn), one, impl),
+            lambda: matmul.matmul_ref(dense, one, 16), matrix.memory.nbytes, streamed=True,
+        ),
+        Kernel(
+            f"{name}, 256 tokens", lambda impl: matmul.matmul(matrix, many, impl, 8),
+            lambda: matmul.matmul_ref(dense, many, 8), matrix.memory.nbytes, products=rows * cols * len(many),
+        ),
+    ]  # fmt: skip
 
 
-def _update(make) -> Callable[[], object]:
-    pair = [(make(*s), make(*s), make(*s)) for s in ((768, 2), (2, 768))]
-    return lambda: micro.micro_step(pair, 1e-6, 0.9)
-
-
-def _signal(make) -> Callable[[], object]:
-    adapter = MicroLoRA.fresh(make(576, 2), 49152)
-    h, z, e_a, e_b = make(576), make(49152), make(576, 2), make(2, 49152)
-    a, b, s = adapter.lora_a, adapter.lora_b, adapter.scale
-    return lambda: micro.trace_accumulate(h, z, 7, a, b, s, e_a, e_b)
+def _copies(matrix: matmul.Matrix) -> list[matmul.Matrix]:
+    """As many as fill BLOCK."""
+    copies = [copy.copy(matrix) for _ in range(BLOCK // matrix.memory.nbytes)]
+    for w in copies:
+        w.memory = matmul.aligned(matrix.memory.nbytes)
+        w.memory[:] = matrix.memory
+    return copies

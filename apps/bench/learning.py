@@ -1,53 +1,78 @@
 """The learning suite: what a rating costs, from the key to the disk, on real replies of the real model."""
 
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kernels import micro
 from ruvmlx.models.base import Message
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
 from ruvmlx.sona import embedding, signal
 from ruvmlx.sona.bank import CAPACITY, ReasoningBank
+from ruvmlx.store import Store
 
-from .rows import Row, at_most
+from ..prove import trial
+from ..prove.prompts import own
+from ..prove.report import Point, joined
+from ..prove.trial import Arm, Bench, Setting
+from ..prove.users import brevity
+from .rows import Row, at_most, measured, rounded
 
 REPLY_TOKENS = 8
+GROUPS = 8
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
 
 
-def run(model: str | None, backend: str, threads: int, ratings: int, log: Callable[[str], None]) -> list[Row]:
-    """Rates `ratings` fresh replies in a scratch store; the user's adapter is never touched."""
-    from ruvmlx.runtime import Runtime
+RATINGS = {"quick": 100, "whole": 1000}
+PROVED = 30, 24  # ratings, prompts to be judged on
 
-    before = os.environ.get("RUVMLX_HOME")
+
+def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
+    """Rates fresh replies in a scratch store; the user's adapter is never touched."""
+    model_ = load_model(model)
+    opened = open_backend(backend, model_, threads)
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as scratch:
-        os.environ["RUVMLX_HOME"] = scratch
-        try:
-            with Runtime.open(model, backend, threads=threads) as runtime:
-                log(f"{runtime.backend.name}: {runtime.backend.kernels}")
-                return [
-                    *_ratings(runtime, ratings),
-                    _trace(runtime),
-                    _square_update(),
-                    _extraction(),
-                    *_bank(runtime.model.config.hidden_size),
-                    _question(runtime),
-                ]
-        finally:
-            _restore_home(before)
+        store = Store(Path(scratch) / "bench.db")
+        with Runtime(store, model_, opened, "bench") as runtime:
+            rows = [
+                *_ratings(runtime, RATINGS["quick" if quick else "whole"]),
+                _trace(runtime),
+                _square_update(),
+                _extraction(),
+                *_bank(runtime.model.config.hidden_size),
+                _question(runtime),
+            ]
+    log("ratings: measured")
+    return [*rows, *([] if quick else _proved(model_, opened, log))]
 
 
-def _restore_home(before: str | None) -> None:
-    if before is None:
-        del os.environ["RUVMLX_HOME"]
-    else:
-        os.environ["RUVMLX_HOME"] = before
+def _proved(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
+    """`ruvmlx prove` in short: one user, few questions; whole: `ruvmlx prove --suite`."""
+    ratings, judged = PROVED
+    asked = own("train"), own("heldout")[:judged]
+    setting = Setting(brevity, *asked, ratings, (10, ratings))
+    points = [joined([[c]])[0] for c in trial.run(Bench(model, backend), setting, Arm(), 0, log)]
+    return [_point(point, judged) for point in points]
+
+
+def _point(point: Point, judged: int) -> Row:
+    low, high = point.win_ci
+    note = (
+        f"{low:.0%} to {high:.0%}, {judged} questions; KL {point.kl:.3f}, perplexity {point.ppl_change:+.1%}"
+    )
+    name, target = f"prove: better than the untouched model after {point.ratings} ratings", None
+    if point.ratings >= PROVED[0]:
+        target = 0.65
+    met = None if target is None else high >= target
+    return Row(name, point.win_rate, "", target, None, met, note, condition="a simulated user")
 
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:
@@ -62,10 +87,10 @@ def _ratings(runtime: Any, ratings: int) -> list[Row]:
     total = [r.total_us / 1e3 for r in results]
     note = f"{ratings} ratings, {sum(r.applied for r in results)} changed weights"
     return [
-        at_most("rating: weights updated, median", statistics.median(apply), "us", 1000, note),
+        _median("rating: weights updated, median", apply, "us", 1000, note),
         at_most("rating: weights updated, p99", float(np.percentile(apply, 99)), "us", 1000, note),
-        at_most("rating: applied and on disk, median", statistics.median(total), "ms", 20, note),
-        Row("rating: applied and on disk, p99", round(float(np.percentile(total, 99)), 3), "ms"),
+        _median("rating: applied and on disk, median", total, "ms", 20, note),
+        _single("rating: applied and on disk, p99", float(np.percentile(total, 99)), "ms"),
     ]
 
 
@@ -94,9 +119,9 @@ def _trace(runtime: Any) -> Row:
         trace.add(step.hidden, step.logits, 100 + i)
         decode.append(between - started)
         add.append(time.perf_counter() - between)
-    share = statistics.median(a / d for a, d in zip(add, decode, strict=True))
+    shares = [100 * a / d for a, d in zip(add, decode, strict=True)]
     note = f"{1e6 * statistics.median(add):.0f} us of {1e3 * statistics.median(decode):.1f} ms a token"
-    return at_most("trace: share of a decoded token", 100 * share, "%", 5, note)
+    return _median("trace: share of a decoded token", shares, "%", 5, note)
 
 
 def _square_update() -> Row:
@@ -110,7 +135,7 @@ def _square_update() -> Row:
         started = time.perf_counter()
         micro.micro_step(pair, 1e-6, 0.9)
         times.append(1e6 * (time.perf_counter() - started))
-    return at_most("MicroLoRA update 768x768 r2", statistics.median(times), "us", 50, "called from Python")
+    return _median("MicroLoRA update 768x768, rank 2", times, "us", 50, "called from Python")
 
 
 def _extraction() -> Row:
@@ -120,7 +145,7 @@ def _extraction() -> Row:
     times = _timed(
         lambda i: signal.extract("reply", signal.RATINGS[i % 7], counts, query, 1.1, 1, 200).reward
     )
-    return at_most("signal extraction, median", statistics.median(times), "us", 10)
+    return _median("signal extraction, median", times, "us", 10)
 
 
 def _bank(hidden_size: int) -> list[Row]:
@@ -143,10 +168,10 @@ def _bank(hidden_size: int) -> list[Row]:
         f"{CAPACITY} entries of {width}, {len(bank.patterns())} patterns; recall {_recall(bank, vectors):.0%}"
     )
     return [
-        at_most("bank: lookup of the 32 nearest, median", statistics.median(lookup), "us", 100, note),
-        Row("bank: lookup of the 32 nearest, p99", round(float(np.percentile(lookup, 99)), 1), "us"),
-        at_most("bank: value of a question, median", statistics.median(value), "us", 100),
-        Row("bank: clustering of all entries", round(1e3 * clustered, 1), "ms", note="while the user reads"),
+        _median("bank: lookup of the 32 nearest, median", lookup, "us", 100, note),
+        _single("bank: lookup of the 32 nearest, p99", float(np.percentile(lookup, 99)), "us"),
+        _median("bank: value of a question, median", value, "us", 100),
+        _single("bank: clustering of all entries", 1e3 * clustered, "ms", "while the user reads"),
     ]
 
 
@@ -166,7 +191,7 @@ def _question(runtime: Any) -> Row:
         t / 1e3
         for t in _timed(lambda i: read(runtime.backend, runtime.model.tokenizer, QUESTIONS[i % 5]), 30)
     ]
-    return Row("bank: reading a short question, median", round(statistics.median(times), 2), "ms")
+    return _median("bank: reading a short question, median", times, "ms")
 
 
 def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
@@ -177,6 +202,19 @@ def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
         work(i)
         found.append(1e6 * (time.perf_counter() - started))
     return found
+
+
+def _median(
+    name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
+) -> Row:
+    """Of all values; the samples are the medians of consecutive parts."""
+    parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
+    samples = [float(np.median(part)) for part in parts]
+    return measured(name, samples, unit, target, note=note, better="lower")
+
+
+def _single(name: str, value: float, unit: str, note: str = "") -> Row:
+    return Row(name, rounded(value), unit, note=note, better="lower")
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

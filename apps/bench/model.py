@@ -1,20 +1,22 @@
-"""The model suite: prefill and decode next to llama.cpp and to the machine's memory, in turns."""
+"""The model suite: time to the first token, prefill and decode, next to others and to the machine, in
+turns."""
 
 import statistics
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from ruvmlx.errors import RuvmlxError
-
-from .rows import Row
-from .stage import OnStage, spread, take_turns
+from .machine import Limits
+from .peers import NAMES, Peers
+from .rows import Row, at_most, left_out, measured
+from .stage import OnStage, take_turns
 
 DECODED = 24  # tokens a turn
-LLAMA_LONG = {
-    "llama.cpp": {},
-    "llama.cpp flash": {"flash": True},
-    "llama.cpp flash q8_0": {"flash": True, "kv": "q8_0"},
-}
+PROMPT = 256
+NEW = 16  # tokens of a question behind a cached prefix
+STREAMED = 32 << 20  # bytes of weights that no core's own caches hold: reading them bounds decoding
+BEST = {"prefill": 2.5, 256: 1.8}  # times llama.cpp
+LONG = 1.5
+
+Turns = Mapping[str, Sequence[float]]
 
 
 def prompt(n: int) -> list[int]:
@@ -23,122 +25,128 @@ def prompt(n: int) -> list[int]:
 
 
 def run(
-    model: str | None,
-    path: str,
-    backend: str,
-    threads: int,
-    peers: bool,
-    long: int,
+    ours: OnStage,
+    memory: OnStage,
+    products: OnStage,
+    peers: Peers,
+    limits: Limits,
+    contexts: Sequence[int],
     rounds: int,
     log: Callable[[str], None],
 ) -> list[Row]:
-    """All rows of the suite. long: context of the long decode test, 0 leaves it out."""
-    ours = OnStage("ruvmlx", model=model, backend=backend, threads=threads)
-    rows = [Row("load", round(ours.facts["load_s"], 3), "s", 30.0, None, ours.facts["load_s"] < 30)]
-    try:
-        log(f"{ours.facts['name']}: {ours.facts['kernels']}")
-        rows += _short(ours, path, threads, peers, rounds, log)
-        if long:
-            rows += _long(ours, path, threads, peers, long, rounds, log)
-        rows.append(_resident(ours))
-    finally:
-        ours.leave()
+    """All rows of the suite. memory, products: what the machine does in the same turns, reading as many
+    bytes as the model has weights, or multiplying. contexts: of decoding."""
+    rows = _reading(ours, products, peers, limits, rounds)
+    log("prefill and time to the first token: measured")
+    for context in contexts:
+        if context + DECODED * 2 > ours.facts["max_context"]:
+            rows.append(left_out(f"decode at {context}: ours", "tok/s", "the model's context is shorter"))
+            continue
+        rows += _decode(ours, memory, peers, context, rounds)
+        log(f"decode at {context}: measured")
+    return rows + [left_out(f"beside {name}", "x", why) for name, why in peers.absent.items()]
+
+
+def _reading(ours: OnStage, products: OnStage, peers: Peers, limits: Limits, rounds: int) -> list[Row]:
+    with peers.on_stage(1024) as others:
+        players = {"ours": ours, "products": products} | others
+        rows = []
+        for known, fresh in ((0, PROMPT), (PROMPT, NEW)):
+            turns = take_turns(players, lambda p, n=known, m=fresh: p.call("first", prompt(n + m), n), rounds)
+            rows += _first(known, fresh, turns)
+        return rows + _prefill(
+            take_turns(players, lambda p: p.call("prefill", prompt(PROMPT)), rounds), ours, limits
+        )
+
+
+def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
+    name = f"time to first token, {f'{known} cached and ' if known else ''}{fresh} new"
+    rows = []
+    for player, seconds in turns.items():
+        own = {
+            "condition": "cached prefix" if known else "cold",
+            "reference": tuple(turns["products"]),
+            "target": 50,
+        }
+        if player != "products":
+            ms = [1e3 * s for s in seconds]
+            rows.append(
+                measured(f"{name}: {player}", ms, "ms", better="lower", **(own if player == "ours" else {}))
+            )
     return rows
 
 
-def _short(ours: OnStage, path: str, threads: int, peers: bool, rounds: int, log) -> list[Row]:
-    """Prefill of 256 tokens; decode at 256 tokens of context."""
-    players = {"ours": ours, "memory": OnStage("memory", nbytes=ours.facts["weights_bytes"], threads=threads)}
-    note = join(players, "llama.cpp", peers, model=path, threads=threads, context=1024)
-    try:
-        reading = {k: v for k, v in players.items() if k != "memory"}
-        prefill = take_turns(reading, lambda p: p.call("prefill", prompt(256)), rounds)
-        log("prefill measured")
-        for player in reading.values():
-            player.call("fill", prompt(256))
-        decode = take_turns(players, _decode, rounds)
-        log("decode measured")
-    finally:
-        leave(players, ours)
-    rows = _speed_rows("prefill 256", {k: [256 / s for s in v] for k, v in prefill.items()}, 2.5, note)
-    return rows + _speed_rows("decode at 256", _rates(decode), 1.8, note)
+def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
+    """The limit: every weight once for every token, as 8-bit products, and nothing else."""
+    limit = {"ours": limits.products / ours.facts["parameters"]}
+    rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
+    name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
+    del rates["products"]
+    return [*_speeds(name, rates, limit, reference), *_ratios(name, rates, BEST["prefill"])]
 
 
-def _long(ours: OnStage, path: str, threads: int, peers: bool, context: int, rounds: int, log) -> list[Row]:
-    """Decode far into a context, against each of llama.cpp's settings."""
-    players, note = {"ours": ours}, ""
-    for name, settings in LLAMA_LONG.items():
-        note = join(players, name, peers, model=path, threads=threads, context=context + 256, **settings)
-    try:
+def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
+    """Limit: weights and cache are read once for a token, as fast as the machine read in the same turns."""
+    with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
+        players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():
-            player.call("fill", prompt(context))
-            log(f"{name}: {context} tokens read")
-        decode = take_turns(players, _decode, rounds)
-    finally:
-        leave(players, ours)
-    return _speed_rows(f"decode at {context}", _rates(decode), 1.5, note)
+            if name != "memory":
+                player.call("fill", prompt(context))
+        seconds = take_turns(players, decode_turn, rounds)
+    rates = {name: [1 / s for s in turns] for name, turns in seconds.items()}
+    weights = ours.facts["weights_bytes"]
+    part = weights / (weights + ours.call("kv")["bytes"])
+    reading = [part * rate for rate in rates.pop("memory")]
+    name = f"decode at {context}"
+    limits = {"ours": statistics.median(reading)} if weights >= STREAMED else {}
+    rows = _speeds(name, rates, limits, reading, 100.0 if context == PROMPT else None)
+    if limits:
+        shares = [a / b for a, b in zip(rates["ours"], reading, strict=True)]
+        most = 0.75 if context == PROMPT else None
+        rows.append(measured(f"{name}: share of memory bandwidth", shares, "", most, limit=1.0))
+    return rows + _ratios(name, rates, BEST.get(context, LONG))
 
 
-def _decode(player: OnStage) -> float:
+def decode_turn(player: OnStage) -> float:
     """Median seconds a token of one turn."""
     return statistics.median(player.call("decode", prompt(DECODED)))
 
 
-def _rates(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    return {name: [1 / s for s in turns] for name, turns in seconds.items()}
-
-
-def join(players: dict[str, OnStage], name: str, wanted: bool, **settings: Any) -> str:
-    """Bring llama.cpp in; the reason when it stays out."""
-    if not wanted:
-        return "llama.cpp left out: not asked for"
-    try:
-        players[name] = OnStage("llama.cpp", **settings)
-    except RuvmlxError as e:
-        return f"left out: {e}"
-    return ""
-
-
-def leave(players: dict[str, OnStage], ours: OnStage) -> None:
-    for player in players.values():
-        if player is not ours:
-            player.leave()
-
-
-def _speed_rows(name: str, rates: dict[str, list[float]], target: float, note: str) -> list[Row]:
-    """A row for each player, then our ratios to the best llama.cpp and to the memory limit."""
-    medians = {player: statistics.median(turns) for player, turns in rates.items()}
-    limit = medians.get("memory")
-    rows = [
-        Row(
-            f"{name}: {player}",
-            round(value, 1),
-            "tok/s",
-            None,
-            round(limit, 1) if limit else None,
-            None,
-            f"spread {100 * spread(rates[player]):.0f}%",
-        )
-        for player, value in medians.items()
-        if player != "memory"
-    ]
-    peers = {p: v for p, v in medians.items() if p.startswith("llama.cpp")}
-    if peers:
-        best = max(peers, key=lambda p: peers[p])
-        ratios = [a / b for a, b in zip(rates["ours"], rates[best], strict=True)]
-        ratio = statistics.median(ratios)
-        rows.append(Row(f"{name}: ours / {best}", round(ratio, 2), "x", target, None, ratio >= target))
-    elif note:
-        rows.append(Row(f"{name}: ours / llama.cpp", None, "x", target, None, None, note))
-    if limit:
-        share = statistics.median(a / b for a, b in zip(rates["ours"], rates["memory"], strict=True))
-        rows.append(Row(f"{name}: share of memory bandwidth", round(share, 3), "", 0.75, 1.0, share >= 0.75))
+def _speeds(
+    name: str,
+    rates: Turns,
+    limits: Mapping[str, float],
+    reference: Sequence[float] = (),
+    target: float | None = None,
+) -> list[Row]:
+    """A row for each player; ours with the limit, the target and what the memory did in the same turns."""
+    rows = []
+    for player, turns in rates.items():
+        own = {"limit": limits.get(player)}
+        if player == "ours":
+            own |= {"target": target, "reference": tuple(reference)}
+        rows.append(measured(f"{name}: {player}", turns, "tok/s", **own))
     return rows
 
 
-def _resident(ours: OnStage) -> Row:
-    """Resident memory after a context was read, against the weights' own size."""
-    resident, weights = ours.call("resident"), ours.facts["weights_bytes"]
-    return Row(
-        "resident memory", round(resident / 1e6, 1), "MB", None, None, None, f"weights {weights / 1e6:.1f} MB"
-    )
+def _ratios(name: str, rates: Turns, target: float) -> list[Row]:
+    """Ours against the best setting of each of the others, turn by turn."""
+    rows = []
+    for kind in NAMES:
+        others = {
+            player: statistics.median(turns) for player, turns in rates.items() if player.startswith(kind)
+        }
+        if others:
+            best = max(others, key=lambda player: others[player])
+            ratios = [a / b for a, b in zip(rates["ours"], rates[best], strict=True)]
+            rows.append(
+                measured(f"{name}: ours / {best}", ratios, "x", target if kind == "llama.cpp" else None)
+            )
+    return rows
+
+
+def resident(ours: OnStage) -> Row:
+    """Memory that the process holds after a context was read, against the design's bound for its weights."""
+    held, weights = ours.call("resident"), ours.facts["weights_bytes"]
+    note = f"weights {weights / 1e6:.0f} MB"
+    return at_most("resident memory", held / 1e6, "MB", 1.1 * weights / 1e6 + 300, note)

@@ -1,4 +1,4 @@
-"""The runtimes that are measured: ours and llama.cpp, behind three calls.
+"""The runtimes that are measured: ours, llama.cpp and mlx-lm, behind a few calls.
 
 Each runs in a process of its own (worker.py), so that no one's idle threads slow another down; the parent
 lets them take turns.
@@ -6,6 +6,7 @@ lets them take turns.
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ class Player(Decoding, Protocol):
     def prefill(self, tokens: list[int]) -> float:
         """Read a prompt into an empty cache."""
 
+    def first(self, tokens: list[int], known: int) -> float:
+        """To the first token of a reply, where the prompt's first `known` tokens are in the cache already."""
+
 
 class Ruvmlx:
     """One of our backends. settings: model, backend, threads, kv ("tiered", "f16")."""
@@ -47,12 +51,23 @@ class Ruvmlx:
             "kernels": self._backend.kernels,
             "load_s": time.perf_counter() - started,
             "weights_bytes": self._model.bytes,
+            "parameters": self._model.parameters,
+            "max_context": self._model.config.max_context,
         }
 
     def prefill(self, tokens: list[int]) -> float:
         cache = self._backend.new_cache(self._policy)
         started = time.perf_counter()
         self._backend.prefill(tokens, cache)
+        return time.perf_counter() - started
+
+    def first(self, tokens: list[int], known: int) -> float:
+        cache = self._backend.new_cache(self._policy)
+        if known:
+            self._backend.prefill(tokens[:known], cache)
+        started = time.perf_counter()
+        step = self._backend.prefill(tokens[known:], cache)
+        int(np.argmax(step.logits))
         return time.perf_counter() - started
 
     def fill(self, tokens: list[int]) -> float:
@@ -102,6 +117,7 @@ class LlamaCpp:
         if not self._context:
             raise RuntimeError("llama.cpp refused this combination of cache and attention")
         self._memory = lib.llama_get_memory(self._context)
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
         self._batch = lib.llama_batch_init(512, 0, 1)
         self._length = 0
         self.facts = {
@@ -116,6 +132,18 @@ class LlamaCpp:
         for at in range(0, len(tokens), 512):
             self._run(tokens[at : at + 512], at)
         return time.perf_counter() - started
+
+    def first(self, tokens: list[int], known: int) -> float:
+        self._lib.llama_memory_clear(self._memory, True)
+        seconds = 0.0
+        for at in [*range(0, known, 512), *range(known, len(tokens), 512)]:
+            started = time.perf_counter()
+            self._run(tokens[at : min(at + 512, known if at < known else len(tokens))], at)
+            seconds += (time.perf_counter() - started) * (at >= known)
+        started = time.perf_counter()
+        logits = self._lib.llama_get_logits_ith(self._context, -1)
+        int(np.argmax(np.ctypeslib.as_array(logits, (self._vocab_size,))))
+        return seconds + time.perf_counter() - started
 
     def fill(self, tokens: list[int]) -> float:
         seconds = self.prefill(tokens)
@@ -151,6 +179,55 @@ class LlamaCpp:
         self._lib.llama_synchronize(self._context)
 
 
+class MlxLm:
+    """mlx-lm's own model and cache, called as its generator does; it takes as many threads as MLX gives
+    it."""
+
+    PATIENCE = 20.0  # seconds for 256 tokens of prompt: beyond it there is nothing to compare
+
+    def __init__(self, model: str):
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+        from mlx_lm.utils import load_model
+
+        self._mx, self._new, self._trim = mx, make_prompt_cache, trim_prompt_cache
+        started = time.perf_counter()
+        self._model = load_model(Path(model))[0]
+        self.facts = {"name": "mlx-lm", "kernels": str(mx.default_device()), "load_s": 0.0}
+        self.prefill([1, 2])
+        self.facts["load_s"] = time.perf_counter() - started
+        each = self.prefill(list(range(8))) / 8
+        if 256 * each > self.PATIENCE:
+            raise RuntimeError(f"it reads {1 / each:.0f} tokens a second here")
+
+    def prefill(self, tokens: list[int]) -> float:
+        self._cache = self._new(self._model)
+        return self._run(tokens)
+
+    def first(self, tokens: list[int], known: int) -> float:
+        self._cache = self._new(self._model)
+        if known:
+            self._run(tokens[:known])
+        return self._run(tokens[known:])
+
+    def fill(self, tokens: list[int]) -> float:
+        return self.prefill(tokens)
+
+    def decode(self, tokens: list[int]) -> list[float]:
+        times = self.go_on(tokens)
+        self._trim(self._cache, len(tokens))
+        return times
+
+    def go_on(self, tokens: list[int]) -> list[float]:
+        return [self._run([token]) for token in tokens]
+
+    def _run(self, tokens: list[int]) -> float:
+        started = time.perf_counter()
+        logits = self._model(self._mx.array([tokens]), cache=self._cache)[:, -1]
+        self._mx.eval(self._mx.argmax(logits))
+        return time.perf_counter() - started
+
+
 class MemoryReader:
     """The machine's limit: `threads` threads read a buffer as large as the weights, once per "token"."""
 
@@ -183,4 +260,33 @@ class MemoryReader:
         return times
 
 
-KINDS: dict[str, Any] = {"ruvmlx": Ruvmlx, "llama.cpp": LlamaCpp, "memory": MemoryReader}
+class Products:
+    """The yardstick of arithmetic: the same number of products, on all threads, whatever is asked for."""
+
+    ROUNDS = 50_000
+
+    def __init__(self, threads: int):
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool, self._threads = ThreadPoolExecutor(threads), threads
+        self.facts = {"name": "products"}
+        self.prefill([])
+
+    def prefill(self, tokens: list[int]) -> float:
+        from ruvmlx.kernels.matmul import peak
+
+        started = time.perf_counter()
+        list(self._pool.map(peak, [self.ROUNDS] * self._threads))
+        return time.perf_counter() - started
+
+    def first(self, tokens: list[int], known: int) -> float:
+        return self.prefill(tokens)
+
+
+KINDS: dict[str, Any] = {
+    "ruvmlx": Ruvmlx,
+    "llama.cpp": LlamaCpp,
+    "mlx-lm": MlxLm,
+    "memory": MemoryReader,
+    "products": Products,
+}

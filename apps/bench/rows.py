@@ -1,11 +1,21 @@
-"""One line of a report, whatever was measured."""
+"""One line of a report, whatever was measured, and what may be believed of it."""
 
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+FAULT = 1.05  # times the machine's limit: beyond it the measurement is wrong, not the machine fast
 
 
 @dataclass(frozen=True)
 class Row:
-    """limit: what this machine allows, in the same unit. met: None when there is no target to meet."""
+    """value: the median of samples, where there are any. limit: the most (of what is better when higher) or
+    the least (of what is better when lower) that this machine allows, in the same unit; condition: under
+    which the value or the target holds. met: None when there is no target to meet.
+
+    reference: what the machine's memory did next to each sample, by which two runs are compared.
+    """
 
     name: str
     value: float | None
@@ -14,8 +24,64 @@ class Row:
     limit: float | None = None
     met: bool | None = None
     note: str = ""
+    better: Literal["higher", "lower"] = "higher"
+    condition: str = ""
+    samples: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
+
+    @property
+    def share(self) -> float | None:
+        """Of the limit: 1 is all that the machine can do."""
+        if not self.value or not self.limit:
+            return None
+        return self.value / self.limit if self.better == "higher" else self.limit / self.value
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()} | {
+            "share": None if self.share is None else round(self.share, 3),
+            "spread": round(spread(self.samples), 4),
+        }
 
 
-def at_most(name: str, value: float, unit: str, target: float, note: str = "") -> Row:
-    """A row whose value must not exceed its target."""
-    return Row(name, round(value, 3), unit, target, None, value <= target, note)
+def measured(name: str, samples: Sequence[float], unit: str, target: float | None = None, **more: Any) -> Row:
+    """The median of several samples. It misses its target only by more than its own spread."""
+    value, wide = statistics.median(samples), spread(samples)
+    row = Row(name, rounded(value), unit, target, samples=tuple(rounded(s) for s in samples), **more)
+    if target is None:
+        return row
+    met = value * (1 + wide) >= target if row.better == "higher" else value * (1 - wide) <= target
+    return replace(row, met=met)
+
+
+def at_most(name: str, value: float, unit: str, target: float, note: str = "", **more: Any) -> Row:
+    """A single figure that must not exceed its target."""
+    return Row(name, rounded(value), unit, target, None, value <= target, note, "lower", **more)
+
+
+def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row:
+    return Row(name, None, unit, target, note=f"left out: {why}")
+
+
+def believed(row: Row) -> Row:
+    """The row, or, where it claims more than the machine can do, its refusal."""
+    share = row.share
+    if share is None or share <= FAULT:
+        return row
+    value, limit = f"{row.value:g} {row.unit}", f"{row.limit:g}"
+    why = f"refused: {value} is beyond what this machine can do ({limit}); the measurement is at fault"
+    return replace(row, value=None, met=None, samples=(), reference=(), note=why)
+
+
+def rounded(x: float, digits: int = 4) -> float:
+    """To so many significant digits."""
+    return float(f"{x:.{digits}g}")
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a fraction of the median."""
+    if len(values) < 4:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle

@@ -1,7 +1,6 @@
 """Lets players take turns: A B C, A B C, ... so that a slow minute of the machine hits all alike."""
 
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,11 +53,3 @@ def take_turns(players: dict[str, OnStage], play: Callable[[OnStage], Any], roun
             if i:
                 results[name].append(result)
     return results
-
-
-def spread(values: list[float]) -> float:
-    """Half the distance between the quartiles, as a fraction of the median."""
-    if len(values) < 4:
-        return 0.0
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / 2 / middle

@@ -1,71 +1,112 @@
-"""`bench`: measure this machine, next to what others do on it."""
+"""`ruvmlx bench`: the design's targets, measured on this machine, beside its limits and what others do."""
 
 import os
-import platform
-from collections.abc import Callable
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ruvmlx.errors import UsageError
+
 from .options import model_options, resolve
 from .output import json_option, log, print_json, show
 
+SUITES = ("all", "kernels", "model", "kv", "learning", "load", "compare")
+
 
 @click.command()
-@click.argument("suite", type=click.Choice(["kernels", "model", "kv", "learning"]), default="model")
-@click.option("--vs", default="", help="llama.cpp: measure it too, in turns, on the same file (GGUF).")
-@click.option("--long", type=click.IntRange(min=0), default=4096, help="Context of the long decode; 0: none.")
-@click.option("--rounds", type=click.IntRange(min=2), default=9, help="Turns of each.")
+@click.argument("suite", type=click.Choice(SUITES), default="all")
+@click.argument("reports", nargs=-1, type=click.Path())
+@click.option(
+    "--vs", default="", help="Measure these, too, in turns: llama.cpp, mlx-lm (both: with a comma)."
+)
+@click.option(
+    "--quick", is_flag=True, help="Under two minutes instead of ten: fewer turns, contexts, ratings."
+)
+@click.option("--report", type=click.Path(), help="Write a page with charts: FILE.html.")
+@click.option("--rounds", type=click.IntRange(min=3), help="Turns of each.")
+@click.option(
+    "--context", "contexts", type=click.IntRange(min=1), multiple=True, help="Decode here; may be repeated."
+)
 @model_options
 @json_option
-def bench(suite: str, vs: str, long: int, rounds: int, as_json: bool, **flags: Any) -> None:
-    """Measure prefill and decode; every figure beside the machine's own limit."""
-    settings = resolve(flags)
-    threads = settings["threads"] or _cores()
-    if suite == "learning":
-        from ..bench import learning
+def bench(
+    suite: str,
+    reports: tuple[str, ...],
+    vs: str,
+    quick: bool,
+    report: str | None,
+    rounds: int | None,
+    contexts: tuple[int, ...],
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Measure; every figure beside its target and the machine's own limit.
 
-        rows = learning.run(settings["model"], settings["backend"], threads, 112 * rounds, log)
-    elif suite == "kernels":
-        from ..bench import kernels
-
-        rows = kernels.run(log)
-    else:
-        from ..bench import kv, model
-
-        run = kv.run if suite == "kv" else model.run
-        rows = _model_rows(run, settings, threads, "llama.cpp" in vs.split(","), long, rounds)
-    machine = {"cpu": platform.machine(), "system": platform.system(), "threads": threads}
-    if as_json:
-        print_json({"rows": [asdict(row) for row in rows], "machine": machine})
+    `bench compare OLD.json NEW.json` says what became faster or slower between two runs with --json.
+    """
+    if suite == "compare":
+        _compare(reports, as_json)
         return
-    for row in rows:
-        show(_line(row))
+    if reports:
+        raise UsageError(f"{suite} takes no files; `bench compare OLD.json NEW.json` does.")
+    from ..bench import page, suites, terminal
+
+    settings = resolve(flags)
+    plan = suites.Plan(
+        suites.NAMES if suite == "all" else (suite,),
+        _model(settings["model"]),
+        settings["backend"],
+        settings["threads"] or _cores(),
+        _wanted(vs),
+        quick,
+        rounds,
+        contexts or None,
+    )
+    found = suites.run(plan, log)
+    if report is not None:
+        Path(report).write_text(page.html(found), encoding="utf-8")
+        log(f"wrote {report}")
+    if as_json:
+        print_json(found)
+        return
+    for line in terminal.lines(found):
+        show(line)
 
 
-def _model_rows(
-    run: Callable[..., list[Any]], settings: dict[str, Any], threads: int, peers: bool, long: int, rounds: int
-) -> list[Any]:
-    """Rows of a suite that runs a model, perhaps beside others."""
+def _compare(reports: tuple[str, ...], as_json: bool) -> None:
+    from ..bench import compare, terminal
+
+    if len(reports) != 2:
+        raise UsageError(f"compare takes two reports, got {len(reports)}: `bench compare OLD.json NEW.json`.")
+    old, new = map(compare.read, reports)
+    changes, others = compare.changes(old, new), compare.differences(old, new)
+    if as_json:
+        print_json({"changes": [vars(c) for c in changes], "differences": others})
+        return
+    for line in terminal.changes(changes, others):
+        show(line)
+
+
+def _model(name: str | None) -> str:
     from ruvmlx.models.load import load_model
 
-    path = str(load_model(settings["model"]).path)
-    peers = peers and path.endswith(".gguf")
-    return run(settings["model"], path, settings["backend"], threads, peers, long, rounds, log)
+    return str(load_model(name).path)
+
+
+def _wanted(vs: str) -> list[str]:
+    from ..bench.peers import NAMES
+
+    wanted = [name.strip() for name in vs.split(",") if name.strip()]
+    for name in wanted:
+        if name not in NAMES:
+            raise UsageError(f"--vs: {name} is not known; there are {' and '.join(NAMES)}.")
+    return wanted
 
 
 def _cores() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _line(row: Any) -> str:
-    value = "-" if row.value is None else f"{row.value:g}"
-    against = f"target {row.target:g}" if row.target is not None else ""
-    limit = f"limit {row.limit:g}" if row.limit is not None else ""
-    verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
-    return f"{row.name:<44} {value:>8} {row.unit:<5} {against:<11} {verdict:<8} {limit:<13} {row.note}"
 
 
 VERBS = [bench]

@@ -100,8 +100,8 @@ def _setting(flags: dict[str, Any]):
     points = set(range(every, ratings, every)) if every else {30}
     return Setting(
         _scorer(flags["user"], flags["scorer"]),
-        _lines(flags["prompts"], "train.txt"),
-        _lines(flags["heldout"], "heldout.txt"),
+        _lines(flags["prompts"], "train"),
+        _lines(flags["heldout"], "heldout"),
         ratings,
         sorted({p for p in points if p < ratings} | {ratings}),
         flags["max_tokens"],
@@ -118,20 +118,18 @@ def _arm(flags: dict[str, Any]):
 
 
 def _lines(path: str | None, own: str) -> list[str]:
-    """Prompts, one a line; empty lines are none."""
-    from importlib import resources
+    """Prompts of a file, or our own."""
+    from ..prove import prompts
 
     if path is None:
-        text = resources.files("ruvmlx.apps.prove").joinpath("data", own).read_text(encoding="utf-8")
-    else:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
-    prompts = [line.strip() for line in text.splitlines() if line.strip()]
-    if not prompts:
+        return prompts.own(own)
+    try:
+        found = prompts.lines(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
+    if not found:
         raise UsageError(f"{path} holds no prompts; write one a line.")
-    return prompts
+    return found
 
 
 def _scorer(user: str | None, file: str | None):

@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 6 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 7 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -195,6 +195,10 @@ typedef struct {
                        const uint8_t *soon, float *scores);
     int (*page_values)(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *sum, size_t stride);
+
+    /* So many rounds of the loop inside matmul, over one block that never leaves the L1 cache: the most that a
+     * product of 4-bit weights can do here. Returns how many products of two numbers that were. */
+    uint64_t (*peak)(uint64_t rounds, int32_t *sum);
 } rvm_matmul;
 
 /* Bytes of page_queries' result, for its own implementation only; 0 for sizes that are refused. */

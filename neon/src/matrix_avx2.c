@@ -84,4 +84,5 @@ const rvm_matmul rvm_matmul_avx2 = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

@@ -29,4 +29,5 @@ const rvm_matmul rvm_matmul_avx512vnni = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

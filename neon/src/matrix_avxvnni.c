@@ -27,4 +27,5 @@ const rvm_matmul rvm_matmul_avxvnni = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

@@ -18,6 +18,24 @@
  */
 #include "matrix.h"
 
+/* Rounds of `dots` over one block that stays in the registers and the L1 cache. */
+static uint64_t peak(uint64_t rounds, int32_t *sum) {
+    _Alignas(64) uint8_t block[512], q[32 * MAX_T];
+    for (size_t i = 0; i < sizeof block; i++) block[i] = (uint8_t)(37 * i);
+    for (size_t i = 0; i < sizeof q; i++) q[i] = (uint8_t)(11 * i);
+    weights w;
+    unpack(block, RVM_Q4, MAX_T, &w);
+    i32x acc[MAX_T];
+    UNROLL for (size_t t = 0; t < MAX_T; t++) acc[t] = i_all(0);
+    for (uint64_t i = 0; i < rounds; i++) {
+        __asm__ volatile("" ::"r"(q), "r"(block) : "memory"); /* or products would be formed once for all rounds */
+        UNROLL for (size_t t = 0; t < MAX_T; t += STEP) dots(acc + t, &w, q + 32 * t, STEP, RVM_Q4);
+    }
+    *sum = 0;
+    UNROLL for (size_t t = 0; t < MAX_T; t++) *sum ^= i_sum(acc[t]);
+    return rounds * TILE * 32 * MAX_T;
+}
+
 /* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
  * AHEAD: bytes to prefetch ahead for few tokens; less is slower, more is no faster (matmul_bench).
  * AHEAD_COLS: the same for 16-bit floats, in columns of each tile. For 32-bit ones it is faster not to. */

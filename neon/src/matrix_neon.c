@@ -39,4 +39,5 @@ const rvm_matmul rvm_matmul_neon = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

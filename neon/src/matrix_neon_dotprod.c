@@ -38,4 +38,5 @@ const rvm_matmul rvm_matmul_neon_dotprod = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

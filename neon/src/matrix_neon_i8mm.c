@@ -70,4 +70,5 @@ const rvm_matmul rvm_matmul_neon_i8mm = {
     .page_queries = page_queries,
     .page_scores = page_scores,
     .page_values = page_values,
+    .peak = peak,
 };

@@ -120,6 +120,16 @@ static int matmul_scalar(const rvm_matrix *w, rvm_acts_kind kind, const void *ac
 
 #include "page_scalar.h"
 
+static uint64_t peak_scalar(uint64_t rounds, int32_t *sum) {
+    int8_t w[32], q[32];
+    for (int k = 0; k < 32; k++) w[k] = (int8_t)(5 * k), q[k] = (int8_t)(11 * k);
+    uint32_t total = 0;
+    for (uint64_t i = 0; i < rounds; i++)
+        for (int k = 0; k < 32; k++) total += (uint32_t)(w[k] * q[(k + i) % 32]);
+    *sum = (int32_t)total;
+    return 32 * rounds;
+}
+
 const rvm_matmul rvm_matmul_scalar = {
     .name = "scalar",
     .acts = acts_scalar,
@@ -127,4 +137,5 @@ const rvm_matmul rvm_matmul_scalar = {
     .page_queries = page_queries_scalar,
     .page_scores = page_scores_scalar,
     .page_values = page_values_scalar,
+    .peak = peak_scalar,
 };

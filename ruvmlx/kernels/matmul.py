@@ -36,7 +36,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 
 class _Table(C.Structure):
-    _fields_ = [("name", C.c_char_p), *((name, _P) for name in SIGNATURES)]
+    _fields_ = [("name", C.c_char_p), *((name, _P) for name in SIGNATURES), ("peak", _P)]
 
 
 @functools.cache
@@ -68,7 +68,13 @@ def functions(impl: str | None = None) -> SimpleNamespace:
     made = {
         name: C.CFUNCTYPE(_I, *types)(getattr(table.contents, name)) for name, types in SIGNATURES.items()
     }
+    made["peak"] = C.CFUNCTYPE(C.c_uint64, C.c_uint64, _P)(table.contents.peak)
     return SimpleNamespace(**made)
+
+
+def peak(rounds: int, impl: str | None = None) -> int:
+    """So many rounds of the innermost loop, without memory: products of two numbers that were formed."""
+    return functions(impl).peak(rounds, C.byref(C.c_int32()))
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:

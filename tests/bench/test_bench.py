@@ -1,12 +1,11 @@
-"""The benchmark runs whole on a tiny model; what it says of made-up figures is right."""
+"""The benchmark runs whole on a tiny model, and takes others with it where they are."""
 
 import importlib.util
 import json
 
 import pytest
-from ruvmlx.apps.bench import model as suite
-from ruvmlx.apps.bench.rows import at_most
-from ruvmlx.apps.bench.stage import OnStage, spread, take_turns
+from ruvmlx.apps.bench import kernels, learning, machine
+from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.errors import RuvmlxError
 
@@ -17,42 +16,84 @@ def rows_of(out: str) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads(out)["rows"]}
 
 
-def test_the_model_suite_measures_ours_and_the_memory(run, tiny_folder):  # noqa: F811
-    tiny = ("--model", str(tiny_folder), "--backend", "native")
-    code, out, _ = run("bench", "model", *tiny, "--long", "300", "--rounds", "2", "--json")
-    rows = rows_of(out)
-    assert code == 0
-    for name in ("prefill 256: ours", "decode at 256: ours", "decode at 300: ours", "resident memory"):
+@pytest.fixture
+def tiny_bench(run, tiny_folder):  # noqa: F811
+    def bench(*arguments: str) -> dict[str, dict]:
+        tiny = ("--model", str(tiny_folder), "--backend", "native", "--json")
+        code, out, err = run("bench", *arguments, *tiny)
+        assert code == 0, err
+        return rows_of(out)
+
+    return bench
+
+
+def test_the_model_suite_measures_ours_and_the_memory(tiny_bench):
+    rows = tiny_bench("model", "--context", "256", "--context", "1000000", "--rounds", "3")
+    for name in ("prefill 256: ours", "decode at 256: ours", "resident memory"):
         assert rows[name]["value"] > 0, name
-    share = rows["decode at 256: share of memory bandwidth"]
-    assert share["value"] > 0 and share["limit"] == 1.0
-    assert rows["decode at 256: ours / llama.cpp"]["value"] is None
-    assert "not asked for" in rows["decode at 256: ours / llama.cpp"]["note"]
+    assert rows["time to first token, 256 cached and 16 new: ours"]["condition"] == "cached prefix"
+    ours = rows["decode at 256: ours"]
+    assert len(ours["samples"]) == len(ours["reference"]) == 3
+    assert ours["limit"] is None  # so few weights are never read from memory
+    assert "shorter" in rows["decode at 1000000: ours"]["note"]
+    assert "not asked for" in rows["beside llama.cpp"]["note"]
 
 
-def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(run, tiny_folder, home):  # noqa: F811
-    code, out, _ = run("bench", "learning", "--model", str(tiny_folder), "--rounds", "2", "--json")
-    rows = rows_of(out)
-    assert code == 0 and "44 ratings" in rows["rating: weights updated, median"]["note"]
+def test_the_cache_suite_measures_tiers_beside_f16(tiny_bench):
+    rows = tiny_bench("kv", "--quick", "--rounds", "3")
+    share = next(row for name, row in rows.items() if name.endswith("share of f16"))
+    assert 0 < share["value"] <= 1 and rows["decode at 256: tiered / f16"]["value"] > 0
+
+
+def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_bench, home, monkeypatch):
+    monkeypatch.setitem(learning.RATINGS, "quick", 20)
+    rows = tiny_bench("learning", "--quick")
+    assert "20 ratings" in rows["rating: weights updated, median"]["note"]
     assert all(row["value"] > 0 for row in rows.values())
     assert not (home / "ruvmlx.db").exists()
 
 
-def test_the_kernel_suite_has_the_designs_rows(run):  # noqa: F811
-    code, out, _ = run("bench", "kernels", "--json")
-    rows = rows_of(out)
-    assert code == 0 and len(rows) == 6
-    assert all(row["value"] > 0 and row["limit"] > 0 for row in rows.values())
+def test_the_load_suite_loads_more_than_once(tiny_bench):
+    rows = tiny_bench("load", "--quick")
+    assert len(rows["this model: load"]["samples"]) == 3 and rows["this model: peak"]["value"] > 0
+    assert any("not in a quick run" in row["note"] for row in rows.values())
+
+
+def test_kernels_stand_beside_their_twins_and_limits(run):  # noqa: F811
+    code, out, _ = run("bench", "kernels", "--quick", "--json")
+    found = json.loads(out)
+    assert code == 0 and len(found["rows"]) == 7
+    assert all(row["value"] > 0 and row["limit"] > 0 and "twin" in row["note"] for row in found["rows"])
+    assert found["limits"]["products"] > 0 and found["machine"]["cores"] >= 1
+
+
+def test_every_kernel_in_every_implementation_is_near_its_twin():
+    for kernel in kernels.kernels():
+        for impl in kernel.implementations:
+            assert kernels.distance(kernel, impl) < 1e-3, (kernel.name, impl)
 
 
 def test_llama_cpp_takes_part(run, starter_file):  # noqa: F811
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama-cpp-python is not installed (uv sync --group oracle)")
-    code, out, _ = run("bench", "--vs", "llama.cpp", "--long", "0", "--rounds", "2", "--json")
+    code, out, _ = run("bench", "model", "--vs", "llama.cpp", "--context", "256", "--rounds", "3", "--json")
     rows = rows_of(out)
     assert code == 0
-    ratio = rows["decode at 256: ours / llama.cpp"]["value"]
-    assert ratio > 0 and rows["decode at 256: llama.cpp"]["value"] > 0
+    assert rows["decode at 256: ours / llama.cpp"]["value"] > 0
+    assert rows["time to first token, 256 new: llama.cpp"]["value"] > 0
+
+
+def test_mlx_lm_takes_part(run, tiny_folder):  # noqa: F811
+    arguments = ("--vs", "mlx-lm", "--model", str(tiny_folder), "--context", "256", "--rounds", "3", "--json")
+    code, out, _ = run("bench", "model", *arguments)
+    rows = rows_of(out)
+    assert code == 0
+    assert "beside mlx-lm" in rows or rows["decode at 256: ours / mlx-lm"]["value"] > 0
+
+
+def test_a_peer_that_is_not_known_is_one_line(run):  # noqa: F811
+    code, _, err = run("bench", "model", "--vs", "ollama")
+    assert code == 2 and "llama.cpp and mlx-lm" in err and err.count("\n") == 1
 
 
 def test_everyone_plays_every_round_after_a_warm_up():
@@ -72,21 +113,13 @@ def test_everyone_plays_every_round_after_a_warm_up():
     assert order[:4] == [players["a"], players["b"]] * 2
 
 
-def test_ratios_are_taken_turn_by_turn():
-    """A machine that slows down in the middle hits both: the ratio does not move."""
-    rates = {"ours": [200.0, 100, 50], "llama.cpp": [100.0, 50, 25], "memory": [400.0, 200, 100]}
-    rows = {r.name: r for r in suite._speed_rows("x", rates, 1.8, "")}
-    assert rows["x: ours / llama.cpp"].value == 2.0 and rows["x: ours / llama.cpp"].met
-    assert rows["x: share of memory bandwidth"].value == 0.5
-    assert rows["x: share of memory bandwidth"].met is False
-
-
 def test_a_player_that_cannot_play_says_why():
     with pytest.raises(RuvmlxError, match="cannot be measured"):
         OnStage("ruvmlx", model="no-such-model", backend="auto", threads=1)
 
 
-def test_spread_and_verdicts():
-    assert spread([10.0] * 5) == 0
-    assert spread([8.0, 9, 10, 11, 12]) == pytest.approx(0.15)
-    assert at_most("n", 5, "us", 5).met and not at_most("n", 5.1, "us", 5).met
+def test_a_machine_that_slows_down_marks_the_run():
+    steady, hot = machine.Thermometer([1.0, 1.01, 1.03]), machine.Thermometer([1.0, 1.02, 1.09, 1.2])
+    assert not steady.throttled and hot.throttled and hot.drift == pytest.approx(0.09)
+    quick = machine.Thermometer([1.0, 0.8, 0.8])
+    assert quick.drift == 0 and not quick.throttled

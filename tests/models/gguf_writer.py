@@ -6,47 +6,9 @@ from typing import Any
 
 import numpy as np
 
-TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
-ALIGNMENT = 32
+from ruvmlx.models.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, padded, u32
 
-
-class Typed:
-    """A value with its GGUF type id: Typed(4, 32) is a u32."""
-
-    def __init__(self, kind: int, value: Any):
-        self.kind, self.value = kind, value
-
-
-def u32(value: int) -> Typed:
-    return Typed(4, value)
-
-
-def f32(value: float) -> Typed:
-    return Typed(6, value)
-
-
-def _string(text: str | bytes) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Any) -> bytes:
-    """Type id and value. str, bool, Typed, list[str], int32 or float32 arrays."""
-    if isinstance(value, Typed):
-        return struct.pack("<I", value.kind) + struct.pack(
-            {4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
-        )
-    if isinstance(value, bool):
-        return struct.pack("<IB", 7, value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
-    if isinstance(value, np.ndarray):
-        return struct.pack("<IIQ", 9, {"i": 5, "f": 6}[value.dtype.kind], len(value)) + value.tobytes()
-    return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % ALIGNMENT)
+__all__ = ["ALIGNMENT", "Typed", "decode_blocks", "encode_blocks", "f32", "gguf_bytes", "u32", "write_gguf"]
 
 
 def gguf_bytes(
@@ -55,21 +17,7 @@ def gguf_bytes(
     """tensors: name -> (type name, shape with rows first, stored bytes)."""
     sizes = {name: (kind, shape, len(data)) for name, (kind, shape, data) in tensors.items()}
     header = gguf_header(metadata, sizes, version)
-    return header + b"".join(_padded(data) for _, _, data in tensors.values())
-
-
-def gguf_header(
-    metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], int]], version: int = 3
-) -> bytes:
-    """All that comes before the first tensor. tensors: name -> (type name, shape, number of bytes)."""
-    out = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(metadata))]
-    out += [_string(key) + _value(value) for key, value in metadata.items()]
-    offset = 0
-    for name, (kind, shape, size) in tensors.items():
-        dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-        out.append(_string(name) + dims + struct.pack("<IQ", TYPE_IDS[kind], offset))
-        offset += size + -size % ALIGNMENT
-    return _padded(b"".join(out))
+    return header + b"".join(padded(data) for _, _, data in tensors.values())
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict, version: int = 3) -> Path:

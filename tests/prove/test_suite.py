@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from apps.prove import claims, plot, suite
+from apps import charts
+from apps.prove import claims, suite
 from apps.prove.report import Point
 from apps.prove.trial import Checkpoint
 
@@ -70,5 +71,5 @@ def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
 
 
 def test_names_of_the_plot_do_not_cover_each_other():
-    apart = plot._apart([100, 101, 50, 99])
+    apart = charts._apart([100, 101, 50, 99])
     assert min(np.diff(sorted(apart))) >= 14 and sorted(range(4), key=lambda i: apart[i]) == [2, 3, 0, 1]

@@ -1,0 +1,81 @@
+"""The load suite: how long a model takes from the disk to its first token, and what it takes of the
+memory."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ruvmlx.backends.cpu import total_memory
+
+from . import random_model
+from .model import DECODED, prompt
+from .rows import Row, at_most, left_out, measured
+from .stage import OnStage, take_turns
+
+LOADS = 3
+LARGE = "7B-shaped random model, 4 bits"
+ROOM = 2.5  # times the model's size: of memory, for the system's copy of the file is one
+
+
+def run(model: str, backend: str, threads: int, large: bool, log: Callable[[str], None]) -> list[Row]:
+    """large: a model of Mistral-7B's shape, too, made for it: 4.1 GB of disk, 10 GB of memory."""
+    rows = _of("this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS)
+    log("load: measured")
+    if not large:
+        return [*rows, left_out(f"{LARGE}: load", "s", "not in a quick run", 30)]
+    with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
+        size = random_model.nbytes("mistral-7b")
+        free, memory = shutil.disk_usage(folder).free, total_memory()
+        if free < 1.2 * size or memory < ROOM * size:
+            need = f"it needs {1.2 * size / 1e9:.0f} GB of disk and {ROOM * size / 1e9:.0f} GB of memory"
+            return [*rows, left_out(f"{LARGE}: load", "s", need, 30)]
+        log("making a model of Mistral-7B's shape")
+        path = str(random_model.make("mistral-7b", Path(folder) / "m.gguf"))
+        return rows + _large(path, backend, threads, log)
+
+
+def _of(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
+    seconds, peak, resident, weights = [], 0, 0, 0
+    for _ in range(times):
+        player = load()
+        seconds.append(player.facts["load_s"])
+        player.call("prefill", prompt(16))
+        peak, resident, weights = player.call("peak"), player.call("resident"), player.facts["weights_bytes"]
+        player.leave()
+    note = f"weights {weights / 1e6:.0f} MB"
+    return [
+        measured(f"{name}: load", seconds, "s", 30, better="lower"),
+        Row(f"{name}: resident", round(resident / 1e6), "MB", note=note, better="lower"),
+        Row(f"{name}: peak", round(peak / 1e6), "MB", note=note, better="lower"),
+    ]
+
+
+def _large(path: str, backend: str, threads: int, log: Callable[[str], None]) -> list[Row]:
+    ours = OnStage("ruvmlx", model=path, backend=backend, threads=threads)
+    memory = OnStage("memory", nbytes=ours.facts["weights_bytes"], threads=threads)
+    log("7B: loaded")
+    try:
+        ours.call("fill", prompt(32))
+        turns = take_turns({"ours": ours, "memory": memory}, _decode, 5)
+        held, loaded = ours.call("resident"), ours.facts["load_s"]
+        rates = {name: [1 / s for s in seconds] for name, seconds in turns.items()}
+        limit = sorted(rates["memory"])[len(rates["memory"]) // 2]
+        condition = "one reply at a time, no speculation"
+        note = f"weights {ours.facts['weights_bytes'] / 1e9:.2f} GB"
+        return [
+            at_most(f"{LARGE}: load", loaded, "s", 30),
+            at_most(f"{LARGE}: resident", held / 1e9, "GB", 5.0, note),
+            measured(
+                f"{LARGE}: decode", rates["ours"], "tok/s", 100, limit=limit, condition=condition,
+                reference=tuple(rates["memory"]),
+            ),
+        ]  # fmt: skip
+    finally:
+        ours.leave()
+        memory.leave()
+
+
+def _decode(player: OnStage) -> float:
+    times = sorted(player.call("decode", prompt(max(2, DECODED // 6))))
+    return times[len(times) // 2]

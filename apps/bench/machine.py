@@ -1,0 +1,154 @@
+"""The machine: what it is, what it can do at most, and whether it kept that up."""
+
+import functools
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ruvmlx.backends.cpu import physical_cores, total_memory
+from ruvmlx.kernels import matmul, micro
+
+BLOCK = 256 << 20  # bytes: more than any last-level cache we expect
+DRIFT = 0.05
+_PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
+
+
+def facts(threads: int) -> dict[str, Any]:
+    """What a figure depends on besides the code. Nothing that names a person, a host or a path."""
+    return {
+        "chip": _chip(),
+        "cpu": platform.machine(),
+        "cores": physical_cores(),
+        "threads": threads,
+        "memory": total_memory(),
+        "system": f"{platform.system()} {platform.release()}",
+        "power": _power(),
+        "python": platform.python_version(),
+        "matmul": matmul.implementations()[0],
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def _chip() -> str:
+    if sys.platform == "darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def _power() -> str:
+    """ "mains", "battery", or "unknown"."""
+    if sys.platform == "darwin":
+        said = _output("pmset", "-g", "batt")
+        return "battery" if "Battery Power" in said else "mains" if "AC Power" in said else "unknown"
+    online = [_text(p) for p in sorted(Path("/sys/class/power_supply").glob("*/online"))]
+    return "unknown" if not online else "mains" if "1" in online else "battery"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """memory: bytes a second that all threads together read from memory; products, products_1: of two small
+    integers a second, all threads and one (see matmul.peak)."""
+
+    memory: float
+    products: float
+    products_1: float
+
+
+def limits(threads: int) -> Limits:
+    """The best of several tries: a limit is what the machine can do, not what it did on average."""
+    parts = [np.ones(BLOCK // threads // 4, np.float32) for _ in range(threads)]
+    nbytes = sum(part.nbytes for part in parts)
+    with ThreadPoolExecutor(threads) as pool:
+        return Limits(
+            memory=nbytes / _best(lambda: list(pool.map(micro.all_finite, parts))),
+            products=_products(lambda: sum(pool.map(matmul.peak, [_ROUNDS] * threads))),
+            products_1=_products(lambda: matmul.peak(_ROUNDS)),
+        )
+
+
+@functools.cache
+def reading(nbytes: int) -> float:
+    """Seconds in which one thread reads so many bytes that it has just read: from memory, or from the
+    caches if they hold as many."""
+    block = np.ones(max(1, nbytes // 4), np.float32)
+    return _best(lambda: micro.all_finite(block), 5 if nbytes > 1 << 24 else 100)
+
+
+_ROUNDS = 100_000
+
+
+def _products(run: Callable[[], int]) -> float:
+    return run() / _best(run)
+
+
+def _best(run: Callable[[], object], times: int = 7) -> float:
+    run()
+    return min(_seconds(run) for _ in range(times))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+@dataclass
+class Thermometer:
+    """Does the same small piece of work again and again through a run: a machine that grows hot, or that
+    others use, does it slower. Arithmetic, not memory: that is what clocks change."""
+
+    readings: list[float] = field(default_factory=list)
+
+    def read(self) -> None:
+        self.readings.append(statistics.median(_seconds(lambda: matmul.peak(_ROUNDS // 4)) for _ in range(9)))
+
+    @property
+    def drift(self) -> float:
+        """How much slower the slower half of the run was than its beginning; 0 with fewer than 2 readings."""
+        if len(self.readings) < 2:
+            return 0.0
+        first, *rest = self.readings
+        return max(0.0, statistics.median(rest) / first - 1)
+
+    @property
+    def throttled(self) -> bool:
+        return self.drift > DRIFT
+
+
+def environment() -> dict[str, str]:
+    """Settings of this project that change what is measured."""
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("RUVMLX_") and k != "RUVMLX_HOME"}

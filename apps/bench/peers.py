@@ -1,0 +1,74 @@
+"""What a user would run instead: llama.cpp and mlx-lm, on the same weights, in the same turns."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.fuse import fuse
+from ruvmlx.models.load import load_model
+
+from .stage import OnStage
+
+NAMES = ("llama.cpp", "mlx-lm")
+CACHES: dict[str, dict[str, Any]] = {
+    "": {},
+    " flash": {"flash": True},
+    " flash q8_0": {"flash": True, "kv": "q8_0"},
+}
+
+
+class Peers:
+    """Those that were asked for; absent: why any other stays out."""
+
+    def __init__(self, wanted: Sequence[str], model: str, threads: int, folder: Path):
+        self.absent = {name: "not asked for" for name in NAMES if name not in wanted}
+        self._model, self._threads, self._folder = model, threads, folder
+
+    @contextmanager
+    def on_stage(self, context: int, caches: bool = False) -> Iterator[dict[str, OnStage]]:
+        """Players with room for `context` tokens. caches: llama.cpp with each of its caches."""
+        players: dict[str, OnStage] = {}
+        room = {"threads": self._threads, "context": context}
+        try:
+            for name, more in CACHES.items() if caches else [("", CACHES[""])]:
+                self._join(players, "llama.cpp", name, self._gguf, room | more)
+            self._join(players, "mlx-lm", "", self._mlx, {})
+            yield players
+        finally:
+            for player in players.values():
+                player.leave()
+
+    def _join(
+        self, players: dict[str, OnStage], kind: str, suffix: str, model, settings: dict[str, Any]
+    ) -> None:
+        if kind in self.absent:
+            return
+        try:
+            players[kind + suffix] = OnStage(kind, model=model(), **settings)
+        except RuvmlxError as e:
+            if not suffix:  # one of its caches may be missing
+                self.absent[kind] = str(e)
+
+    def _gguf(self) -> str:
+        if not self._model.endswith(".gguf"):
+            raise RuvmlxError("it reads GGUF files only")
+        return self._model
+
+    def _mlx(self) -> str:
+        """mlx-lm reads folders only: of a file, the same weights written as one."""
+        if not self._model.endswith(".gguf"):
+            return self._model
+        folder = self._folder / "mlx-lm"
+        if not folder.exists():
+            fuse(load_model(self._model), BaseLoRA({}, 1.0), folder)
+        return str(folder)
+
+
+@contextmanager
+def peers(wanted: Sequence[str], model: str, threads: int) -> Iterator[Peers]:
+    with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
+        yield Peers(wanted, model, threads, Path(folder))

@@ -1,0 +1,52 @@
+"""What M-series chips would do: computed from this machine's figures and Apple's bandwidths. Nothing is
+measured.
+
+Decoding a token reads every weight and the cache once. Where a run here used a share s of what this
+machine's memory gives, a chip with B bytes a second is expected at s B / bytes, and can do no more than B /
+bytes. It takes for granted that the kernels reach the same share there, which nobody has seen yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Memory bandwidth in GB/s, from Apple's technical specifications of the chips.
+CHIPS = {
+    "M1": 68, "M1 Pro": 200, "M1 Max": 400, "M1 Ultra": 800,
+    "M2": 100, "M2 Pro": 200, "M2 Max": 400, "M2 Ultra": 800,
+    "M3": 100, "M3 Pro": 150, "M3 Max": 400, "M3 Ultra": 819,
+    "M4": 120, "M4 Pro": 273, "M4 Max": 546,
+    "M5": 153,
+}  # fmt: skip
+SEVEN = 4.07e9  # bytes of a 7B model at 4.5 bits
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Tokens a second: at most, and at this machine's share; of the model that was measured, and of a 7B
+    one."""
+
+    chip: str
+    bandwidth: float
+    most: float
+    expected: float
+    most_7b: float
+    expected_7b: float
+
+
+def share(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of the memory's speed that decoding at the shortest context used."""
+    found = [r for r in rows if r["name"].endswith("share of memory bandwidth") and r["value"]]
+    return min(found, key=lambda r: int(r["name"].split()[2].rstrip(":")))["value"] if found else None
+
+
+def projected(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
+    """weights: bytes of the model that was measured. Empty where decoding was not."""
+    part = share(rows)
+    if part is None or not weights:
+        return []
+    return [
+        Projected(
+            chip, gb, gb * 1e9 / weights, part * gb * 1e9 / weights, gb * 1e9 / SEVEN, part * gb * 1e9 / SEVEN
+        )
+        for chip, gb in CHIPS.items()
+    ]

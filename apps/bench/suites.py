@@ -1,0 +1,119 @@
+"""Runs suites and puts together what they found: rows, the machine, and whether it kept its speed."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.models.load import load_model
+
+from . import energy, kernels, kv, learning, load, machine, model
+from .machine import Limits, Thermometer
+from .peers import Peers, peers
+from .rows import Row, believed
+from .stage import OnStage
+
+NAMES = ("kernels", "model", "kv", "learning", "load")
+CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
+LONG = {"quick": 2048, "whole": 4096}
+ROUNDS = {"quick": 8, "whole": 12}
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """model: a folder or a file. wanted: peers. rounds, contexts: of the model suite, if not as usual."""
+
+    suites: Sequence[str]
+    model: str
+    backend: str
+    threads: int
+    wanted: Sequence[str] = ()
+    quick: bool = False
+    rounds: int | None = None
+    contexts: Sequence[int] | None = None
+
+    @property
+    def size(self) -> str:
+        return "quick" if self.quick else "whole"
+
+
+def run(plan: Plan, log: Log) -> dict[str, Any]:
+    """The report: rows by suite, machine, limits, drift, seconds."""
+    started, warmth = time.monotonic(), Thermometer()
+    limits = machine.limits(plan.threads)
+    warmth.read()
+    log(f"the machine reads {limits.memory / 1e9:.1f} GB/s and multiplies {limits.products / 1e9:.0f} G/s")
+    rows: list[dict[str, Any]] = []
+    with peers(plan.wanted, plan.model, plan.threads) as others:
+        for name in plan.suites:
+            log(f"{name}:")
+            found = _SUITES[name](plan, limits, others, log)
+            rows += [{"suite": name, **believed(row).facts} for row in found]
+            warmth.read()
+    return {
+        "rows": rows,
+        "machine": machine.facts(plan.threads),
+        "limits": asdict(limits),
+        "model": Path(plan.model).name,
+        "weights": load_model(plan.model).bytes,
+        "drift": round(warmth.drift, 3),
+        "throttled": warmth.throttled,
+        "settings": machine.environment(),
+        "quick": plan.quick,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _kernels(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    return kernels.run(limits, plan.quick, log)
+
+
+def _model(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    with (
+        _ours(plan) as ours,
+        _player("memory", nbytes=ours.facts["weights_bytes"], threads=plan.threads) as memory,
+        _player("products", threads=plan.threads) as products,
+    ):
+        contexts = plan.contexts or CONTEXTS[plan.size]
+        rows = model.run(ours, memory, products, others, limits, contexts, _rounds(plan), log)
+        ours.call("fill", model.prompt(64))
+        spent = energy.row(lambda: len(ours.call("decode", model.prompt(256))), 4)
+        return [*rows, model.resident(ours), spent]
+
+
+def _kv(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    with _ours(plan, kv="tiered") as tiered, _ours(plan, kv="f16") as f16:
+        long = min(LONG[plan.size], tiered.facts["max_context"] // 2)
+        return kv.run({"tiered": tiered, "f16": f16}, others, long, _rounds(plan), log)
+
+
+def _learning(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    return learning.run(plan.model, plan.backend, plan.threads, plan.quick, log)
+
+
+def _load(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    return load.run(plan.model, plan.backend, plan.threads, not plan.quick, log)
+
+
+_SUITES = {"kernels": _kernels, "model": _model, "kv": _kv, "learning": _learning, "load": _load}
+
+
+def _rounds(plan: Plan) -> int:
+    return plan.rounds or ROUNDS[plan.size]
+
+
+def _ours(plan: Plan, **settings: Any) -> AbstractContextManager[OnStage]:
+    return _player("ruvmlx", model=plan.model, backend=plan.backend, threads=plan.threads, **settings)
+
+
+@contextmanager
+def _player(kind: str, **settings: Any) -> Iterator[OnStage]:
+    player = OnStage(kind, **settings)
+    try:
+        yield player
+    finally:
+        player.leave()

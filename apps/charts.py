@@ -1,0 +1,114 @@
+"""Charts as SVG: lines with intervals, and bars. Nothing but shapes and words, so that they can be read as
+text."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Point = tuple[float, float, float, float]  # x, y, and the interval of y
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 54, 150, 30, 44
+COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
+INK, GREY, PALE = "#111827", "#374151", "#e5e7eb"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`, with ticks that are written as `form` says; strong: a tick that stands out."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    form: str = "g"
+    strong: float | None = None
+    logarithmic: bool = False
+
+    def at(self, value: float) -> float:
+        """0 to 1."""
+        low, high, value = (math.log(x) if self.logarithmic else x for x in (self.low, self.high, value))
+        return (value - low) / (high - low) if high > low else 0.0
+
+
+def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis: Axis, y_axis: Axis) -> str:
+    """Each line with its name at its end and its intervals."""
+
+    def x(value: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - y_axis.at(value)), 1)
+
+    drawn = [_text(LEFT, 18, title, INK), _text(LEFT, HEIGHT - 8, below, GREY)]
+    for tick in y_axis.ticks:
+        drawn.append(
+            _stroke(
+                x(x_axis.low), y(tick), x(x_axis.high), y(tick), "#9ca3af" if tick == y_axis.strong else PALE
+            )
+        )
+        drawn.append(_text(LEFT - 40, y(tick) + 4, format(tick, y_axis.form), GREY))
+    drawn += [
+        _text(x(tick) - 8, HEIGHT - BOTTOM + 18, format(tick, x_axis.form), GREY) for tick in x_axis.ticks
+    ]
+    ends = _apart([y(points[-1][1]) for points in series.values()])
+    for i, ((name, points), end) in enumerate(zip(series.items(), ends, strict=True)):
+        colour = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{x(at)},{y(value)}" for at, value, _, _ in points)
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for at, value, low, high in points:
+            if low != high:
+                drawn.append(_stroke(x(at), y(low), x(at), y(high), colour))
+            drawn.append(f'<circle cx="{x(at)}" cy="{y(value)}" r="3" fill="{colour}"/>')
+        drawn.append(_text(WIDTH - RIGHT + 10, end + 4, name, colour))
+    return _picture(HEIGHT, drawn)
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) -> str:
+    """(name, value, words) from top to bottom; a full bar is `most`."""
+    left, step = 330, 20
+    drawn = [_text(10, 18, title, INK)]
+    for i, (name, value, words) in enumerate(rows):
+        top, long = 30 + step * i, round((WIDTH - left - 110) * min(1.0, max(0.0, value / most)), 1)
+        drawn.append(_text(10, top + 13, name, GREY))
+        drawn.append(_box(left, top, WIDTH - left - 110, 14, PALE))
+        drawn.append(_box(left, top, long, 14, COLOURS[0]))
+        drawn.append(_text(WIDTH - 104, top + 12, words, INK))
+    return _picture(40 + step * len(rows), drawn)
+
+
+def ticks(high: float, count: int = 5) -> list[float]:
+    """Round numbers from 0 to `high` or just above it."""
+    if high <= 0:
+        return [0.0, 1.0]
+    raw = high / count
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(s * size for s in (1, 2, 2.5, 5, 10) if s * size >= raw)
+    return [i * step for i in range(math.ceil(high / step - 1e-9) + 1)]
+
+
+def _picture(height: float, drawn: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(drawn)}</svg>\n'
+    )
+
+
+def _apart(heights: Sequence[float], gap: float = 14) -> list[float]:
+    """Moved so far down that no two names cover each other."""
+    placed: dict[int, float] = {}
+    last = -gap
+    for i in sorted(range(len(heights)), key=lambda i: heights[i]):
+        last = placed[i] = max(heights[i], last + gap)
+    return [placed[i] for i in range(len(heights))]
+
+
+def _stroke(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1"/>'
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>'
+
+
+def _text(x: float, y: float, words: str, colour: str) -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}">{escape(words)}</text>'
