@@ -19,7 +19,11 @@ from .report import Point, joined
 from .trial import Arm, Bench, Checkpoint, Setting
 from .users import HOSTILE, TASTES, USERS
 
-ORACLE = "Answer as briefly as you can, in one short sentence."
+ORACLES = {  # the taste, said in a system prompt
+    "brevity": "Answer as briefly as you can, in one short sentence.",
+    "lists": "Always answer with a numbered list, one item on each line.",
+    "casual": "Talk to me like a friend: say you and we, use contractions and exclamation marks.",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Cell:
 def cells() -> list[Cell]:
     instant = [Cell(user, Arm()) for user in TASTES]
     brevity = [
-        Cell("brevity", Arm("off", system=ORACLE), (100,)),
         Cell("brevity", Arm(shuffle=True)),
         Cell("lists", Arm(shuffle=True)),
         Cell("brevity", Arm(flip=0.2)),
@@ -46,9 +49,10 @@ def cells() -> list[Cell]:
         Cell("brevity", Arm("off", examples=2)),
         Cell("brevity", Arm("instant", examples=2)),
     ]
+    oracles = [Cell(user, Arm("off", system=words), (100,)) for user, words in ORACLES.items()]
     hostile = [Cell(user, Arm(), (200,)) for user in HOSTILE]
     full = [Cell(user, Arm("full")) for user in ("brevity", "context")]
-    return [*instant, *brevity, *hostile, *full]
+    return [*instant, *oracles, *brevity, *hostile, *full]
 
 
 def run(
