@@ -116,7 +116,7 @@ A simulated user rates replies to 64 prompts. 100 prompts on other topics are th
 compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
 in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
 per token) and perplexity on prose that nothing is about, distinct-2 over that of the untouched model: of
-the worst seed. A taste that the untouched model does not meet once in 64 samples cannot be chosen by
+the worst seed. A taste that the untouched model does not meet once in 64 samples of any seed cannot be chosen by
 rating: out of reach.""".splitlines()
 
 
@@ -128,7 +128,11 @@ def markdown(path: Path, command: str, picture: str) -> str:
         f"| {v.claim} | {v.figure} | {'not measured' if v.met is None else 'yes' if v.met else '**no**'} |"
         for v in verdicts(found)
     ]
-    table = [_row(key, of, point) for key, of in cells_.items() for point in joined(checkpoints(of))]
+    table = [
+        _row(f"{key} (out of reach)" if _out_of_reach(key, cells_) else key, len(of), point)
+        for key, of in cells_.items()
+        for point in joined(checkpoints(of))
+    ]
     return "\n".join(
         [
             "# What ratings do",
@@ -151,10 +155,9 @@ def markdown(path: Path, command: str, picture: str) -> str:
     )
 
 
-def _row(key: str, of: list[dict[str, Any]], p: Point) -> str:
-    name = key if all(r["reach"] is not False for r in of) else f"{key} (out of reach)"
+def _row(name: str, seeds: int, p: Point) -> str:
     return (
-        f"| {name} | {len(of)} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} | {p.kl:.3f} "
+        f"| {name} | {seeds} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} | {p.kl:.3f} "
         f"| {p.ppl_change:+.2%} | {p.variety:.2f} | {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} |"
     )
 
