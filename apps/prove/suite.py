@@ -116,8 +116,8 @@ A simulated user rates replies to 64 prompts. 100 prompts on other topics are th
 compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
 in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
 per token) and perplexity on prose that nothing is about, distinct-2 over that of the untouched model: of
-the worst seed. A taste that the untouched model does not meet once in 64 samples of any seed cannot be chosen by
-rating: out of reach.""".splitlines()
+the worst seed. A taste that the untouched model does not meet once in 64 samples of any seed cannot be
+chosen by rating: out of reach.""".splitlines()
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
