@@ -53,10 +53,11 @@ def _others(found: Found) -> Verdict:
 
 
 def _retention(words: str, hostile: bool, figure: Callable[[Point], float], limit: float, form: str):
-    """The worst of all cells in which something was learned, against a limit from above."""
+    """The worst of all cells in which weights alone speak, against a limit from above: examples in the
+    prompt are copied from, whatever was learned."""
 
     def look(found: Found) -> Verdict:
-        learned = {k: v for k, v in found.items() if "instant" in k or "full" in k}
+        learned = {k: v for k, v in found.items() if ("instant" in k or "full" in k) and "examples" not in k}
         cells = {k: v for k, v in learned.items() if (k.split(",")[0] in HOSTILE) == hostile}
         worst = max(((figure(p), k) for k, points in cells.items() for p in points), default=None)
         if worst is None:
