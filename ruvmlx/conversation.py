@@ -15,6 +15,9 @@ class Turn:
     reply_id: str | None = None  # assistant turns can be rated
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
+    id: int | None = None  # of the message; a system prompt has none
+    branch: int = 1  # which of `branches` alternatives in this place it is
+    branches: int = 1
 
 
 def cut(sizes: list[int], limit: int, half: int) -> int:

@@ -4,8 +4,9 @@ A Runtime belongs to the thread that opened it (MLX binds its streams to threads
 the `cancel` event of a request may be set.
 """
 
-import functools
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from . import config
 from .backends.base import Backend
 from .backends.select import asked_policy, cache_policy, open_backend
-from .conversation import Turn, alternating, cut, question_of
+from .chats import Chatting
+from .conversation import Turn, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
 from .engine.sampler import check_sampling
-from .errors import NotFound, UsageError
+from .errors import NotFound, StoreBusy, UsageError
 from .lora.residency import Residency, Resident
-from .models.base import Message, Model
+from .models.base import Model
 from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner, RatingResult
 from .sona.ledger import MINIMUM, LearnStatus
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from .sona.deep import Deep
     from .sona.router import RouterStatus
 
+SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
+
 __all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
 
-class Runtime:
+class Runtime(Chatting):
     """Open one with `Runtime.open`; close it when done (or use it as a context manager)."""
 
     def __init__(
@@ -71,6 +75,7 @@ class Runtime:
         self.last_reply_id: str | None = None
         self._background: Background | None = None
         self._deep: Deep | None = None
+        self.tidy_chats()
 
     @classmethod
     def open(
@@ -120,6 +125,7 @@ class Runtime:
         try:
             for learner in self._adapters.loaded():
                 learner.memory.flush()
+            self.delete_put_away()
         finally:
             self.store.close()
 
@@ -153,10 +159,16 @@ class Runtime:
         untouched = request.route is not None and not request.route.adapter
         trace = self._new_trace(untouched)
         adapter = self.learner.micro if self.learner and not untouched else None
+        words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
         with made_by(self.learner, request.route):
             for chunk in self.engine.stream(request, adapter, trace):
+                words.append(chunk.text)
                 if chunk.response is not None:
-                    self._commit(request, chunk.response, trace, session_id)
+                    row = self._reply_row(request, chunk.response.text, chunk.response.finish_reason, trace)
+                    self._commit(request, chunk.response, row, trace, session_id)
+                elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
+                    self._save_draft(session_id, self._reply_row(request, "".join(words), "cancelled", trace))
+                    saved_at = time.monotonic()
                 yield chunk
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
@@ -215,10 +227,9 @@ class Runtime:
         self.learner.sync()
         return self.learner.trace(untouched)
 
-    def _commit(self, request: GenerationRequest, response: GenerationResponse, trace, session_id) -> None:
+    def _reply_row(self, request: GenerationRequest, text: str, finish_reason: str, trace) -> ReplyRow:
         question = question_of(request)
-        memory = self.learner.memory if self.learner else None
-        reply = ReplyRow(
+        return ReplyRow(
             id=request.request_id,
             model=self.model.name,
             fingerprint=self.model.fingerprint,
@@ -227,13 +238,28 @@ class Runtime:
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(trace.tokens),
             prompt=question,
-            text=response.text,
-            finish_reason=response.finish_reason,
-            query=memory.known_state(question) if memory else None,
+            text=text,
+            finish_reason=finish_reason,
+            query=self.learner.memory.known_state(question) if self.learner else None,
             logprob=trace.logprob,
             examples=request.examples,
-            latency_ratio=self._pace.ratio(response.latency_ms, response.generation_tokens),
         )
+
+    def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
+        """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
+        with contextlib.suppress(StoreBusy):
+            self.store.put_draft(session_id, reply)
+
+    def _commit(
+        self,
+        request: GenerationRequest,
+        response: GenerationResponse,
+        reply: ReplyRow,
+        trace,
+        session_id: str | None,
+    ) -> None:
+        pace = self._pace.ratio(response.latency_ms, response.generation_tokens)
+        reply = replace(reply, latency_ratio=pace)
         kv = self._kv.observed(response, self.engine.sessions.policy_of(request.session_id))
         route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
         self.store.add_reply(reply, session_id, kv, route)
@@ -249,83 +275,6 @@ class Runtime:
             if self._routing is not None:
                 self._routing.of(self.learner).sync()
 
-    # -- chats ---------------------------------------------------------------------------------------
-
-    def new_chat(self, system: str | None = None) -> str:
-        return self.store.new_session(self.model.name, system or None)
-
-    def last_chat(self) -> str | None:
-        """The chat used last, if there is one."""
-        sessions = self.store.sessions()
-        return sessions[0].id if sessions else None
-
-    def set_system(self, session_id: str, system: str | None) -> None:
-        """Change a chat's system prompt; it holds from the next reply on."""
-        self.store.set_system(session_id, system or None)
-
-    def turns(self, session_id: str) -> list[Turn]:
-        system = self.store.session(session_id).system
-        head = [Turn("system", system)] if system else []
-        return head + [
-            Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason)
-            for m in self.store.messages(session_id)
-        ]
-
-    def say(
-        self,
-        session_id: str,
-        text: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-    ) -> Iterator[Chunk]:
-        """Answer one message of a chat. The user's words are committed before the first token.
-
-        sampling: None is what `sampling()` says.
-        """
-        sampling = sampling or self.sampling()
-        check_sampling(sampling)
-        messages = self._fitting(alternating([*self.turns(session_id), Turn("user", text)]), max_new_tokens)
-        request = GenerationRequest(
-            messages=messages,
-            session_id=session_id,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            cancel=cancel,
-        )
-        # Before it is saved: an empty or too long message is refused here.
-        request = self._prepared(request, routed=True)
-        self._notice_continued(session_id)
-        self.store.add_user_message(session_id, text)
-        yield from self.generate(request, session_id)
-
-    def _fitting(self, messages: list[Message], max_new_tokens: int) -> list[Message]:
-        """The conversation without its oldest exchanges, if the context would overflow.
-
-        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply. Once
-        full, half of the context is cleared at a time: the turns after that find their KV cache again.
-        """
-        context = self.model.config.max_context
-        limit = context - min(max_new_tokens, context // 4)
-        head = messages[:1] if messages[0].role == "system" else []
-        rest = messages[len(head) :]
-        sizes = [self._size(m) for m in rest]
-        first = cut(sizes, limit - sum(map(self._size, head)), limit // 2)
-        while first < len(rest) - 1 and rest[first].role != "user":
-            first += 1
-        return head + rest[first:]
-
-    def _size(self, message: Message) -> int:
-        """Tokens of one message, a little more than it needs."""
-        return self._tokens(message.content) + 16
-
-    @functools.cached_property
-    def _tokens(self) -> Callable[[str], int]:
-        """Number of tokens of a text, remembered."""
-        encode = self.model.tokenizer.encode
-        return functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
-
     # -- learning ------------------------------------------------------------------------------------
 
     def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult:
@@ -335,12 +284,6 @@ class Runtime:
         """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
         `implicit_feedback` is on; a rating of the reply counts instead."""
         return self.learner is not None and self.learner.memory.noticed(self.store.reply(reply_id), what)
-
-    def _notice_continued(self, session_id: str) -> None:
-        """The talk goes on: that says a little about the last reply, unless it was rated."""
-        for last in self.turns(session_id)[-1:] if self._implicit else []:
-            if last.reply_id and last.rating is None and last.finish_reason != "cancelled":
-                self.notice(last.reply_id, "continued")
 
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""

@@ -3,6 +3,7 @@
 import codecs
 
 from ..models.base import Tokenizer
+from .types import Begun
 
 
 class StreamDecoder:
@@ -15,6 +16,13 @@ class StreamDecoder:
 
     def add(self, token: int) -> str:
         return self._released(self._utf8.decode(self._tokenizer.token_bytes(token)))
+
+    def go_on(self, begun: Begun) -> str:
+        """Take up a reply where it ended; its words, without the U+FFFD of a character that was cut."""
+        for token in begun.tail:
+            self.add(token)
+        unfinished = self._utf8.getstate()[0]
+        return begun.text.removesuffix("\ufffd") if unfinished else begun.text
 
     def flush(self) -> str:
         """What an unfinished character leaves behind: U+FFFD."""

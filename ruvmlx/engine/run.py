@@ -52,7 +52,7 @@ class Run:
         room = engine.model.config.max_context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.ids: list[int] = []
-        self.text: list[str] = []
+        self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # while it goes on
         self.step: Step | None = None  # what the model said last

@@ -21,6 +21,14 @@ class Sampling:
     seed: int | None = None
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A reply that is gone on with: its words, and its last tokens, which may end within a character."""
+
+    text: str
+    tail: tuple[int, ...]
+
+
 @dataclass
 class GenerationRequest:
     """One reply wanted: from `messages`, or `prompt` (raw text), or `input_ids`, which win over both."""
@@ -35,6 +43,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
+    begun: Begun | None = None  # `input_ids` end with it; the response's text begins with it
     examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
     route: Any = None  # what the runtime's router chose (sona/router.py); None: nothing was to be chosen
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop

@@ -1,7 +1,9 @@
 """Generated replies and the traces that a later rating needs."""
 
+import json
+import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +72,7 @@ class Replies(KVRecords):
             )
             if session_id is not None:
                 self._add_message(session_id, "assistant", reply.text, reply.id, now)
-                self._db.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session_id))
+                self._db.execute("DELETE FROM drafts WHERE session_id = ?", (session_id,))
             self.record("reply", _facts(reply))
             if kv is not None:
                 self._observe(kv)
@@ -102,6 +104,25 @@ class Replies(KVRecords):
             examples=tuple(rows[0][12].split()),
         )
 
+    def put_draft(self, session_id: str, reply: ReplyRow) -> None:
+        """A reply of a chat as far as it is written; `add_reply` replaces it."""
+        words = asdict(replace(reply, query=None))
+        with self.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO drafts SELECT id, head, ?, ? FROM sessions"
+                " WHERE id = ? AND head IS NOT NULL",
+                (os.getpid(), json.dumps(words), session_id),
+            )
+
+    def take_up_drafts(self) -> list[str]:
+        """Make replies of what processes left behind that were killed while they wrote; the chats' ids."""
+        left = [row for row in self._rows("SELECT * FROM drafts") if not _is_alive(row[2])]
+        for session_id, parent, _, words in left:
+            self.set_head(session_id, parent)
+            fields = json.loads(words)
+            self.add_reply(ReplyRow(**fields | {"examples": tuple(fields["examples"])}), session_id)
+        return [row[0] for row in left]
+
     def put_trace(self, reply_id: str, data: bytes) -> None:
         """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""
         with self.transaction():
@@ -114,10 +135,17 @@ class Replies(KVRecords):
             )
 
     def delete_session(self, session_id: str) -> None:
-        """Delete a chat with its replies. Of a rated reply only the fact stays that it was rated;
-        of every reply the witness log keeps the id and the length."""
+        """Delete a chat with its replies, but those that another chat (a fork) shows, too.
+
+        Of a rated reply only the fact stays that it was rated; of every reply the witness log keeps the id
+        and the length.
+        """
         self.session(session_id)
-        mine = "SELECT reply_id FROM messages WHERE session_id = ? AND reply_id IS NOT NULL"
+        mine = (
+            "SELECT DISTINCT reply_id FROM messages WHERE session_id = ?1 AND reply_id IS NOT NULL"
+            " AND reply_id NOT IN"
+            " (SELECT reply_id FROM messages WHERE session_id != ?1 AND reply_id IS NOT NULL)"
+        )
         rated = "SELECT reply_id FROM ratings"
         with self.transaction():
             ids = [row[0] for row in self._db.execute(mine, (session_id,))]
@@ -131,6 +159,8 @@ class Replies(KVRecords):
                     " query = NULL WHERE id = ?",
                     (reply_id,),
                 )
+            # What is deleted from an index is only marked there; made anew, it has no word of it.
+            self._db.execute("INSERT INTO messages_text(messages_text) VALUES ('rebuild')")
         self.truncate_log()
 
     def trace(self, reply_id: str) -> bytes | None:
@@ -148,6 +178,19 @@ def _facts(reply: ReplyRow) -> dict[str, Any]:
         "prompt_tokens": len(reply.prompt_ids),
         "tokens": len(reply.sampled_ids),
     }
+
+
+def _is_alive(process: int) -> bool:
+    """Another process of this machine. One with our own number is an earlier one: we have not begun."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's, but there
+    return True
 
 
 def _ids_to_blob(ids: list[int]) -> bytes:

@@ -4,7 +4,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 2
+VERSION = 3
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -120,7 +120,31 @@ CREATE TABLE router_cells (  -- state is NULL where no training was good enough 
   PRIMARY KEY (fingerprint, name)
 );
 """
-_STEPS = (_V1, _V2)  # from each version to the next
+_V3 = """
+ALTER TABLE messages ADD COLUMN parent INTEGER REFERENCES messages(id) ON DELETE CASCADE;
+UPDATE messages SET parent = (
+  SELECT max(p.id) FROM messages p WHERE p.session_id = messages.session_id AND p.id < messages.id
+);
+CREATE INDEX messages_by_parent ON messages(parent);
+ALTER TABLE sessions  -- head: the last message of the branch that is in use
+  ADD COLUMN head INTEGER;
+UPDATE sessions SET head = (SELECT max(id) FROM messages WHERE session_id = sessions.id);
+ALTER TABLE sessions  -- deleted: when it was put away; NULL for a chat that is there
+  ADD COLUMN deleted REAL;
+CREATE VIRTUAL TABLE messages_text USING fts5(
+  content, content='messages', content_rowid='id', tokenize='trigram'
+);
+INSERT INTO messages_text(messages_text) VALUES ('rebuild');
+CREATE TRIGGER messages_text_insert AFTER INSERT ON messages
+  BEGIN INSERT INTO messages_text(rowid, content) VALUES (NEW.id, NEW.content); END;
+CREATE TRIGGER messages_text_delete AFTER DELETE ON messages BEGIN
+  INSERT INTO messages_text(messages_text, rowid, content) VALUES ('delete', OLD.id, OLD.content); END;
+CREATE TABLE drafts (  -- replies that are being written, as far as they are known; process: who writes
+  session_id TEXT PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE, parent INTEGER NOT NULL,
+  process INTEGER NOT NULL, reply TEXT NOT NULL
+);
+"""
+_STEPS = (_V1, _V2, _V3)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, NotFound, StoreBusy, StoreError
-from ruvmlx.store import ReplyRow, Store
+from ruvmlx.store import ReplyRow, Store, schema
 
 
 @pytest.fixture
@@ -152,19 +152,36 @@ def test_a_damaged_store_is_said_and_not_touched(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_store_of_the_first_format_gets_the_tables_that_came_later(tmp_path):
+def of_an_older_format(path, version):
+    """A store as an older ruvmlx made it, with one chat of four messages."""
+    db = sqlite3.connect(path)
+    for step in schema._STEPS[:version]:
+        db.executescript(step)
+    db.execute(f"PRAGMA user_version = {version}")
+    db.execute("INSERT INTO sessions VALUES ('c1', 'old talk', NULL, 'm', 1.0, 2.0)")
+    for role, content in [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]:
+        db.execute(
+            "INSERT INTO messages (session_id, role, content, reply_id, created) VALUES ('c1', ?, ?, NULL, 1)",
+            (role, content),
+        )
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_store_gets_what_came_later(tmp_path, version):
+    """Tables, branches (the conversation is one) and the words of old messages in the index."""
     path = tmp_path / "ruvmlx.db"
-    store = Store(path)
-    chat = store.new_session("m", None)
-    for table in ("routes", "router_cells"):
-        store._db.execute(f"DROP TABLE {table}")
-    store._db.execute("PRAGMA user_version = 1")
-    store.close()
+    of_an_older_format(path, version)
     for _ in range(2):
         store = Store(path)
-        assert store.session(chat).model == "m" and store.route_counts("f", "default") == {}
-        assert store.router_cell("f", "default") == (None, {})
+        assert store.route_counts("f", "default") == {} and store.router_cell("f", "default") == (None, {})
+        assert [m.content for m in store.messages("c1")] == ["one", "two", "three", "four"]
+        assert [f.content for f in store.search("THRE")] == ["three"]
         store.close()
+    store = Store(path)
+    store.add_user_message("c1", "five")
+    assert [m.content for m in store.messages("c1")][-2:] == ["four", "five"]
 
 
 def test_a_newer_store_is_refused(tmp_path):

@@ -1,0 +1,131 @@
+"""Chats as files: JSON with every branch, to be imported again; Markdown of the branch in use, to be read.
+
+JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
+"parent", "role", "content", "rating", "finish_reason", "created"}]}. Imported are such files, and any object
+or list of {"role", "content"} messages, as other programs write them. What is imported are words: a reply of
+another store cannot be rated or gone on with here.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import CorruptFile
+from .store import MessageRow, Store
+from .text import one_line, sanitize
+
+FORMAT = "ruvmlx-chat"
+ROLES = ("user", "assistant")
+LARGEST = 64 << 20  # bytes of a file that is imported
+
+
+def as_json(store: Store, session_id: str) -> dict[str, Any]:
+    """Everything that was said in a chat."""
+    session = store.session(session_id)
+    path, messages = store.messages(session_id), store.all_messages(session_id)
+    return {
+        "format": FORMAT,
+        "id": session.id,
+        "title": session.title,
+        "system": session.system,
+        "model": session.model,
+        "created": session.created,
+        "updated": session.updated,
+        "head": path[-1].id if path else None,
+        "messages": [
+            {
+                "id": m.id,
+                "parent": m.parent,
+                "role": m.role,
+                "content": m.content,
+                "rating": m.rating,
+                "finish_reason": m.finish_reason,
+                "created": m.created,
+            }
+            for m in messages
+        ],
+    }
+
+
+def as_markdown(store: Store, session_id: str) -> str:
+    """The conversation as it is shown, for people. No control sequence of its words is written."""
+    session = store.session(session_id)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
+    parts = [f"# {one_line(session.title) or 'Untitled'}", f"{one_line(session.model)}, {when}"]
+    if session.system:
+        parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
+    for message in store.messages(session_id):
+        rating = f" ({message.rating})" if message.rating else ""
+        parts += [f"## {'You' if message.role == 'user' else 'Assistant'}{rating}", sanitize(message.content)]
+    return "\n\n".join(parts) + "\n"
+
+
+@dataclass
+class Imported:
+    title: str
+    system: str | None
+    model: str
+    messages: list[MessageRow] = field(default_factory=list)  # parents before children
+    head: int | None = None
+
+
+def import_chat(store: Store, data: bytes, name: str) -> str:
+    """A new chat from a file's bytes; its id. CorruptFile where they are no chat; nothing is kept then."""
+    chat = parse(data, name)
+    session_id = store.new_session(chat.model, chat.system, chat.title)
+    store.add_tree(session_id, chat.messages, chat.head)
+    return session_id
+
+
+def parse(data: bytes, name: str) -> Imported:
+    """The chat in a file; `name` is for what is said of a file that holds none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise CorruptFile(f"{name} is not JSON: {one_line(str(e))}. Give a file of `sessions export`.") from e
+    if isinstance(found, list):
+        found = {"messages": found}
+    raw = found.get("messages") if isinstance(found, dict) else None
+    if not isinstance(raw, list) or not raw:
+        raise CorruptFile(f"{name} holds no chat: a list of messages is expected. Nothing was imported.")
+    system = _text(found.get("system")) or next((_content(m) for m in raw if _role(m) == "system"), None)
+    messages = _messages([m for m in raw if _role(m) != "system"], name)
+    title = _text(found.get("title")) or next((m.content for m in messages), "")
+    chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or "unknown", messages)
+    chat.head = found.get("head") if found.get("head") in {m.id for m in messages} else messages[-1].id
+    return chat
+
+
+def _messages(raw: list[Any], name: str) -> list[MessageRow]:
+    """Messages whose parent comes before them; without ids they are one branch."""
+    rows: list[MessageRow] = []
+    known: set[int] = set()
+    for n, item in enumerate(raw, 1):
+        if _role(item) not in ROLES or _content(item) is None:
+            raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and a text.")
+        own = item.get("id") if isinstance(item.get("id"), int) else None
+        parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
+        id_ = own if own is not None else n
+        if id_ in known or (parent is not None and parent not in known):
+            raise CorruptFile(f"{name}: message {n} does not follow one that came before it.")
+        known.add(id_)
+        created = item.get("created")
+        at = float(created) if isinstance(created, int | float) and not isinstance(created, bool) else 0.0
+        rows.append(MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at))
+    if not rows:
+        raise CorruptFile(f"{name} holds no message of a user or a model. Nothing was imported.")
+    return rows
+
+
+def _role(item: Any) -> str:
+    return str(item.get("role")) if isinstance(item, dict) else ""
+
+
+def _content(item: Any) -> str | None:
+    return _text(item.get("content")) if isinstance(item, dict) else None
+
+
+def _text(value: Any) -> str | None:
+    """Lone surrogates, which JSON may spell and no UTF-8 can hold, are taken out."""
+    return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
