@@ -7,11 +7,13 @@ another store cannot be rated or gone on with here.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .errors import CorruptFile
+from .errors import CorruptFile, UsageError
 from .store import MessageRow, Store
 from .text import one_line, sanitize
 
@@ -93,7 +95,8 @@ def parse(data: bytes, name: str) -> Imported:
     messages = _messages([m for m in raw if _role(m) != "system"], name)
     title = _text(found.get("title")) or next((m.content for m in messages), "")
     chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or "unknown", messages)
-    chat.head = found.get("head") if found.get("head") in {m.id for m in messages} else messages[-1].id
+    head = _number(found.get("head"))
+    chat.head = head if head in {m.id for m in messages} else messages[-1].id
     return chat
 
 
@@ -104,14 +107,14 @@ def _messages(raw: list[Any], name: str) -> list[MessageRow]:
     for n, item in enumerate(raw, 1):
         if _role(item) not in ROLES or _content(item) is None:
             raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and a text.")
-        own = item.get("id") if isinstance(item.get("id"), int) else None
+        own = _number(item.get("id"))
         parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
         id_ = own if own is not None else n
-        if id_ in known or (parent is not None and parent not in known):
+        if id_ in known or not (parent is None or _number(parent) in known):
             raise CorruptFile(f"{name}: message {n} does not follow one that came before it.")
         known.add(id_)
         created = item.get("created")
-        at = float(created) if isinstance(created, int | float) and not isinstance(created, bool) else 0.0
+        at = created if isinstance(created, float) else 0.0
         rows.append(MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at))
     if not rows:
         raise CorruptFile(f"{name} holds no message of a user or a model. Nothing was imported.")
@@ -126,6 +129,32 @@ def _content(item: Any) -> str | None:
     return _text(item.get("content")) if isinstance(item, dict) else None
 
 
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _text(value: Any) -> str | None:
     """Lone surrogates, which JSON may spell and no UTF-8 can hold, are taken out."""
     return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file to import, if it is no larger than a chat can be."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{one_line(str(path))} is over {LARGEST >> 20} MiB; no chat is that long.")
+        return path.read_bytes()
+    except OSError as e:
+        raise UsageError(f"cannot read {one_line(str(path))}: {e.strerror}.") from e
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that only the user may read; UsageError if there is one already, or no folder for it."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as e:
+        raise UsageError(f"{one_line(str(path))} exists already; give another name.") from e
+    except OSError as e:
+        raise UsageError(f"cannot write {one_line(str(path))}: {e.strerror}.") from e
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -133,3 +133,13 @@ def sanitize(text: str) -> str:
 def one_line(text: str) -> str:
     """The same on a single line: for errors, titles and status texts."""
     return " ".join(sanitize(text).split())
+
+
+def excerpt(text: str, words: list[str], width: int = 60) -> str:
+    """A piece of a text around the first place where one of the words stands, on one line."""
+    line = one_line(text)
+    low = line.lower()
+    at = min((p for p in (low.find(word.lower()) for word in words) if p >= 0), default=0)
+    start = max(0, min(at - width // 3, len(line) - width))
+    cut = line[start : start + width]
+    return ("…" if start else "") + cut + ("…" if start + width < len(line) else "")

@@ -133,13 +133,14 @@ def _peak_rss() -> int:
 @model_options
 @sampling_options
 @click.option("--continue", "-c", "continue_", is_flag=True, help="Go on with the last chat.")
+@click.option("--session", metavar="ID", help="Go on with this chat; `sessions ls` lists them.")
 @click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
 @click.option(
     "--learn-when-idle",
     type=click.Choice(["on", "off"]),
     help="Train on your ratings while you do not type; on by default, never with --plain.",
 )
-def chat(continue_: bool, plain: bool, **flags: Any) -> None:
+def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
     from ..chat import run_chat
 
@@ -148,6 +149,7 @@ def chat(continue_: bool, plain: bool, **flags: Any) -> None:
         lambda: open_runtime(settings),
         plain=plain,
         continue_=continue_,
+        session=session,
         max_new_tokens=settings["max_tokens"],
         system=settings["system"],
         learn_when_idle=settings["learn_when_idle"] == "on",

@@ -1,13 +1,19 @@
 """`sessions`: saved chats."""
 
+import json
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ruvmlx import config
+from ruvmlx.text import excerpt, one_line
 
-from .output import json_option, print_json, show
+from .output import json_option, log, print_json, show
+
+chat_id = click.argument("session_id", metavar="ID|last")
 
 
 def _store():
@@ -16,46 +22,140 @@ def _store():
     return Store(config.store_file())
 
 
+def _facts(session) -> dict[str, Any]:
+    return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated}
+
+
+def _show_row(row: dict[str, Any]) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated"]))
+    show(f"{row['id']}  {when}  {row['turns']:>4}  {one_line(row['title'])}")
+
+
 @click.group()
 def sessions() -> None:
-    """Saved chats."""
+    """Saved chats. An ID may be shortened; `last` is the chat used last."""
 
 
 @sessions.command("ls")
 @json_option
 def list_sessions(as_json: bool) -> None:
     """All chats, the newest first."""
-    rows: list[dict[str, Any]] = [
-        {"id": s.id, "title": s.title, "turns": s.turns, "updated": s.updated} for s in _store().sessions()
-    ]
+    rows = [_facts(s) for s in _store().sessions()]
     if as_json:
         print_json(rows)
         return
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated"]))
-        show(f"{row['id']}  {when}  {row['turns']:>4}  {row['title']}")
+        _show_row(row)
 
 
 @sessions.command("show")
-@click.argument("session_id")
+@chat_id
 @json_option
 def show_session(session_id: str, as_json: bool) -> None:
-    """One chat, whole."""
+    """One chat, whole: the branch that is in use."""
     store = _store()
+    session_id = store.find_session(session_id)
     session, messages = store.session(session_id), store.messages(session_id)
     if as_json:
-        print_json({"id": session.id, "title": session.title, "system": session.system, "messages": messages})
+        print_json(_facts(session) | {"system": session.system, "messages": messages})
         return
     for message in messages:
         mark = f" [{message.rating}]" if message.rating else ""
-        show(f"{message.role.capitalize()}{mark}: {message.content}\n")
+        branch = f" ({message.branch} of {message.branches})" if message.branches > 1 else ""
+        show(f"{message.role.capitalize()}{mark}{branch}: {message.content}\n")
+
+
+@sessions.command("search")
+@click.argument("words", nargs=-1, required=True)
+@json_option
+def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
+    """Messages, titles and system prompts with all of WORDS in them; pieces of words will do."""
+    wanted = " ".join(words)
+    found = _store().search(wanted)
+    if as_json:
+        print_json(
+            [
+                _facts(f.session) | {"message_id": f.message_id, "role": f.role, "text": f.content}
+                for f in found
+            ]
+        )
+        return
+    for hit in found:
+        title = one_line(hit.session.title)
+        if hit.message_id is None:
+            show(f"{hit.session.id}  {title}")
+        else:
+            show(f"{hit.session.id}  {title} · {hit.role}: {excerpt(hit.content, wanted.split())}")
+    if not found:
+        log("nothing found.")
+
+
+@sessions.command("export")
+@chat_id
+@click.option("--format", "form", type=click.Choice(["md", "json"]), help="By the file's ending, or md.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write; it must not exist yet.")
+@json_option
+def export_session(session_id: str, form: str | None, out: Path | None, as_json: bool) -> None:
+    """A chat as Markdown, to be read, or as JSON with all branches, to be imported again."""
+    from ruvmlx.chat_file import as_json as whole
+    from ruvmlx.chat_file import as_markdown, write_new
+
+    store = _store()
+    session_id = store.find_session(session_id)
+    if as_json or form == "json" or (form is None and out is not None and out.suffix == ".json"):
+        text = json.dumps(whole(store, session_id), indent=1) + "\n"
+    else:
+        text = as_markdown(store, session_id)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    write_new(out, text)
+
+
+@sessions.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def import_session(file: Path, as_json: bool) -> None:
+    """Take up a chat from a JSON FILE (- reads standard input): of `sessions export`, or {role, content}s."""
+    from ruvmlx.chat_file import import_chat, read_bytes
+
+    data = sys.stdin.buffer.read() if str(file) == "-" and sys.stdin else read_bytes(file)
+    store = _store()
+    session_id = import_chat(store, data, one_line(str(file)))
+    if as_json:
+        print_json(_facts(store.session(session_id)))
+    else:
+        _show_row(_facts(store.session(session_id)))
+
+
+@sessions.command("rename")
+@chat_id
+@click.argument("title")
+def rename_session(session_id: str, title: str) -> None:
+    """Give a chat another title."""
+    store = _store()
+    store.set_title(store.find_session(session_id), title)
+
+
+@sessions.command("fork")
+@chat_id
+@json_option
+def fork_session(session_id: str, as_json: bool) -> None:
+    """Copy a chat, to go on with it another way."""
+    store = _store()
+    fork = store.fork_session(store.find_session(session_id))
+    if as_json:
+        print_json(_facts(store.session(fork)))
+    else:
+        _show_row(_facts(store.session(fork)))
 
 
 @sessions.command("rm")
-@click.argument("session_id")
+@chat_id
 def remove_session(session_id: str) -> None:
-    """Delete one chat. What was learned from its ratings stays."""
-    _store().delete_session(session_id)
+    """Delete one chat for good. What was learned from its ratings stays."""
+    store = _store()
+    store.delete_session(store.find_session(session_id))
 
 
 VERBS = [sessions]

@@ -159,10 +159,9 @@ def of_an_older_format(path, version):
         db.executescript(step)
     db.execute(f"PRAGMA user_version = {version}")
     db.execute("INSERT INTO sessions VALUES ('c1', 'old talk', NULL, 'm', 1.0, 2.0)")
-    for role, content in [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]:
+    for message in [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]:
         db.execute(
-            "INSERT INTO messages (session_id, role, content, reply_id, created) VALUES ('c1', ?, ?, NULL, 1)",
-            (role, content),
+            "INSERT INTO messages (session_id, role, content, created) VALUES ('c1', ?, ?, 1)", message
         )
     db.commit()
     db.close()
