@@ -44,7 +44,7 @@ class Chatting:
         """Change a chat's system prompt; it holds from the next reply on."""
         self.store.set_system(session_id, system or None)
 
-    def said(self) -> list[str]:
+    def asked_before(self) -> list[str]:
         """What the user wrote in all chats, the newest first, each text once."""
         return self.store.said()
 

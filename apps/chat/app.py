@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import ClassVar
 
 from textual import events, on, work
@@ -17,20 +16,19 @@ from textual.binding import Binding
 
 from ruvmlx.errors import RuvmlxError
 
-from . import commands, describe, ending, theme
+from . import clipboard, commands, describe, ending, theme
 from .contract import ChatOptions, OpenRuntime, swap_adapter
-from .idle import IdleApp
-from .messages import KEYS_HELP, Notice, Reply, UserMessage
+from .library import LibraryApp
+from .messages import KEYS_HELP, Notice, Reply
 from .opened import Opened
 from .prompt import Prompt
 from .status import Meter
-from .stream import show_reply
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
 
 
-class ChatApp(IdleApp):
+class ChatApp(LibraryApp):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
@@ -38,15 +36,15 @@ class ChatApp(IdleApp):
         Binding("ctrl+y", "rate('up')", "Up", key_display="^y", priority=True),
         Binding("ctrl+n", "rate('down')", "Down", key_display="^n", priority=True),
         Binding("ctrl+r", "undo", "Take back", key_display="^r", priority=True),
+        Binding("ctrl+g", "again", "Write again", key_display="^g", priority=True),
+        Binding("ctrl+o", "chats", "Chats", key_display="^o", priority=True),
         Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
         Binding("f1", "help", "Help", show=False),
     ]
 
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions | None = None) -> None:
-        super().__init__(open_runtime)
-        self.options = options or ChatOptions()
-        self.system = self.options.system
+        super().__init__(open_runtime, options or ChatOptions())
         self.failure: BaseException | None = None  # why the app ended by itself
         self._interrupted_at = 0.0
         self._waiting = ""  # sent while the model was opening
@@ -76,6 +74,12 @@ class ChatApp(IdleApp):
             return self.phase == "replying"
         if action == "rate" and self._is_too_early():
             return False
+        if action in ("again", "more", "edit", "flip"):
+            return bool(self.session and self.phase == "idle" and self._may(action))
+        if action == "chats":
+            return bool(self.session) and self.phase == "idle"
+        if action == "cancel_edit":
+            return self.editing is not None
         if action in ("rate", "select"):
             return bool(self.session and self.transcript.replies)
         return bool(self.session) if action == "undo" else True
@@ -101,7 +105,8 @@ class ChatApp(IdleApp):
         opened = await self.runtime.call(lambda runtime: Opened.of(runtime, options))
         self.session = opened.session
         self.system = next((t.content for t in opened.turns if t.role == "system"), options.system)
-        self.prompt.border_title = opened.model
+        self.model = self.prompt.heading = opened.model
+        self.prompt.earlier = opened.said
         self.status.backend = opened.backend
         self.status.meter = Meter(max_context=opened.max_context)
         self._learned(opened.learned)
@@ -164,10 +169,16 @@ class ChatApp(IdleApp):
 
     def copy_to_clipboard(self, text: str) -> None:
         """What is copied out of replies says a little about them."""
-        super().copy_to_clipboard(text)
+        self._to_clipboard(text)
         if text == self.screen.get_selected_text():
             within = (node for widget in self.screen.selections for node in widget.ancestors_with_self)
             self._notice({node.reply_id for node in within if isinstance(node, Reply)}, "copied")
+
+    @work(thread=True)
+    def _to_clipboard(self, text: str) -> None:
+        """The system's tool may take its time; the terminal is asked where there is none."""
+        if not clipboard.copy_with_tool(text):
+            self.call_from_thread(super().copy_to_clipboard, text)
 
     def _fatal_error(self) -> None:
         """A defect of the app itself: one line, where Textual would print a traceback with all locals."""
@@ -186,7 +197,7 @@ class ChatApp(IdleApp):
         if self._must_wait(command):
             self._wait()
             return
-        self.prompt.text = ""
+        self.prompt.sent(event.text)
         if command:
             await self._obey(command)
         else:
@@ -210,57 +221,6 @@ class ChatApp(IdleApp):
             await getattr(self, f"do_{command.name}")(command.argument)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._fail(error)
-
-    # Replies
-
-    @work
-    async def _reply(self, typed: str) -> None:
-        self.phase, self.status.message = "replying", ""
-        text = commands.message_text(typed.strip())
-        arriving = self.runtime.say(self.session, text, self.options)
-        message, reply = UserMessage(text), Reply()
-        await self.transcript.add(message, reply)
-        try:
-            response = await show_reply(reply, arriving, self.status)
-            if response:
-                await reply.finish(response.text, response.finish_reason)
-                reply.reply_id = await self.runtime.call(lambda runtime: runtime.last_reply_id)
-                self._settle()
-        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            if self.phase != "closing":
-                await self._reply_failed(error, reply, message, typed)
-        finally:
-            if self.phase == "replying":
-                self.phase = "idle"
-            self.refresh_bindings()
-
-    async def _reply_failed(self, error: Exception, reply: Reply, message: UserMessage, typed: str) -> None:
-        """Nothing is lost: words that came stay; a message that was refused is in the input again."""
-        if reply.text:
-            await reply.finish(reply.text, "")
-        else:
-            await reply.remove()
-        if isinstance(error, RuvmlxError) and not reply.begun:
-            await message.remove()
-            self.prompt.put_back(typed)
-        elif not reply.text and not self.prompt.text:
-            self.prompt.put_back(typed)
-        await self.transcript.add(Notice(describe.error_line(error), "error"))
-
-    def action_stop(self) -> None:
-        if self.phase == "replying":
-            self.runtime.stop()
-            self.status.flash("Stopping", 0.5)
-
-    @work
-    async def _settle(self) -> None:
-        """After the reply is shown; a message sent meanwhile waits its turn in the runtime's thread."""
-        if self.phase != "closing":
-            try:
-                await self.runtime.call(lambda runtime: runtime.settle())
-            except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-                await self._fail(error)
-            self._look_again()
 
     # Moving about
 
@@ -303,9 +263,6 @@ class ChatApp(IdleApp):
 
     async def do_undo(self, _: str) -> None:
         self.action_undo()
-
-    async def do_new(self, _: str) -> None:
-        await self._begin(replace(self.options, session="new", system=self.system))
 
     async def do_system(self, argument: str) -> None:
         if argument:

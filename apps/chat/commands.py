@@ -27,9 +27,21 @@ class Spec:
 COMMANDS = {
     "rate": Spec("/rate up|down|1-5 [NOTE]", "rate the reply; short: /up /down /1 ... /5", True),
     "undo": Spec("/undo", "take the last rating back"),
+    "again": Spec("/again", "write the reply again, beside this one"),
+    "more": Spec("/more", "go on with a reply that was cut or stopped"),
+    "edit": Spec("/edit [TEXT]", "put your last question in other words", True),
+    "next": Spec("/next, /prev", "flip through the replies in this place"),
+    "copy": Spec("/copy [N]", "copy the reply, or its code block N", True),
+    "chats": Spec("/chats [WORDS]", "your chats, or those with these words", True),
+    "open": Spec("/open ID|N", "go on with a chat; N counts in /chats", True),
     "new": Spec("/new", "start a new chat"),
+    "title": Spec("/title TEXT", "give this chat another title", True),
+    "fork": Spec("/fork", "go on in a copy of this chat"),
+    "delete": Spec("/delete", "delete this chat; /restore brings it back"),
+    "export": Spec("/export FILE", "write this chat as .md or .json", True),
+    "import": Spec("/import FILE", "take up a chat from a .json file", True),
     "system": Spec("/system [TEXT|none]", "show or change the system prompt", True),
-    "adapter": Spec("/adapter [NAME|none]", "show or change the adapter; the chat goes on", True),
+    "adapter": Spec("/adapter [NAME|none]", "show or change the adapter", True),
     "status": Spec("/status", "the model, and what it has learned"),
     "help": Spec("/help", "this list"),
     "quit": Spec("/quit", "leave; the chat is saved"),
@@ -42,6 +54,7 @@ _SHORT = {
     "exit": Command("quit"),
     "q": Command("quit"),
 }
+_TOLD_OF_AT = {"prev": "next", "restore": "delete"}  # commands that share another one's line
 # "/usr/bin is full" and "/ what?" are no commands; "//text" sends "/text".
 _FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
 
@@ -56,14 +69,12 @@ def parse(text: str) -> Command | None:
     if not match:
         return None
     word, argument = match[1].lower(), (match[2] or "").strip()
-    if word in _SHORT:
-        short = _SHORT[word]
-        return Command(short.name, f"{short.argument} {argument}".strip())
-    return _known(Command(word, argument))
+    short = _SHORT.get(word, Command(word))
+    return _known(Command(short.name, f"{short.argument} {argument}".strip()))
 
 
 def _known(command: Command) -> Command:
-    spec = COMMANDS.get(command.name)
+    spec = COMMANDS.get(_TOLD_OF_AT.get(command.name, command.name))
     if spec is None:
         raise UsageError(
             f"no command /{command.name}; /help lists them, and //{command.name} sends it as text"
@@ -85,6 +96,15 @@ def parse_rating(argument: str) -> tuple[str, str]:
     if rating not in RATINGS:
         raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {COMMANDS['rate'].usage}")
     return rating, note.strip()
+
+
+def parse_number(argument: str, last: int, what: str) -> int | None:
+    """ "2" -> 2, "" -> None; UsageError unless 1 to `last`."""
+    if not argument:
+        return None
+    if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
+        raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
+    return int(argument)
 
 
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
-from ruvmlx.store import NamedRow
+from ruvmlx.store import NamedRow, Store
 
 
 class HasShape(Protocol):
@@ -44,6 +44,10 @@ class ChatRuntime(Protocol):
     def backend(self) -> HasKernels: ...
 
     @property
+    def store(self) -> Store:
+        """The user's chats: they are listed, searched, named, copied there."""
+
+    @property
     def last_reply_id(self) -> str | None:
         """The newest reply, after `say`."""
 
@@ -67,12 +71,47 @@ class ChatRuntime(Protocol):
         sampling: Sampling | None,
         max_new_tokens: int,
         cancel: threading.Event,
+        instead_of: int | None = None,
     ) -> Iterator[Chunk]:
         """Commits the user's turn, streams the reply, commits it. The last chunk has the response.
 
-        `sampling` None: as the model and the user's settings have it. `rate`, `undo` and what only looks may
-        be called between two chunks: the reply goes on as it began.
+        `sampling` None: as the model and the user's settings have it. `instead_of`: a message of the user
+        that is put in other words. `rate`, `undo` and what only looks may be called between two chunks: the
+        reply goes on as it began.
         """
+
+    def again(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling | None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        message: int | None = None,
+    ) -> Iterator[Chunk]:
+        """The same for another reply beside `message`, or beside the last one."""
+
+    def go_on(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling | None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        message: int | None = None,
+    ) -> Iterator[Chunk]:
+        """The same for the rest of a reply that was cut. The response has the whole text."""
+
+    def flip(self, session_id: str, step: int, message: int | None = None) -> int:
+        """Show the next alternative of a message, or of the last one; its id."""
+
+    def asked_before(self) -> list[str]:
+        """What the user wrote in all chats, the newest first."""
+
+    def put_away(self, session_id: str) -> None:
+        """Delete a chat, unless it is brought back before the runtime is closed."""
+
+    def bring_back(self, session_id: str) -> None: ...
 
     def settle(self) -> None:
         """Work that a later rating needs, done while the user reads."""

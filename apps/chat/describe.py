@@ -18,6 +18,11 @@ def rating_mark(rating: str) -> str:
     return "★" * stars + "☆" * (5 - stars)
 
 
+def branch(number: int, of: int) -> str:
+    """ "‹ 2/3 ›" for one of several replies in a place; "" for the only one."""
+    return f"‹ {number}/{of} ›" if of > 1 else ""
+
+
 def rating_words(rating: str) -> str:
     return rating if rating in ("up", "down") else f"{rating} of 5"
 

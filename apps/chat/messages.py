@@ -14,9 +14,10 @@ from ruvmlx.runtime import RatingResult, Turn
 from ruvmlx.text import sanitize
 
 from . import describe
+from .code import code_blocks
 from .markdown import ReplyMarkdown
 
-ENDINGS = {"cancelled": "stopped", "length": "cut at the limit of new tokens"}
+ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
 
 WELCOME = """{model} learns from what you think of its replies.
 
@@ -29,15 +30,22 @@ KEYS_HELP = (
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
+    ("Tab, then r m e ← →", "again, more, edit the question, flip"),
+    ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
+    ("↑ ↓", "in the first and last line: what you wrote before"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )
 
 
 class UserMessage(Vertical):
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, message_id: int | None = None) -> None:
         super().__init__()
         self.text = sanitize(text)
+        self.message_id = message_id
+
+    def place(self, turn: Turn) -> None:
+        self.message_id = turn.id
 
     def compose(self) -> ComposeResult:
         yield Static(self.text, markup=False, classes="text")
@@ -80,6 +88,11 @@ class Reply(Vertical, can_focus=True):
         Binding("up,k", "app.select(-1)", "Choose", key_display="↑↓"),
         Binding("down,j", "app.select(1)", "Next", show=False),
         Binding("u,backspace", "app.undo", "Take back", show=False),
+        Binding("r", "app.again", "Again", key_display="r"),
+        Binding("m", "app.more", "More", key_display="m"),
+        Binding("e", "app.edit", "Edit", key_display="e"),
+        Binding("left,h", "app.flip(-1)", "Flip", key_display="←→"),
+        Binding("right,l", "app.flip(1)", "Flip on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
         Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]
@@ -89,12 +102,14 @@ class Reply(Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
+    branch: var[tuple[int, int]] = var((1, 1))  # which of how many in this place
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
         self.begun = False  # the runtime has taken the message: chunks have come
+        self.message_id: int | None = None
         self._effect_of = 0  # the adapter version that the effect tells of
 
     @classmethod
@@ -104,7 +119,19 @@ class Reply(Vertical, can_focus=True):
         reply.set_reactive(Reply.reply_id, turn.reply_id)
         reply.set_reactive(Reply.rating, turn.rating)
         reply.set_reactive(Reply.ending, ENDINGS.get(turn.finish_reason or "", ""))
+        reply.message_id = turn.id
+        reply.set_reactive(Reply.branch, (turn.branch, turn.branches))
         return reply
+
+    def place(self, turn: Turn) -> None:
+        """Its place in the chat, once it is committed, and whenever that changes."""
+        self.reply_id, self.message_id = turn.reply_id, turn.id
+        self.branch = (turn.branch, turn.branches)
+
+    @property
+    def is_cut(self) -> bool:
+        """There may be more of it."""
+        return bool(self.ending)
 
     def compose(self) -> ComposeResult:
         yield ReplyMarkdown(self.text)
@@ -116,6 +143,15 @@ class Reply(Vertical, can_focus=True):
     @property
     def body(self) -> ReplyMarkdown:
         return self.query_one(ReplyMarkdown)
+
+    def go_on(self) -> None:
+        """More of it will come."""
+        self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
+
+    @property
+    def code_blocks(self) -> list[str]:
+        """The code in it, block by block."""
+        return code_blocks(self.text)
 
     async def grow(self, text: str) -> None:
         """More of the reply, sanitised by the caller's stream."""
@@ -142,7 +178,8 @@ class Reply(Vertical, can_focus=True):
         if not self.query(".note"):
             return  # not composed yet; on_mount calls again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
-        lines = [line for line in (self.ending, self.progress or rating) if line]
+        where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
+        lines = [line for line in (where, self.progress or rating) if line]
         note = self.query_one(".note", Static)
         note.update(self._coloured("\n".join(lines)))
         note.display = bool(lines)
@@ -155,7 +192,7 @@ class Reply(Vertical, can_focus=True):
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
         return Content(text).stylize(colour, start, start + len(mark)) if start >= 0 else Content(text)
 
-    watch_rating = watch_progress = watch_ending = watch_effect = _show_note
+    watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Only web addresses are opened: a reply may not point at files or programs."""

@@ -35,15 +35,17 @@ class Opened:
     backend: str
     max_context: int
     learned: LearnStatus | None
+    said: list[str]  # what the user wrote before, the newest first
 
     @classmethod
     def of(cls, runtime: ChatRuntime, options: ChatOptions) -> "Opened":
         session = start_session(runtime, options)
         return cls(
             session=session,
-            turns=[] if options.session == "new" else runtime.turns(session),
+            turns=runtime.turns(session),
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             max_context=runtime.model.config.max_context,
             learned=learned(runtime),
+            said=runtime.asked_before(),
         )

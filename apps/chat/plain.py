@@ -16,13 +16,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
+from ruvmlx.runtime import Turn
 from ruvmlx.text import Sanitizer, sanitize
 
-from . import commands, describe, ending
+from . import clipboard, commands, describe, ending, shelf
+from .code import code_blocks
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
 
 
@@ -37,6 +39,7 @@ class PlainChat:
         self.interactive = source.isatty()
         self.system = options.system
         self.session = ""
+        self.deleted: list[str] = []  # chats that /restore brings back, the last at the end
         self.failure = 0  # the first error's exit code; a script wants to know, a person has read it
         self.done = False
         self.unread = False  # the reader of what is written here has gone
@@ -58,9 +61,7 @@ class PlainChat:
         session = start_session(self.runtime, self.options)
         turns = self.runtime.turns(session) if self.options.session != "new" else []
         self.system = next((t.content for t in turns if t.role == "system"), self.system)
-        for turn in turns if self.interactive else []:
-            if turn.role != "system":
-                self._print(f"{'You' if turn.role == 'user' else 'Assistant'}: {turn.content}")
+        self._tell(turns if self.interactive else [])
         self.session = session
 
     def _read(self) -> str | None:
@@ -99,17 +100,20 @@ class PlainChat:
         elif line:
             self._say(commands.message_text(line))
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, **instead: int) -> None:
+        self._reply(lambda cancel: self.runtime.say(self.session, text, **self._how(cancel), **instead))
+
+    def _how(self, cancel: threading.Event) -> dict[str, Any]:
+        return {
+            "sampling": self.options.sampling,
+            "max_new_tokens": self.options.max_new_tokens,
+            "cancel": cancel,
+        }
+
+    def _reply(self, begin: Callable[[threading.Event], Iterator[Chunk]]) -> None:
         cancel = threading.Event()
-        reply = self.runtime.say(
-            self.session,
-            text,
-            sampling=self.options.sampling,
-            max_new_tokens=self.options.max_new_tokens,
-            cancel=cancel,
-        )
         with self.interrupts.setting(cancel):
-            self._stream(reply)
+            self._stream(begin(cancel))
         self.runtime.settle()
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
@@ -136,7 +140,7 @@ class PlainChat:
 
     def _last_stored(self) -> str:
         """After -c the newest reply is one of an earlier run."""
-        replies = [turn.reply_id for turn in self.runtime.turns(self.session) if turn.reply_id]
+        replies = [turn.reply_id for turn in self._turns() if turn.reply_id]
         if not replies:
             raise NotFound("there is no reply to rate yet")
         return replies[-1]
@@ -144,9 +148,100 @@ class PlainChat:
     def do_undo(self, _: str) -> None:
         self._print(describe.undone(self.runtime.undo()))
 
+    # Replies in other words
+
+    def do_again(self, _: str) -> None:
+        self._reply(lambda cancel: self.runtime.again(self.session, **self._how(cancel)))
+        self._tell_place()
+
+    def do_more(self, _: str) -> None:
+        """The rest alone is written: what came before was read."""
+        self._reply(lambda cancel: self.runtime.go_on(self.session, **self._how(cancel)))
+
+    def do_edit(self, argument: str) -> None:
+        question = next((t for t in reversed(self._turns()) if t.role == "user"), None)
+        if question is None or question.id is None:
+            raise NotFound("there is no question to put in other words yet")
+        if not argument:
+            self._print(f"Your question: {question.content}\nIn other words: /edit and the new text.")
+        else:
+            self._say(argument, instead_of=question.id)
+
+    def do_next(self, _: str, step: int = 1) -> None:
+        self.runtime.flip(self.session, step)
+        self._tell(self._turns()[-2:])
+        self._tell_place()
+
+    def do_prev(self, _: str) -> None:
+        self.do_next("", -1)
+
+    def _tell_place(self) -> None:
+        last = self._turns()[-1]
+        if last.branches > 1:
+            self._print(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
+
+    def do_copy(self, argument: str) -> None:
+        reply = next((t.content for t in reversed(self._turns()) if t.role == "assistant"), None)
+        if reply is None:
+            raise NotFound("there is no reply to copy yet")
+        blocks = code_blocks(sanitize(reply))
+        number = commands.parse_number(argument, len(blocks), "its code blocks")
+        clipboard.copy(sanitize(reply) if number is None else blocks[number - 1])
+        self._print("Copied." if number is None else f"Copied code block {number} of {len(blocks)}.")
+
+    # Chats
+
+    def do_chats(self, argument: str) -> None:
+        for line in shelf.lines(self.runtime, argument):
+            self._print(line)
+
+    def do_open(self, argument: str) -> None:
+        self._open(shelf.find(self.runtime, argument))
+
+    def _open(self, session: str) -> None:
+        self.session, turns = session, self.runtime.turns(session)
+        self.system = next((t.content for t in turns if t.role == "system"), None)
+        self._print(f"Chat: {shelf.title(self.runtime, session)}")
+        self._tell(turns if self.interactive else [])
+
+    def _tell(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            if turn.role != "system":
+                self._print(f"{'You' if turn.role == 'user' else 'Assistant'}: {turn.content}")
+
+    def _turns(self) -> list[Turn]:
+        return self.runtime.turns(self.session)
+
     def do_new(self, _: str) -> None:
         self.session = self.runtime.new_chat(self.system)
         self._print("New chat.")
+
+    def do_title(self, argument: str) -> None:
+        self._print(shelf.rename(self.runtime, self.session, argument))
+
+    def do_fork(self, _: str) -> None:
+        self.session = self.runtime.store.fork_session(self.session)
+        self._print("This is the copy; the other chat stays as it was.")
+
+    def do_delete(self, _: str) -> None:
+        self.runtime.put_away(self.session)
+        self.deleted.append(self.session)
+        self.session = self.runtime.new_chat(self.system)
+        self._print("Deleted. /restore brings it back, until you leave. This is a new chat.")
+
+    def do_restore(self, _: str) -> None:
+        if not self.deleted:
+            raise NotFound("nothing was deleted since you came")
+        self.runtime.bring_back(self.deleted[-1])
+        self._open(self.deleted.pop())
+
+    def do_export(self, argument: str) -> None:
+        self._print(shelf.export(self.runtime, self.session, argument))
+
+    def do_import(self, argument: str) -> None:
+        self._open(shelf.take_up(self.runtime, argument))
+
+    # The model
 
     def do_system(self, argument: str) -> None:
         if argument:

@@ -20,6 +20,7 @@ class Prompt(TextArea):
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "Send", key_display="⏎"),
         Binding("ctrl+j", "newline", "New line", key_display="^j"),
+        Binding("escape", "app.cancel_edit", "Don't edit", key_display="esc"),
         Binding("tab,shift+tab", "app.select(0)", "Choose", key_display="tab"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
         Binding("pageup", "app.scroll(-1)", "Scroll up", show=False),
@@ -41,6 +42,19 @@ class Prompt(TextArea):
             show_line_numbers=False,
             placeholder="Ask anything",
         )
+        self._title = ""
+        self.earlier: list[str] = []  # what was sent before, the newest first
+        self._at = -1  # place in the history; -1 is what is being written
+        self._draft = ""
+
+    @property
+    def heading(self) -> str:
+        return self._title
+
+    @heading.setter
+    def heading(self, text: str) -> None:
+        """Shown in the border: the model's name."""
+        self._title = self.border_title = text
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:
@@ -67,6 +81,50 @@ class Prompt(TextArea):
         else:
             self.text = text
             self.move_cursor(self.document.end)
+
+    # Earlier messages
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        """From the first line on, to what was sent before."""
+        if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
+            super().action_cursor_up(select)
+        elif self._at + 1 < len(self.earlier):
+            self._go_to(self._at + 1)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        if select or not self.navigator.is_last_wrapped_line(self.cursor_location):
+            super().action_cursor_down(select)
+        elif self._at >= 0:
+            self._go_to(self._at - 1)
+
+    def _go_to(self, place: int) -> None:
+        """Show the history's text; what was being written is kept at place -1."""
+        if self._at < 0:
+            self._draft = self.text
+        self.text = sanitize(self.earlier[place]) if place >= 0 else self._draft
+        self._at = place
+        self.move_cursor(self.document.end)
+
+    def sent(self, text: str) -> None:
+        """The input is empty again, and remembers."""
+        if text in self.earlier:
+            self.earlier.remove(text)
+        self.earlier.insert(0, text)
+        self.text, self._at = "", -1
+
+    def begin_edit(self, text: str) -> None:
+        """Show an earlier message, to be sent in other words; what was being written waits."""
+        self._draft, self._at = self.text, -1
+        self.text, self.border_title = text, "In other words · Enter sends, Esc leaves it"
+        self.move_cursor(self.document.end)
+        self.focus()
+
+    def end_edit(self) -> None:
+        self.border_title = self._title
+        self.text, self._draft = self._draft, ""
+        self.move_cursor(self.document.end)
+
+    # Sending
 
     def action_newline(self) -> None:
         self.insert("\n")

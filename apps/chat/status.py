@@ -114,7 +114,10 @@ class StatusLine(Static):
 class KeyHints(Static):
     """The keys that work now, most useful first, as many as fit. A click presses them."""
 
-    ORDER = ("Stop", "Send", "New line", "Up", "Down", "Stars", "Choose", "Take back", "Back", "Quit")
+    ORDER = (
+        "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Flip", "More", "Again",
+        "Edit", "Take back", "Back", "Quit", "Chats", "Write again",
+    )  # fmt: skip
 
     can_take_back: reactive[bool] = reactive(False)  # the key works all the same: another process may rate
 

@@ -1,9 +1,10 @@
 """The conversation: it follows what is new, and fetches what is old when the reader goes there."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field, replace
 
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.geometry import Size
 from textual.layout import DockArrangeResult
 from textual.scrollbar import ScrollBar
@@ -66,6 +67,27 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.mount_all(map(_widget, spoken[-NEWEST:]) if spoken else [Welcome(model)])
         self.anchor()
 
+    async def show(self, turns: list[Turn], model: str) -> None:
+        """Show these turns; what is there already, up to the first difference, stays as it is."""
+        spoken = [turn for turn in turns if turn.role != "system"]
+        place = {turn.id: n for n, turn in enumerate(spoken)}
+        kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
+        after = place[kept[-1].message_id] + 1 if kept else 0
+        if not kept or len(spoken) - after > NEWEST:
+            await self.restart(turns, model)
+            return
+        with self.app.batch_update():
+            await self.cut(kept[-1])
+            await self.mount_all(map(_widget, spoken[after:]))
+        for widget in kept:
+            widget.place(spoken[place[widget.message_id]])
+        self.anchor()
+
+    async def cut(self, after: Widget) -> None:
+        """Take away what stands below a widget."""
+        children = list(self.children)
+        await self.remove_children(children[children.index(after) + 1 :])
+
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if new_value <= 0 < old_value:
@@ -125,6 +147,16 @@ class Transcript(VerticalScroll, can_focus=False):
         self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
 
     @property
+    def messages(self) -> list[UserMessage | Reply]:
+        """What was said, as far as it is shown."""
+        return [child for child in self.children if isinstance(child, UserMessage | Reply)]
+
+    def question_of(self, reply: Reply) -> UserMessage | None:
+        """The message that a reply answers."""
+        before = itertools.takewhile(lambda w: w is not reply, self.messages)
+        return next((w for w in reversed(list(before)) if isinstance(w, UserMessage)), None)
+
+    @property
     def replies(self) -> list[Reply]:
         """Those that are shown and can be rated, oldest first."""
         return [reply for reply in self.query(Reply) if reply.finished and reply.reply_id]
@@ -135,5 +167,5 @@ class Transcript(VerticalScroll, can_focus=False):
         return replies[max(0, min(place, len(replies) - 1))]
 
 
-def _widget(turn: Turn) -> Vertical:
-    return UserMessage(turn.content) if turn.role == "user" else Reply.of_turn(turn)
+def _widget(turn: Turn) -> UserMessage | Reply:
+    return UserMessage(turn.content, turn.id) if turn.role == "user" else Reply.of_turn(turn)

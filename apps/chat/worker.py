@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from ruvmlx.engine.types import Chunk
 
-from .contract import ChatOptions, ChatRuntime, OpenRuntime
+from .contract import ChatRuntime, OpenRuntime
 
 T = TypeVar("T")
+Writing = Callable[[ChatRuntime, threading.Event], Iterator[Chunk]]
 
 
 class RuntimeThread:
@@ -71,29 +72,22 @@ class RuntimeThread:
         if self._disturbed is not None:
             self._disturbed.set()
 
-    def say(self, session: str, text: str, options: ChatOptions) -> AsyncIterator[list[Chunk]]:
-        """The reply's chunks, all that have come since the last look: a slow screen never falls behind.
+    def write(self, begin: Writing) -> AsyncIterator[list[Chunk]]:
+        """The chunks of the reply that begin(runtime, cancel) streams, all that have come since the last
+        look: a slow screen never falls behind.
 
         `stop` works from now on, also before the first chunk is asked for.
         """
         self.disturb()
         self._cancel = threading.Event()
-        return self._stream(session, text, options, self._cancel)
+        return self._stream(begin, self._cancel)
 
-    async def _stream(
-        self, session: str, text: str, options: ChatOptions, cancel: threading.Event
-    ) -> AsyncIterator[list[Chunk]]:
+    async def _stream(self, begin: Writing, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         chunks: deque[Chunk] = deque()
 
         def pump() -> None:
-            for chunk in self._opened().say(
-                session,
-                text,
-                sampling=options.sampling,
-                max_new_tokens=options.max_new_tokens,
-                cancel=cancel,
-            ):
+            for chunk in begin(self._opened(), cancel):
                 chunks.append(chunk)
                 with contextlib.suppress(RuntimeError):  # the app has gone; the reply is still committed
                     loop.call_soon_threadsafe(arrived.set)

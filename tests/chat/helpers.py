@@ -22,7 +22,8 @@ async def chatting(runtime, size=SMALL, **options):
     """The app, opened and idle, and its pilot."""
     app = ChatApp(lambda: runtime, ChatOptions(**options))
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.phase == "idle")
+        await until(pilot, lambda: app.phase == "idle" or app.failure)
+        assert not app.failure
         yield app, pilot
         app.runtime.close_now()
 

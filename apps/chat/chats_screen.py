@@ -1,0 +1,169 @@
+"""The list of saved chats: type to search all that was said, Enter opens."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from . import describe, shelf
+
+if TYPE_CHECKING:
+    from .library import LibraryApp
+
+HINTS = "⏎ Open   ^t Rename   ^x Delete   ^z Bring back   esc Close"
+SEARCH = "Search all chats"
+
+
+class ChatsScreen(ModalScreen[str | None]):
+    """Its result is the chat to open; None for none. deleted: what was put away, the last at the end."""
+
+    BINDINGS: ClassVar = [
+        Binding("escape", "leave", "Close", show=False, priority=True),
+        Binding("up", "move(-1)", "Up", show=False, priority=True),
+        Binding("down", "move(1)", "Down", show=False, priority=True),
+        Binding("pageup", "move(-10)", "Page up", show=False, priority=True),
+        Binding("pagedown", "move(10)", "Page down", show=False, priority=True),
+        Binding("ctrl+t", "rename", "Rename", show=False, priority=True),
+        Binding("ctrl+x", "delete", "Delete", show=False, priority=True),
+        Binding("ctrl+z", "bring_back", "Bring back", show=False, priority=True),
+    ]
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__()
+        self._words = words
+        self._entries: list[shelf.Entry] = []
+        self._naming: shelf.Entry | None = None  # the chat that gets another title
+        self.deleted: list[str] = []
+
+    @property
+    def chat(self) -> "LibraryApp":
+        from .library import LibraryApp
+
+        assert isinstance(self.app, LibraryApp)
+        return self.app
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="chats"):
+            yield Input(self._words, placeholder=SEARCH, select_on_focus=False)
+            yield OptionList()
+            yield Static(HINTS, markup=False, id="hints")
+
+    def on_mount(self) -> None:
+        self.query_one("#chats").border_title = "Chats"
+        self._search()
+
+    @property
+    def options(self) -> OptionList:
+        return self.query_one(OptionList)
+
+    @property
+    def highlighted(self) -> shelf.Entry | None:
+        at = self.options.highlighted
+        return self._entries[at] if at is not None and at < len(self._entries) else None
+
+    @work(exclusive=True)
+    async def _search(self, keep: str | None = None) -> None:
+        """Show what has the words of the input; the chat `keep` stays under the bar."""
+        words = self._words
+        try:
+            self._entries = await self.chat.runtime.call_between(lambda r: shelf.entries(r, words))
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            self._say(describe.error_line(error))
+            return
+        self.options.clear_options()
+        self.options.add_options(
+            [Option(self._row(entry)) for entry in self._entries]
+            or [Option("Nothing has these words" if words.strip() else "No chats yet", disabled=True)]
+        )
+        places = [n for n, entry in enumerate(self._entries) if entry.id == keep]
+        self.options.highlighted = (places or [0])[0] if self._entries else None
+
+    def _row(self, entry: shelf.Entry) -> Content:
+        mark = "● " if entry.id == self.chat.session else "  "
+        facts = f"  {entry.turns} · {entry.when}"
+        row = Content.assemble((mark, "$accent"), entry.title, (facts, "$text-muted"))
+        return Content.assemble(row, (f"\n    {entry.said}", "$text-muted")) if entry.said else row
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        if not self._naming and event.value != self._words:
+            self._words = event.value
+            self._search()
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        if self._naming:
+            self._name(self._naming, event.value)
+        elif self.highlighted:
+            self.dismiss(self.highlighted.id)
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self) -> None:
+        if self.highlighted:
+            self.dismiss(self.highlighted.id)
+
+    def action_leave(self) -> None:
+        if self._naming:
+            self._end_naming()
+        else:
+            self.dismiss(None)
+
+    def action_move(self, step: int) -> None:
+        if self._entries and not self._naming:
+            at = (self.options.highlighted or 0) + step
+            self.options.highlighted = max(0, min(at, len(self._entries) - 1))
+
+    # Changing chats
+
+    def action_rename(self) -> None:
+        entry = self.highlighted
+        if entry:
+            self._naming, field = entry, self.query_one(Input)
+            field.value, field.placeholder = entry.title, "Title"
+            field.cursor_position = len(entry.title)
+            self._say("⏎ Save the title   esc Leave it as it is")
+
+    def _end_naming(self) -> None:
+        self._naming, field = None, self.query_one(Input)
+        field.value, field.placeholder = self._words, SEARCH
+        self._say(HINTS)
+
+    @work
+    async def _name(self, entry: shelf.Entry, title: str) -> None:
+        self._end_naming()
+        if await self._done(lambda runtime: shelf.rename(runtime, entry.id, title)):
+            self._search(entry.id)
+
+    @work
+    async def action_delete(self) -> None:
+        entry = self.highlighted
+        if entry and not self._naming and await self._done(lambda runtime: runtime.put_away(entry.id)):
+            self.deleted.append(entry.id)
+            self._search()
+            self._say(f"Deleted: {entry.title} · ^z brings it back, until you leave ruvmlx")
+
+    @work
+    async def action_bring_back(self) -> None:
+        if self.deleted and not self._naming:
+            session = self.deleted[-1]
+            if await self._done(lambda runtime: runtime.bring_back(session)):
+                self.deleted.pop()
+                self._search(session)
+                self._say(HINTS)
+
+    async def _done(self, work) -> bool:
+        try:
+            await self.chat.runtime.call_between(work)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            self._say(describe.error_line(error))
+            return False
+        return True
+
+    def _say(self, text: str) -> None:
+        self.query_one("#hints", Static).update(Content(text))

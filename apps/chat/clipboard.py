@@ -1,0 +1,60 @@
+"""The clipboard: the system's own tool; over SSH, or where there is none, the terminal (OSC 52).
+
+The tool of a remote machine would fill a clipboard that nobody sees, so over SSH the terminal is asked.
+"""
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from ruvmlx.errors import RuvmlxError
+
+SECONDS = 2.0  # a tool that takes longer hangs on a display that is not there
+
+
+def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
+    """The command that takes text from its standard input; None where the terminal must do it."""
+    if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
+        return None
+    candidates = [
+        (platform == "darwin", ["pbcopy"]),
+        ("WAYLAND_DISPLAY" in environment, ["wl-copy"]),
+        ("DISPLAY" in environment, ["xclip", "-selection", "clipboard"]),
+        ("DISPLAY" in environment, ["xsel", "--clipboard", "--input"]),
+        ("WSL_DISTRO_NAME" in environment, ["clip.exe"]),
+    ]
+    path = environment.get("PATH")
+    return next(
+        (command for fits, command in candidates if fits and shutil.which(command[0], path=path)), None
+    )
+
+
+def copy_with_tool(text: str) -> bool:
+    """Whether a tool of the system has taken the text."""
+    command = tool()
+    if command is None:
+        return False
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode("utf-16-le" if command[0] == "clip.exe" else "utf-8"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def copy(text: str) -> None:
+    """Without the app: the tool, or the terminal that is there. RuvmlxError where neither is."""
+    if copy_with_tool(text):
+        return
+    if not (sys.stdout and sys.stdout.isatty()):
+        raise RuvmlxError("there is no clipboard here: no tool of the system, and no terminal to ask.")
+    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
+    sys.stdout.flush()

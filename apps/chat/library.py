@@ -1,0 +1,118 @@
+"""Saved chats in the app: opening another one, naming, copying, deleting, files, and the clipboard."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from textual import work
+
+from ruvmlx.errors import NotFound
+
+from . import commands, shelf
+from .chats_screen import ChatsScreen
+from .contract import ChatOptions, ChatRuntime, OpenRuntime
+from .messages import Notice, Reply
+from .writing import WritingApp
+
+T = TypeVar("T")
+
+
+class LibraryApp(WritingApp):
+    def __init__(self, open_runtime: OpenRuntime, options: ChatOptions) -> None:
+        super().__init__(open_runtime, options)
+        self.system: str | None = options.system
+        self._deleted: list[str] = []  # chats that /restore brings back, the last at the end
+
+    async def _begin(self, options: ChatOptions) -> None:
+        """Show a session."""
+        raise NotImplementedError
+
+    async def _open_chat(self, session: str) -> None:
+        if self.editing:
+            self.action_cancel_edit()
+        await self._begin(replace(self.options, session=session, system=None))
+
+    async def _open_new(self) -> None:
+        await self._begin(replace(self.options, session="new", system=self.system))
+
+    def action_chats(self) -> None:
+        self._choose_chat("")
+
+    @work
+    async def _choose_chat(self, words: str) -> None:
+        screen = ChatsScreen(words)
+        chosen = await self.push_screen_wait(screen)
+        self._deleted += screen.deleted
+        if self.phase != "idle":
+            return
+        if chosen and chosen != self.session:
+            await self._open_chat(chosen)
+        elif self.session in screen.deleted:
+            await self._open_new()
+
+    async def _here(self, work: Callable[[ChatRuntime, str], T]) -> T:
+        """work(runtime, this chat)."""
+        session = self.session
+        return await self.runtime.call(lambda runtime: work(runtime, session))
+
+    # Slash commands
+
+    async def do_chats(self, argument: str) -> None:
+        self._choose_chat(argument)
+
+    async def do_open(self, argument: str) -> None:
+        await self._open_chat(await self.runtime.call(lambda runtime: shelf.find(runtime, argument)))
+
+    async def do_new(self, _: str) -> None:
+        await self._open_new()
+
+    async def do_title(self, argument: str) -> None:
+        said = await self._here(lambda runtime, session: shelf.rename(runtime, session, argument))
+        self.status.flash(said)
+
+    async def do_fork(self, _: str) -> None:
+        """Up to the chosen reply, if one is selected."""
+        chosen = self.focused.message_id if isinstance(self.focused, Reply) else None
+        await self._open_chat(await self._here(lambda r, session: r.store.fork_session(session, chosen)))
+        self.status.flash("This is the copy; the other chat stays as it was")
+
+    async def do_delete(self, _: str) -> None:
+        session = self.session
+        await self.runtime.call(lambda runtime: runtime.put_away(session))
+        self._deleted.append(session)
+        await self._open_new()
+        self.status.flash("Deleted · /restore brings it back, until you leave", 10)
+
+    async def do_restore(self, _: str) -> None:
+        if not self._deleted:
+            raise NotFound("nothing was deleted since you came")
+        session = self._deleted[-1]
+        await self.runtime.call(lambda runtime: runtime.bring_back(session))
+        self._deleted.pop()
+        await self._open_chat(session)
+
+    async def do_export(self, argument: str) -> None:
+        said = await self._here(lambda runtime, session: shelf.export(runtime, session, argument))
+        await self.transcript.add(Notice(said))
+
+    async def do_import(self, argument: str) -> None:
+        await self._open_chat(await self.runtime.call(lambda runtime: shelf.take_up(runtime, argument)))
+
+    # The clipboard
+
+    def action_copy(self, argument: str = "") -> None:
+        self.run_worker(self._obey(commands.Command("copy", argument)))
+
+    async def _obey(self, command: commands.Command) -> None:
+        raise NotImplementedError
+
+    async def do_copy(self, argument: str) -> None:
+        """The chosen reply, or one of its code blocks."""
+        reply = self._chosen()
+        if reply is None:
+            raise NotFound("there is no reply to copy yet")
+        blocks = reply.code_blocks
+        number = commands.parse_number(argument, len(blocks), "its code blocks") if argument else None
+        self.copy_to_clipboard(reply.text if number is None else blocks[number - 1])
+        self._notice([reply.reply_id], "copied")
+        self.status.flash("Copied" if number is None else f"Copied code block {number} of {len(blocks)}")

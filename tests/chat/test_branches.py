@@ -1,0 +1,239 @@
+"""Replies written again, gone on with, questions in other words: the app and plain mode on a real runtime."""
+
+import asyncio
+import io
+
+import pytest
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.messages import UserMessage
+from ruvmlx.apps.chat.plain import PlainChat
+
+from ruvmlx.engine import Sampling
+from ruvmlx.errors import UsageError
+
+from .helpers import SMALL, WIDE, ask, lines_of, screen_text, until
+from .scripted import ScriptedRuntime
+
+BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+
+
+@pytest.fixture
+def chatting(open_tiny):
+    """The app on the tiny model; replies are short and cut, and drawn by chance."""
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def chat(size=SMALL, **options):
+        known = dict(sampling=Sampling(1.5), max_new_tokens=5, learn_when_idle=False)
+        app = ChatApp(open_tiny, ChatOptions(**known | options))
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.phase == "idle" or app.failure)
+            assert not app.failure
+            yield app, pilot
+            app.runtime.close_now()
+
+    return chat
+
+
+async def idle_with(app, pilot, count):
+    """Wait until so many replies are shown, all of them committed."""
+    await until(
+        pilot,
+        lambda: (
+            app.phase == "idle"
+            and len(app.transcript.replies) == count
+            and all(r.finished and r.message_id for r in app.transcript.replies)
+        ),
+    )
+
+
+async def send(app, pilot, text):
+    app.prompt.focus()
+    app.prompt.text = text
+    await pilot.press("enter")
+
+
+def shown(app):
+    return [m.text for m in app.transcript.messages]
+
+
+@BOTH_SIZES
+async def test_a_reply_is_written_again_and_both_can_be_seen(chatting, size):
+    """Ctrl+G; then the arrow keys on the selected reply flip, and each keeps its rating."""
+    async with chatting(size) as (app, pilot):
+        first = await ask(app, pilot, "Hello")
+        old = first.message_id
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: app.transcript.replies[-1].effect)
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
+        await idle_with(app, pilot, 1)
+        assert app.transcript.replies[0].message_id != old and app.transcript.replies[0].rating is None
+        await pilot.press("tab", "left")
+        await until(pilot, lambda: "‹ 1/2 ›" in screen_text(app) and "▲ up" in screen_text(app))
+        assert app.transcript.replies[0].message_id == old and app.focused is app.transcript.replies[0]
+        assert "←→ Flip" in lines_of(app.screen)[-1]
+        await pilot.press("left")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
+        assert len(app.query(UserMessage)) == 1
+
+
+async def test_an_earlier_question_in_other_words(chatting):
+    """`e` brings it into the input; what followed is out of sight, and comes back with a flip."""
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "First question")
+        await ask(app, pilot, "Second question")
+        before = shown(app)
+        app.prompt.text = "a draft"
+        await pilot.press("tab", "up", "e")
+        await until(pilot, lambda: app.prompt.text == "First question" and app.prompt.has_focus)
+        assert "In other words" in screen_text(app)
+        await pilot.press("escape")
+        assert app.prompt.text == "a draft" and "In other words" not in screen_text(app)
+        await pilot.press("tab", "up", "e")
+        await pilot.press("ctrl+a", "X", "enter")
+        await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
+        assert shown(app)[0] == "XFirst question" and "‹ 2/2 ›" in screen_text(app)
+        assert app.prompt.text == "a draft"
+        await send(app, pilot, "/prev")
+        await until(pilot, lambda: shown(app) == before)
+
+
+async def test_going_on_with_a_cut_reply(chatting):
+    """The text grows where it stands; the shorter one is beside it."""
+    async with chatting(WIDE, sampling=Sampling(0.0)) as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        assert "cut at the limit of new tokens · /more goes on" in screen_text(app)
+        short = reply.text
+        await pilot.press("tab", "m")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        assert reply.text.startswith(short) and len(reply.text) > len(short)
+        turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
+        assert turns[-1].content == reply.text or "\ufffd" in turns[-1].content
+        await send(app, pilot, "/prev")
+        await until(pilot, lambda: shown(app)[-1] == short)
+
+
+async def test_edit_as_a_command(chatting):
+    async with chatting() as (app, pilot):
+        await send(app, pilot, "/edit x")
+        await until(pilot, lambda: "no question to put in other words" in screen_text(app))
+        await ask(app, pilot, "Hello")
+        await send(app, pilot, "/edit Goodbye")
+        await until(pilot, lambda: shown(app)[:1] == ["Goodbye"])
+        await idle_with(app, pilot, 1)
+        await send(app, pilot, "/edit")
+        await until(pilot, lambda: app.prompt.text == "Goodbye")
+
+
+async def test_what_is_refused_leaves_all_as_it_was(chatting):
+    """Other words that are too long: the old ones are shown again, the new ones are in the input."""
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await ask(app, pilot, "More")
+        before = shown(app)
+        await pilot.press("tab", "up", "e")
+        app.prompt.text = "word " * 700
+        await pilot.press("enter")
+        await until(pilot, lambda: "reads at most" in screen_text(app) and app.phase == "idle")
+        assert shown(app) == before and app.prompt.text == "word " * 700
+
+
+async def test_only_one_reply_is_written_at_a_time(open_tiny):
+    """Again, edit and flip wait for nobody: while a reply comes, they do nothing."""
+    runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
+    app = ChatApp(lambda: runtime, ChatOptions())
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.phase == "idle")
+        app.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "one" in screen_text(app))
+        await pilot.press("ctrl+g", "ctrl+o")
+        assert len(app.screen_stack) == 1 and app.phase == "replying"
+        app.action_edit()
+        assert app.editing is None
+        app.runtime.close_now()
+
+
+async def test_the_input_remembers(chatting):
+    """Up and down go through what was sent, from the first and the last line; a draft is kept."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "one")
+        await ask(app, pilot, "two\nlines")
+        await pilot.press(*"draft", "up")
+        assert app.prompt.text == "two\nlines"
+        await pilot.press("up")
+        assert app.prompt.text == "two\nlines"  # the cursor was in its last line
+        await pilot.press("up")
+        assert app.prompt.text == "one"
+        await pilot.press("up", "down")
+        assert app.prompt.text == "two\nlines"
+        await pilot.press("down")
+        assert app.prompt.text == "draft"
+    async with chatting() as (app, pilot):
+        await pilot.press("up")
+        assert app.prompt.text == "two\nlines"
+
+
+def plain(runtime, *lines, **options):
+    """What the linear mode answers."""
+    sink = io.StringIO()
+    known = dict(sampling=Sampling(0.0), max_new_tokens=4)
+    code = PlainChat(
+        runtime, ChatOptions(**known | options), io.StringIO("".join(f"{line}\n" for line in lines)), sink
+    ).run()
+    return code, sink.getvalue()
+
+
+def test_plain_mode_does_it_all(open_tiny, capsys):
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "Hello", "/again", "/prev", "/more", "/edit Bye", "/edit", "/next")
+        assert code == 0, capsys.readouterr().err
+        assert "(2 of 2 replies in this place; /next, /prev)" in said
+        assert "(1 of 2 replies in this place; /next, /prev)" in said
+        assert "Your question: Bye" in said and "You: Hello\nAssistant: " in said
+        chat = runtime.last_chat()
+        (last,) = [t for t in runtime.turns(chat) if t.role == "assistant"]
+        assert last.branches == 4
+        code, said = plain(runtime, "/again", "/more", "/next", "/edit x")
+        assert code == 1 and said == ""
+
+
+async def test_flipping_at_random_shows_what_the_store_has(chatting):
+    """After any sequence of these actions, screen and store agree."""
+    import random
+
+    rng = random.Random(11)
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "start")
+        for _ in range(14):
+            what = rng.choice(["/again", "/next", "/prev", "/more", "/edit other", "go on"])
+            await send(app, pilot, what)
+            await asyncio.sleep(0)
+            await until(pilot, lambda: app.prompt.text == "" and app.phase == "idle")
+            await app.workers.wait_for_complete(
+                [w for w in app.workers if w.name in ("_reply", "action_again", "action_more", "action_flip")]
+            )
+            turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
+            ids = [m.message_id for m in app.transcript.messages]
+            assert ids == [t.id for t in turns if t.role != "system"], what
+            places = [r.branch for r in app.transcript.replies]
+            assert places == [(t.branch, t.branches) for t in turns if t.role == "assistant"], what
+
+
+async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
+    """The old reply is there again."""
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        before = shown(app)
+
+        def refuse(*_, **__):
+            raise UsageError("not today")
+            yield
+
+        runtime = app.runtime._opened()
+        monkeypatch.setattr(runtime, "again", refuse)
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")
+        assert shown(app) == before
