@@ -99,7 +99,7 @@ class ChatsScreen(ModalScreen[str | None]):
     @on(Input.Submitted)
     def _entered(self, event: Input.Submitted) -> None:
         if self._naming:
-            self._name(self._naming, event.value)
+            self._give_title(self._naming, event.value)
         elif self.highlighted:
             self.dismiss(self.highlighted.id)
 
@@ -135,7 +135,7 @@ class ChatsScreen(ModalScreen[str | None]):
         self._say(HINTS)
 
     @work
-    async def _name(self, entry: shelf.Entry, title: str) -> None:
+    async def _give_title(self, entry: shelf.Entry, title: str) -> None:
         self._end_naming()
         if await self._done(lambda runtime: shelf.rename(runtime, entry.id, title)):
             self._search(entry.id)

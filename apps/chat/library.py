@@ -50,7 +50,7 @@ class LibraryApp(WritingApp):
         elif self.session in screen.deleted:
             await self._open_new()
 
-    async def _here(self, work: Callable[[ChatRuntime, str], T]) -> T:
+    async def _with_chat(self, work: Callable[[ChatRuntime, str], T]) -> T:
         """work(runtime, this chat)."""
         session = self.session
         return await self.runtime.call(lambda runtime: work(runtime, session))
@@ -67,13 +67,13 @@ class LibraryApp(WritingApp):
         await self._open_new()
 
     async def do_title(self, argument: str) -> None:
-        said = await self._here(lambda runtime, session: shelf.rename(runtime, session, argument))
+        said = await self._with_chat(lambda runtime, session: shelf.rename(runtime, session, argument))
         self.status.flash(said)
 
     async def do_fork(self, _: str) -> None:
         """Up to the chosen reply, if one is selected."""
         chosen = self.focused.message_id if isinstance(self.focused, Reply) else None
-        await self._open_chat(await self._here(lambda r, session: r.store.fork_session(session, chosen)))
+        await self._open_chat(await self._with_chat(lambda r, session: r.store.fork_session(session, chosen)))
         self.status.flash("This is the copy; the other chat stays as it was")
 
     async def do_delete(self, _: str) -> None:
@@ -92,7 +92,7 @@ class LibraryApp(WritingApp):
         await self._open_chat(session)
 
     async def do_export(self, argument: str) -> None:
-        said = await self._here(lambda runtime, session: shelf.export(runtime, session, argument))
+        said = await self._with_chat(lambda runtime, session: shelf.export(runtime, session, argument))
         await self.transcript.add(Notice(said))
 
     async def do_import(self, argument: str) -> None:

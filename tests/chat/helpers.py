@@ -13,7 +13,7 @@ async def until(pilot, condition, seconds=10):
     """Wait for a condition; never for a time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
+        assert time.monotonic() < deadline, f"the condition did not come true:\n{screen_text(pilot.app)}"
         await pilot.pause(0.005)
 
 

@@ -1,0 +1,172 @@
+"""Saved chats in the app and in plain mode, on a real store."""
+
+import pytest
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.chats_screen import ChatsScreen
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.messages import UserMessage
+from textual.widgets import Input
+
+from ruvmlx.errors import NotFound
+
+from .helpers import WIDE, ask, screen_text, until
+from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+
+
+@pytest.fixture
+def three(open_tiny):
+    """Three chats; the newest first: ["lions", "zebras", "pelicans"]."""
+    with open_tiny() as runtime:
+        store, ids = runtime.store, []
+        for title in ("pelicans", "zebras", "lions"):
+            ids.insert(0, store.new_session("m", f"of {title}"))
+            store.add_user_message(ids[0], f"Tell me of {title}\x1b]0;x\x07")
+            store.add_user_message(ids[0], f"and of the needle in {title}")
+    return ids
+
+
+def rows(app):
+    return [entry.title for entry in app.screen._entries] if isinstance(app.screen, ChatsScreen) else None
+
+
+@BOTH_SIZES
+async def test_choose_a_chat(chatting, three, size):  # noqa: F811
+    """Ctrl+O lists them, the newest first; Enter opens the one under the bar, with its system prompt."""
+    async with chatting(size) as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) is not None and len(rows(app)) == 3)
+        assert rows(app)[0] == "Tell me of lions"
+        await pilot.press("down", "down", "enter")
+        await until(pilot, lambda: app.session == three[2] and len(app.query(UserMessage)) == 2)
+        assert app.system == "of pelicans" and "needle in pelicans" in screen_text(app)
+        assert not isinstance(app.screen, ChatsScreen)
+
+
+async def test_search(chatting, three):  # noqa: F811
+    """What is typed is searched in all that was said; the place is shown."""
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        await pilot.press(*"needle zeb")
+        await until(pilot, lambda: rows(app) == ["Tell me of zebras"])
+        assert "and of the needle in zebras" in screen_text(app)
+        await pilot.press(*"qqq")
+        await until(pilot, lambda: "Nothing has these words" in screen_text(app))
+        await pilot.press("enter", "escape")
+        await until(pilot, lambda: not isinstance(app.screen, ChatsScreen))
+        await send(app, pilot, "/chats pelic")
+        await until(pilot, lambda: rows(app) == ["Tell me of pelicans"])
+
+
+async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa: F811
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        await pilot.press("down", "ctrl+t")
+        field = app.screen.query_one(Input)
+        assert field.value == "Tell me of zebras"
+        field.value = "Stripes\x1b[2J"
+        await pilot.press("enter")
+        await until(pilot, lambda: rows(app)[1] == "Stripes" and app.screen.options.highlighted == 1)
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: len(rows(app)) == 2 and "Deleted: Stripes" in screen_text(app))
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: len(rows(app)) == 1)
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: len(rows(app)) == 2)
+        await pilot.press("escape")
+        await send(app, pilot, "/restore")
+        await until(pilot, lambda: app.session == three[1])
+        await send(app, pilot, "/delete")
+        await until(pilot, lambda: app.session not in three)
+    with open_tiny() as runtime:
+        assert three[1] not in [s.id for s in runtime.store.sessions()]
+        with pytest.raises(NotFound):
+            runtime.store.session(three[1])
+
+
+async def test_deleting_the_chat_that_is_open(chatting, three):  # noqa: F811
+    """A new one begins."""
+    async with chatting(session=three[0]) as (app, pilot):
+        assert app.session == three[0]
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        assert "●" in screen_text(app)
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: len(rows(app)) == 2)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.session not in three and app.phase == "idle")
+        assert not app.query(UserMessage)
+
+
+async def test_commands(chatting, three, tmp_path):  # noqa: F811
+    """/title, /fork, /open, /export and /import in the app."""
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        first = app.session
+        await send(app, pilot, "/title My talk")
+        await until(pilot, lambda: "Title: My talk" in screen_text(app))
+        await send(app, pilot, "/fork")
+        await until(pilot, lambda: app.session != first and app.query(UserMessage))
+        await ask(app, pilot, "Only here")
+        await send(app, pilot, f"/export {tmp_path}/a.json")
+        await until(pilot, lambda: (tmp_path / "a.json").exists())
+        await send(app, pilot, f"/export {tmp_path}/a.json")
+        await until(pilot, lambda: "exists already" in screen_text(app))
+        await send(app, pilot, "/open 2")
+        await until(pilot, lambda: app.session == first)
+        assert shown(app)[0] == "Hello" and "Only here" not in screen_text(app)
+        await send(app, pilot, f"/import {tmp_path}/a.json")
+        await until(pilot, lambda: "Only here" in screen_text(app))
+        assert app.session != first
+        await send(app, pilot, "/open 99")
+        await until(pilot, lambda: "no chat number 99" in screen_text(app))
+        for wrong in ("/open", "/export", "/import", "/title", f"/import {tmp_path}/none"):
+            await send(app, pilot, wrong)
+            await until(pilot, lambda: app.prompt.text == "" and app.phase == "idle")
+        assert app.is_running
+
+
+async def test_a_chat_that_is_not_there(open_tiny):
+    """`chat --session nope` says so, with the exit code of the error."""
+    app = ChatApp(open_tiny, ChatOptions(session="nope"))
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.failure is not None)
+    assert app.return_value == 1 and "nope" in str(app.failure)
+
+
+def test_plain_mode(open_tiny, three, tmp_path, capsys):
+    """The same by commands; the list is numbered."""
+    with open_tiny() as runtime:
+        code, said = plain(
+            runtime,
+            "/chats",
+            "/chats needle zeb",
+            "/open 2",
+            "/title Stripes",
+            "/fork",
+            f"/export {tmp_path}/a.md",
+            "/delete",
+            "/restore",
+            "/open 99",
+            f"/import {tmp_path}/a.md",
+            "/copy",
+        )
+    lines = said.splitlines()
+    assert [line.partition(",")[0] for line in lines[:3]] == [
+        "1. Tell me of lions",
+        "2. Tell me of zebras",
+        "3. Tell me of pelicans",
+    ]
+    assert lines[3].startswith("2. Tell me of zebras, 2 messages") and "needle in zebras" in lines[3]
+    assert "Chat: Tell me of zebras" in said and "Title: Stripes" in said
+    assert "Chat: Stripes (fork)" in said and "\x1b" not in said
+    assert (tmp_path / "a.md").read_text().startswith("# Stripes (fork)\n")
+    errors = capsys.readouterr().err
+    assert code == 1 and errors.count("Error: ") == 3 and "is not JSON" in errors
+
+
+def test_plain_mode_opens_by_id(open_tiny, three):
+    with open_tiny() as runtime:
+        _, said = plain(runtime, f"/open {three[1][:10]}", "/system", session=three[0])
+    assert "System prompt: of zebras" in said
