@@ -9,14 +9,18 @@ import os
 import sys
 import threading
 import time
-from typing import ClassVar
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar
 
 from textual import events, on, work
+from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.screen import Screen
 
 from ruvmlx.errors import RuvmlxError
 
-from . import clipboard, commands, describe, ending, theme
+from . import clipboard, commands, describe, ending, palette, theme
 from .contract import ChatOptions, OpenRuntime, swap_adapter
 from .library import LibraryApp
 from .messages import KEYS_HELP, Notice, Reply
@@ -255,6 +259,22 @@ class ChatApp(LibraryApp):
 
     def action_help(self) -> None:
         self.run_worker(self.do_help(""))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette offers what the slash commands do."""
+        for entry in palette.entries() if self.session else ():
+            yield SystemCommand(entry.title, entry.help, partial(self._from_palette, entry))
+        yield from super().get_system_commands(screen)
+
+    def _from_palette(self, entry: palette.Entry) -> None:
+        if entry.types:
+            self.prompt.focus()
+            self.prompt.text = entry.types
+            self.prompt.move_cursor(self.prompt.document.end)
+        elif self._must_wait(entry.command):
+            self._wait()
+        else:
+            self.run_worker(self._obey(entry.command))
 
     # Slash commands
 

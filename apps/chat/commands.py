@@ -74,14 +74,18 @@ def parse(text: str) -> Command | None:
 
 
 def _known(command: Command) -> Command:
-    spec = COMMANDS.get(_TOLD_OF_AT.get(command.name, command.name))
-    if spec is None:
+    if _TOLD_OF_AT.get(command.name, command.name) not in COMMANDS:
         raise UsageError(
             f"no command /{command.name}; /help lists them, and //{command.name} sends it as text"
         )
-    if command.argument and not spec.takes_argument:
+    if command.argument and not spec(command.name).takes_argument:
         raise UsageError(f"/{command.name} takes nothing after it, got {command.argument[:40]!r}")
     return command
+
+
+def spec(name: str) -> Spec:
+    """What is told of a command that there is."""
+    return COMMANDS[_TOLD_OF_AT.get(name, name)]
 
 
 def message_text(text: str) -> str:
@@ -102,6 +106,8 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
     """ "2" -> 2, "" -> None; UsageError unless 1 to `last`."""
     if not argument:
         return None
+    if not last:
+        raise UsageError(f"there are no {what} in it")
     if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
         raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
     return int(argument)

@@ -100,8 +100,18 @@ class LibraryApp(WritingApp):
 
     # The clipboard
 
-    def action_copy(self, argument: str = "") -> None:
-        self.run_worker(self._obey(commands.Command("copy", argument)))
+    def action_copy(self) -> None:
+        self.run_worker(self._obey(commands.Command("copy")))
+
+    def action_copy_code(self) -> None:
+        """The chosen reply's first code block; pressed again the next one."""
+        reply = self._chosen()
+        blocks = reply.code_blocks if reply else []
+        if reply is None or not blocks:
+            self.status.flash("That reply has no code in it")
+            return
+        reply.copied = reply.copied % len(blocks) + 1
+        self.run_worker(self._obey(commands.Command("copy", str(reply.copied))))
 
     async def _obey(self, command: commands.Command) -> None:
         raise NotImplementedError
@@ -112,7 +122,7 @@ class LibraryApp(WritingApp):
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
-        number = commands.parse_number(argument, len(blocks), "its code blocks") if argument else None
+        number = commands.parse_number(argument, len(blocks), "code blocks")
         self.copy_to_clipboard(reply.text if number is None else blocks[number - 1])
         self._notice([reply.reply_id], "copied")
         self.status.flash("Copied" if number is None else f"Copied code block {number} of {len(blocks)}")

@@ -31,6 +31,7 @@ KEYS_HELP = (
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
     ("Tab, then r m e ← →", "again, more, edit the question, flip"),
+    ("Tab, then y c", "copy the reply, its code"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first and last line: what you wrote before"),
     ("PgUp, PgDn", "scroll"),
@@ -91,6 +92,8 @@ class Reply(Vertical, can_focus=True):
         Binding("r", "app.again", "Again", key_display="r"),
         Binding("m", "app.more", "More", key_display="m"),
         Binding("e", "app.edit", "Edit", key_display="e"),
+        Binding("c", "app.copy_code", "Copy code", key_display="c"),
+        Binding("y", "app.copy", "Copy", show=False),
         Binding("left,h", "app.flip(-1)", "Flip", key_display="←→"),
         Binding("right,l", "app.flip(1)", "Flip on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
@@ -110,6 +113,7 @@ class Reply(Vertical, can_focus=True):
         self.finished = bool(text)
         self.begun = False  # the runtime has taken the message: chunks have come
         self.message_id: int | None = None
+        self.copied = 0  # the code block that was copied last; 1 is the first
         self._effect_of = 0  # the adapter version that the effect tells of
 
     @classmethod

@@ -185,7 +185,7 @@ class PlainChat:
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = code_blocks(sanitize(reply))
-        number = commands.parse_number(argument, len(blocks), "its code blocks")
+        number = commands.parse_number(argument, len(blocks), "code blocks")
         clipboard.copy(sanitize(reply) if number is None else blocks[number - 1])
         self._print("Copied." if number is None else f"Copied code block {number} of {len(blocks)}.")
 

@@ -116,7 +116,7 @@ class KeyHints(Static):
 
     ORDER = (
         "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Flip", "More", "Again",
-        "Edit", "Take back", "Back", "Quit", "Chats", "Write again",
+        "Edit", "Copy code", "Take back", "Back", "Quit", "Chats", "Write again",
     )  # fmt: skip
 
     can_take_back: reactive[bool] = reactive(False)  # the key works all the same: another process may rate

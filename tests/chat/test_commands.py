@@ -1,9 +1,13 @@
 """Slash commands."""
 
 import pytest
+from ruvmlx.apps.chat import palette
 from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse, parse_rating
 
 from ruvmlx.errors import UsageError
+
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,36 @@ def test_help_fits_a_small_terminal():
     lines = help_lines()
     assert len(lines) == len(COMMANDS)
     assert max(map(len, lines)) <= 72
+
+
+def test_the_palette_offers_every_command():
+    """What can be typed with a slash can be chosen; only leaving and help have entries of Textual's own."""
+    offered = {entry.command.name for entry in palette.entries()}
+    assert offered == set(COMMANDS) - {"quit", "open"} | {"prev", "restore"}
+    for entry in palette.entries():
+        parsed = parse(entry.types or f"/{entry.command.name} {entry.command.argument}")
+        assert parsed is not None and parsed.name == entry.command.name
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "prev", "restore"])
+def test_both_chats_have_every_command(name):
+    from ruvmlx.apps.chat.app import ChatApp
+    from ruvmlx.apps.chat.plain import PlainChat
+
+    assert callable(getattr(ChatApp, f"do_{name}")) and callable(getattr(PlainChat, f"do_{name}"))
+
+
+async def test_the_palette_does_what_it_says():
+    """Ctrl+P, a few letters, Enter: a new chat; a command that wants words is put into the input."""
+    runtime = ScriptedRuntime(["ok"])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        first = app.session
+        await pilot.press("ctrl+p", *"new chat")
+        await until(pilot, lambda: "/new" in screen_text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session != first)
+        await pilot.press("ctrl+p", *"rename this")
+        await until(pilot, lambda: "/title TEXT" in screen_text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.prompt.text == "/title " and app.prompt.has_focus)
