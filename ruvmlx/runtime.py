@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import config
@@ -38,7 +38,28 @@ if TYPE_CHECKING:
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
 
-__all__ = ["LearnStatus", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
+__all__ = ["LearnStatus", "LearningState", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A rating in force, and the question of its reply."""
+
+    reply_id: str
+    rating: str
+    note: str
+    question: str
+
+
+@dataclass(frozen=True)
+class LearningState:
+    """What one adapter learned. missing: ratings until the background loop is due; recent: newest first."""
+
+    adapter: str
+    status: LearnStatus
+    memory: MemoryStatus
+    missing: int
+    recent: list[Rated]
 
 
 class Runtime(Chatting):
@@ -288,6 +309,16 @@ class Runtime(Chatting):
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""
         return self._learner().memory.status()
+
+    def learning(self, recent: int = 8) -> LearningState:
+        """All that is shown of it: the state, and the newest ratings."""
+        learner = self._learner()
+        ledger = learner.ledger
+        rated = [
+            Rated(r.reply_id, r.rating, r.note, self.store.reply(r.reply_id).prompt)
+            for r in ledger.ratings()[: -recent - 1 : -1]
+        ]
+        return LearningState(ledger.name, ledger.status(), learner.memory.status(), ledger.missing(), rated)
 
     def undo(self) -> LearnStatus:
         return self._learner().ledger.undo()

@@ -44,6 +44,7 @@ class ChatApp(LibraryApp):
         Binding("ctrl+o", "chats", "Chats", key_display="^o", priority=True),
         Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
+        Binding("f2", "panel", "Learning", show=False),
         Binding("f1", "help", "Help", show=False),
     ]
 
@@ -210,7 +211,7 @@ class ChatApp(LibraryApp):
     def _must_wait(self, command: commands.Command | None) -> bool:
         name = command.name if command else ""
         return self.phase != "idle" and name not in (
-            ("quit", "help", "rate", "undo") if self.session else ("quit",)
+            ("quit", "help", "rate", "undo", "learning") if self.session else ("quit",)
         )
 
     def _wait(self) -> None:

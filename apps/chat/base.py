@@ -12,6 +12,7 @@ from ruvmlx.errors import NotFound
 from . import describe
 from .contract import ChatRuntime, OpenRuntime
 from .messages import Notice, Welcome
+from .panel import Panel
 from .prompt import Prompt
 from .status import KeyHints, StatusLine
 from .transcript import Transcript
@@ -29,6 +30,7 @@ class ChatBase(App[int]):
         self.session = ""
 
     def compose(self) -> ComposeResult:
+        yield Panel()
         with Transcript():
             yield Welcome()
         with Vertical(id="dock"):

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len, set_cell_size
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -25,6 +26,8 @@ class ChatsScreen(ModalScreen[str | None]):
 
     BINDINGS: ClassVar = [
         Binding("escape", "leave", "Close", show=False, priority=True),
+        Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True),
+        Binding("ctrl+c", "leave", "Close", show=False, priority=True),
         Binding("up", "move(-1)", "Up", show=False, priority=True),
         Binding("down", "move(1)", "Down", show=False, priority=True),
         Binding("pageup", "move(-10)", "Page up", show=False, priority=True),
@@ -56,7 +59,6 @@ class ChatsScreen(ModalScreen[str | None]):
 
     def on_mount(self) -> None:
         self.query_one("#chats").border_title = "Chats"
-        self._search()
 
     @property
     def options(self) -> OptionList:
@@ -85,10 +87,16 @@ class ChatsScreen(ModalScreen[str | None]):
         self.options.highlighted = (places or [0])[0] if self._entries else None
 
     def _row(self, entry: shelf.Entry) -> Content:
+        """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
         mark = "● " if entry.id == self.chat.session else "  "
-        facts = f"  {entry.turns} · {entry.when}"
-        row = Content.assemble((mark, "$accent"), entry.title, (facts, "$text-muted"))
+        facts = f"{entry.turns:>6} · {entry.when:<10}"
+        room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
+        title = entry.title if cell_len(entry.title) <= room else set_cell_size(entry.title, room - 1) + "…"
+        row = Content.assemble((mark, "$accent"), set_cell_size(title, room), (facts, "$text-muted"))
         return Content.assemble(row, (f"\n    {entry.said}", "$text-muted")) if entry.said else row
+
+    def on_resize(self) -> None:
+        self._search(self.highlighted.id if self.highlighted else None)
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:

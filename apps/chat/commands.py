@@ -27,6 +27,8 @@ class Spec:
 COMMANDS = {
     "rate": Spec("/rate up|down|1-5 [NOTE]", "rate the reply; short: /up /down /1 ... /5", True),
     "undo": Spec("/undo", "take the last rating back"),
+    "rollback": Spec("/rollback N", "use version N of what was learned; 0: nothing", True),
+    "learning": Spec("/learning", "what was learned, and what the machine does"),
     "again": Spec("/again", "write the reply again, beside this one"),
     "more": Spec("/more", "go on with a reply that was cut or stopped"),
     "edit": Spec("/edit [TEXT]", "put your last question in other words", True),
@@ -111,6 +113,12 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
     if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
         raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
     return int(argument)
+
+
+def parse_version(argument: str) -> int:
+    if not argument.isascii() or not argument.isdigit():
+        raise UsageError(f"a version is a number that /learning shows, got {argument[:20]!r}")
+    return int(argument[:9])
 
 
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:

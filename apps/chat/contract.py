@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
-from ruvmlx.runtime import LearnStatus, RatingResult, Turn
+from ruvmlx.runtime import LearningState, LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow, Store
 
 
@@ -120,6 +120,12 @@ class ChatRuntime(Protocol):
 
     def undo(self) -> LearnStatus:
         """Takes the last rating back, bit for bit. NotFound when there is none."""
+
+    def rollback(self, version: int) -> LearnStatus:
+        """Use an earlier version of the adapter again; 0 is the untouched model."""
+
+    def learning(self) -> LearningState:
+        """All that is shown of what was learned. NotFound when it runs without an adapter."""
 
     def notice(self, reply_id: str, what: str) -> bool:
         """The user "copied" a reply. True if it is heeded: `implicit_feedback` is off by default."""

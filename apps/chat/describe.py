@@ -89,6 +89,10 @@ def undone(status: LearnStatus) -> str:
     return f"Last rating taken back: {status.ratings} left, version {status.adapter_version}."
 
 
+def rolled_back(status: LearnStatus) -> str:
+    return f"Version {status.adapter_version} is in use, from {status.ratings} ratings."
+
+
 def status_lines(runtime: ChatRuntime) -> list[str]:
     """What /status says."""
     lines = [

@@ -34,6 +34,7 @@ KEYS_HELP = (
     ("Tab, then y c", "copy the reply, its code"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first and last line: what you wrote before"),
+    ("F2", "side panel: what was learned, the machine"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )

@@ -21,6 +21,8 @@ _TITLES = {  # command, argument -> what people look for
     ("rate", "down"): "Rate down",
     ("rate", ""): "Rate with stars and a note",
     ("undo", ""): "Take the last rating back",
+    ("rollback", ""): "Roll back what was learned",
+    ("learning", ""): "Learning and machine: the side panel",
     ("again", ""): "Write the reply again",
     ("more", ""): "Go on with a cut reply",
     ("edit", ""): "Edit the question",
@@ -40,7 +42,7 @@ _TITLES = {  # command, argument -> what people look for
     ("status", ""): "Status of model and learning",
     ("help", ""): "All commands and keys",
 }
-_WANT_WORDS = ("rate", "title", "export", "import", "system", "adapter")
+_WANT_WORDS = ("rate", "rollback", "title", "export", "import", "system", "adapter")
 
 
 def entries() -> Iterator[Entry]:

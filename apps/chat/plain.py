@@ -20,10 +20,11 @@ from typing import Any, Self, TextIO
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
+from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Turn
 from ruvmlx.text import Sanitizer, sanitize
 
-from . import clipboard, commands, describe, ending, shelf
+from . import clipboard, commands, describe, ending, panel, shelf
 from .code import code_blocks
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
 
@@ -39,6 +40,7 @@ class PlainChat:
         self.interactive = source.isatty()
         self.system = options.system
         self.session = ""
+        self.kv: KVStats | None = None  # of the newest reply's cache
         self.deleted: list[str] = []  # chats that /restore brings back, the last at the end
         self.failure = 0  # the first error's exit code; a script wants to know, a person has read it
         self.done = False
@@ -125,7 +127,8 @@ class PlainChat:
                 if text or chunk.response:
                     self._write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True
-                reason = chunk.response.finish_reason if chunk.response else reason
+                if chunk.response:
+                    reason, self.kv = chunk.response.finish_reason, chunk.response.kv
         finally:
             if begun:
                 self._write("\n")
@@ -147,6 +150,13 @@ class PlainChat:
 
     def do_undo(self, _: str) -> None:
         self._print(describe.undone(self.runtime.undo()))
+
+    def do_rollback(self, argument: str) -> None:
+        self._print(describe.rolled_back(self.runtime.rollback(commands.parse_version(argument))))
+
+    def do_learning(self, _: str) -> None:
+        for line in panel.lines(panel.View.of(self.runtime), self.kv):
+            self._print(line)
 
     # Replies in other words
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 
 from textual import events, work
 
+from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import LearnStatus
 
-from . import describe
+from . import commands, describe
 from .base import ChatBase
 from .contract import OpenRuntime
 from .messages import Reply
 from .opened import Standing
+from .panel import Panel, View
 from .status import KeyHints
 
 EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
@@ -23,6 +25,7 @@ class RatingApp(ChatBase):
     def __init__(self, open_runtime: OpenRuntime) -> None:
         super().__init__(open_runtime)
         self._looked_at = time.monotonic()
+        self.kv: KVStats | None = None  # of the newest reply's cache
 
     def action_rate(self, rating: str) -> None:
         self._rate(rating, "")
@@ -57,7 +60,34 @@ class RatingApp(ChatBase):
     def _learned(self, learned: LearnStatus | None) -> None:
         self.status.learned = learned
         self.query_one(KeyHints).can_take_back = bool(learned and learned.ratings)
+        self._fill_panel()
         self.refresh_bindings()
+
+    @property
+    def panel(self) -> Panel:
+        return self.query_one(Panel)
+
+    def action_panel(self) -> None:
+        self.panel.display = not self.panel.display
+        self._fill_panel()
+
+    @work(exclusive=True, group="panel")
+    async def _fill_panel(self) -> None:
+        """As the runtime has it now, if it can be seen."""
+        if self.panel.display and self.session:
+            view = await self._attempt(View.of)
+            if view:
+                self.panel.show(view, self.kv)
+
+    async def do_learning(self, _: str) -> None:
+        self.action_panel()
+
+    async def do_rollback(self, argument: str) -> None:
+        version, session = commands.parse_version(argument), self.session
+        done = await self._attempt(lambda r: (r.rollback(version), Standing.of(r, session)))
+        if done:
+            self._show_standing(done[1])
+            self.status.flash(describe.rolled_back(done[0]))
 
     def _show_standing(self, standing: Standing) -> None:
         self.transcript.show_standing(standing)

@@ -107,6 +107,7 @@ class WritingApp(IdleApp):
         try:
             response = await show_reply(reply, arriving, self.status)
             if response:
+                self.kv = response.kv
                 await reply.finish(response.text, response.finish_reason)
                 turns = await self.runtime.call(lambda runtime: runtime.turns(session))
                 self._place_last(turns, reply, message)

@@ -130,12 +130,15 @@ class Ledger:
 
     def due(self) -> bool:
         """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        return self.missing() == 0
+
+    def missing(self) -> int:
+        """Ratings that are still wanted until it is due."""
         ratings, attempts = self.ratings(), self.attempts()
-        if len(ratings) < MINIMUM:
-            return False
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        return new >= DUE or (new > 0 and self._store.has_training(*self._mine))
+        enough = 1 if self._store.has_training(*self._mine) else DUE
+        return max(MINIMUM - len(ratings), enough - new, 0)
 
     def training(self) -> bytes | None:
         return self._store.training(*self._mine)
