@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from .backends.base import Backend
 from .conversation import Turn, alternating, cut
@@ -14,6 +15,9 @@ from .engine.types import Begun
 from .errors import NotFound, StoreBusy, UsageError
 from .models.base import Message, Model
 from .store import Store
+
+if TYPE_CHECKING:
+    from .sona.learner import RatingResult
 
 TAIL = 8  # tokens: more than one character ever takes
 PUT_AWAY_DAYS = 1.0  # a chat that was put away by a process that was killed is deleted after that
@@ -29,6 +33,7 @@ class Chatting:
     sampling: Callable[..., Sampling]
     generate: Callable[..., Iterator[Chunk]]
     notice: Callable[[str, str], bool]
+    rate: Callable[..., "RatingResult"]
     _prepared: Callable[..., GenerationRequest]
     _implicit: bool
 
@@ -68,17 +73,18 @@ class Chatting:
         max_new_tokens: int,
         cancel: threading.Event,
         instead_of: int | None = None,
+        untouched: bool = False,
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The user's words are committed before the first token.
 
         sampling: None is what `sampling()` says. instead_of: id of an earlier message of the user; the chat
-        goes on from there with these words, on a branch of its own.
+        goes on from there with these words, on a branch of its own. untouched: without what was learned.
         """
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
         # Before it is saved: an empty or too long message is refused here.
-        request = self._request(session_id, asked, sampling, max_new_tokens, cancel)
+        request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched)
         self._notice_next(turns, before)
         if instead_of is not None:
             self.store.set_head(session_id, before[-1].id if before else None)
@@ -93,15 +99,19 @@ class Chatting:
         max_new_tokens: int,
         cancel: threading.Event,
         message: int | None = None,
+        untouched: bool = False,
     ) -> Iterator[Chunk]:
-        """Another reply beside one that is there (None: the last), to the same question."""
+        """Another reply beside one that is there (None: the last), to the same question.
+
+        untouched: without what was learned.
+        """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
         while end and turns[end - 1].role != "user":
             end -= 1
         if not end:
             raise NotFound("there is no question yet that could be answered again.")
-        request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel)
+        request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
         self.store.set_head(session_id, turns[end - 1].id)
@@ -156,6 +166,15 @@ class Chatting:
         assert shown.id is not None
         return self.store.flip(session_id, shown.id, step)
 
+    def prefer(self, session_id: str, message: int) -> "RatingResult":
+        """Of several replies in one place this one is the best: it is shown from now on, and rated up."""
+        known = {row.id: row.reply_id for row in self.store.all_messages(session_id)}
+        reply_id = known.get(message)
+        if reply_id is None:
+            raise NotFound(f"message {message} is no reply of this chat.")
+        self.store.set_head(session_id, message)
+        return self.rate(reply_id, "up")
+
     def _request(
         self,
         session_id: str,
@@ -163,6 +182,7 @@ class Chatting:
         sampling: Sampling | None,
         max_new_tokens: int,
         cancel: threading.Event,
+        untouched: bool = False,
     ) -> GenerationRequest:
         """The reply to the last of these turns, as token ids; UsageError for what cannot be answered."""
         sampling = sampling or self.sampling()
@@ -173,6 +193,7 @@ class Chatting:
             sampling=sampling,
             max_new_tokens=max_new_tokens,
             cancel=cancel,
+            untouched=untouched,
         )
         return self._prepared(request, routed=True)
 

@@ -177,11 +177,11 @@ class Runtime(Chatting):
         `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
         """
         request = self._prepared(request, routed=True)
-        untouched = request.route is not None and not request.route.adapter
+        untouched = request.untouched or (request.route is not None and not request.route.adapter)
         trace = self._new_trace(untouched)
         adapter = self.learner.micro if self.learner and not untouched else None
         words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
-        with made_by(self.learner, request.route):
+        with made_by(self.learner, untouched):
             for chunk in self.engine.stream(request, adapter, trace):
                 words.append(chunk.text)
                 if chunk.response is not None:
@@ -214,6 +214,8 @@ class Runtime(Chatting):
         if request.input_ids is not None:
             return request
         request = replace(request, input_ids=self.engine.prompt_ids(request))
+        if request.untouched:
+            return request
         if routed and self._routing is not None and self.learner is not None:
             request.route = self._routing.choose(self.learner, request)
         wanted = self.examples and (request.route is None or request.route.examples)

@@ -21,8 +21,8 @@ from textual.screen import Screen
 from ruvmlx.errors import RuvmlxError
 
 from . import clipboard, commands, describe, ending, palette, theme
+from .comparing import ComparingApp
 from .contract import ChatOptions, OpenRuntime, swap_adapter
-from .library import LibraryApp
 from .messages import KEYS_HELP, Notice, Reply
 from .opened import Opened
 from .prompt import Prompt
@@ -32,7 +32,7 @@ QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
 
 
-class ChatApp(LibraryApp):
+class ChatApp(ComparingApp):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [

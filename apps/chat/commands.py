@@ -33,6 +33,8 @@ COMMANDS = {
     "more": Spec("/more", "go on with a reply that was cut or stopped"),
     "edit": Spec("/edit [TEXT]", "put your last question in other words", True),
     "next": Spec("/next, /prev", "flip through the replies in this place"),
+    "compare": Spec("/compare [TEXT]", "answer with and without what was learned", True),
+    "choose": Spec("/choose 1|2", "which of the two is better; it is rated up", True),
     "copy": Spec("/copy [N]", "copy the reply, or its code block N", True),
     "chats": Spec("/chats [WORDS]", "your chats, or those with these words", True),
     "open": Spec("/open ID|N", "go on with a chat; N counts in /chats", True),

@@ -72,12 +72,13 @@ class ChatRuntime(Protocol):
         max_new_tokens: int,
         cancel: threading.Event,
         instead_of: int | None = None,
+        untouched: bool = False,
     ) -> Iterator[Chunk]:
         """Commits the user's turn, streams the reply, commits it. The last chunk has the response.
 
         `sampling` None: as the model and the user's settings have it. `instead_of`: a message of the user
-        that is put in other words. `rate`, `undo` and what only looks may be called between two chunks: the
-        reply goes on as it began.
+        that is put in other words. `untouched`: without what was learned. `rate`, `undo` and what only looks
+        may be called between two chunks: the reply goes on as it began.
         """
 
     def again(
@@ -88,6 +89,7 @@ class ChatRuntime(Protocol):
         max_new_tokens: int,
         cancel: threading.Event,
         message: int | None = None,
+        untouched: bool = False,
     ) -> Iterator[Chunk]:
         """The same for another reply beside `message`, or beside the last one."""
 
@@ -101,6 +103,9 @@ class ChatRuntime(Protocol):
         message: int | None = None,
     ) -> Iterator[Chunk]:
         """The same for the rest of a reply that was cut. The response has the whole text."""
+
+    def prefer(self, session_id: str, message: int) -> RatingResult:
+        """Show this reply of several in its place, and rate it up."""
 
     def flip(self, session_id: str, step: int, message: int | None = None) -> int:
         """Show the next alternative of a message, or of the last one; its id."""

@@ -28,6 +28,8 @@ _TITLES = {  # command, argument -> what people look for
     ("edit", ""): "Edit the question",
     ("next", ""): "Next reply in this place",
     ("prev", ""): "Previous reply in this place",
+    ("compare", ""): "Compare with the untouched model",
+    ("choose", ""): "Choose one of the compared replies",
     ("copy", ""): "Copy the reply",
     ("chats", ""): "Chats: list and search",
     ("new", ""): "New chat",
@@ -42,7 +44,7 @@ _TITLES = {  # command, argument -> what people look for
     ("status", ""): "Status of model and learning",
     ("help", ""): "All commands and keys",
 }
-_WANT_WORDS = ("rate", "rollback", "title", "export", "import", "system", "adapter")
+_WANT_WORDS = ("rate", "rollback", "choose", "title", "export", "import", "system", "adapter")
 
 
 def entries() -> Iterator[Entry]:

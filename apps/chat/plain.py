@@ -24,7 +24,7 @@ from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Turn
 from ruvmlx.text import Sanitizer, sanitize
 
-from . import clipboard, commands, describe, ending, panel, shelf
+from . import clipboard, commands, compare, describe, ending, panel, shelf
 from .code import code_blocks
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
 
@@ -40,6 +40,7 @@ class PlainChat:
         self.interactive = source.isatty()
         self.system = options.system
         self.session = ""
+        self.candidates: list[compare.Candidate] = []  # of the newest comparison
         self.kv: KVStats | None = None  # of the newest reply's cache
         self.deleted: list[str] = []  # chats that /restore brings back, the last at the end
         self.failure = 0  # the first error's exit code; a script wants to know, a person has read it
@@ -189,6 +190,21 @@ class PlainChat:
         last = self._turns()[-1]
         if last.branches > 1:
             self._print(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
+
+    def do_compare(self, argument: str) -> None:
+        compare.check(self.runtime, self.session, argument)
+        self.candidates = []
+        for number, learned in enumerate(compare.order(), 1):
+            begin = compare.writing(self.session, argument, number == 1, learned, self._how)
+            self._print(f"Reply {number}.")
+            self._reply(partial(begin, self.runtime))
+            self.candidates.append(compare.candidate(self.runtime, self.session, learned))
+        self._print("Which is better? /choose 1 or /choose 2")
+
+    def do_choose(self, argument: str) -> None:
+        chosen = compare.choice(argument, self.candidates)
+        result = self.runtime.prefer(self.session, chosen.message)
+        self._print(f"{compare.told(chosen)}. {describe.effect_words(result)}")
 
     def do_copy(self, argument: str) -> None:
         reply = next((t.content for t in reversed(self._turns()) if t.role == "assistant"), None)

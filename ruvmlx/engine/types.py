@@ -44,6 +44,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
     begun: Begun | None = None  # `input_ids` end with it; the response's text begins with it
+    untouched: bool = False  # the reply is made without anything that was learned
     examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
     route: Any = None  # what the runtime's router chose (sona/router.py); None: nothing was to be chosen
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop

@@ -57,9 +57,10 @@ class Routing:
 
 
 @contextmanager
-def made_by(learner: Learner | None, route: Route | None) -> Iterator[None]:
-    """Within: the backend has what the route says; the base in use otherwise."""
-    if learner is None or route is None or route.adapter:
+def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
+    """Within: the backend has no base, if the reply is made without what was learned; the one in use
+    otherwise."""
+    if learner is None or not untouched:
         yield
         return
     learner.untouched()

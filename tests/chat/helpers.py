@@ -9,7 +9,7 @@ from ruvmlx.apps.chat.contract import ChatOptions
 SMALL, WIDE = (80, 24), (160, 50)
 
 
-async def until(pilot, condition, seconds=10):
+async def until(pilot, condition, seconds=60):
     """Wait for a condition; never for a time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,0 +1,105 @@
+"""Two replies to one question, side by side."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from . import compare, describe
+from .messages import Reply
+from .stream import show_reply
+
+if TYPE_CHECKING:
+    from .comparing import ComparingApp
+
+WRITING = "esc Stop"
+CHOOSE = "1 or ← the left is better   2 or → the right   esc Neither"
+
+
+class CompareScreen(ModalScreen[int | None]):
+    """Its result: 0 is the left one, 1 the right one, None neither. candidates: those that are written."""
+
+    BINDINGS: ClassVar = [
+        Binding("escape", "leave", "Neither", show=False, priority=True),
+        Binding("ctrl+c", "leave", "Neither", show=False, priority=True),
+        Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True),
+        Binding("1,left", "choose(0)", "Left", show=False, priority=True),
+        Binding("2,right", "choose(1)", "Right", show=False, priority=True),
+        Binding("up,pageup", "scroll(-5)", "Up", show=False, priority=True),
+        Binding("down,pagedown", "scroll(5)", "Down", show=False, priority=True),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self.candidates: list[compare.Candidate] = []
+        self._busy, self._stopped = True, False
+
+    @property
+    def chat(self) -> "ComparingApp":
+        from .comparing import ComparingApp
+
+        assert isinstance(self.app, ComparingApp)
+        return self.app
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="compare"):
+            with Horizontal():
+                for number in (1, 2):
+                    side = VerticalScroll(Reply(), can_focus=False, classes="side")
+                    side.border_title = str(number)
+                    yield side
+            yield Static(WRITING, markup=False, id="hints")
+
+    def on_mount(self) -> None:
+        for reply in self.query(Reply):
+            reply.can_focus = False
+        self._write()
+
+    @work
+    async def _write(self) -> None:
+        """One after the other: the model is one. What goes wrong is said, and there is nothing to choose."""
+        chat, session = self.chat, self.chat.session
+        try:
+            for first, (reply, learned) in enumerate(zip(self.query(Reply), compare.order(), strict=True)):
+                begin = compare.writing(session, self._text, first == 0, learned, chat.how)
+                response = await show_reply(reply, chat.runtime.write(begin), chat.status)
+                if response:
+                    await reply.finish(response.text, response.finish_reason)
+                    reply.ending = ""
+                    self.candidates.append(
+                        await chat.runtime.call(lambda r, side=learned: compare.candidate(r, session, side))
+                    )
+                if self._stopped:
+                    break
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            self._say(f"{describe.error_line(error)}   esc Close")
+            self.candidates = []
+            return
+        finally:
+            self._busy = False
+        self._say(CHOOSE if len(self.candidates) == 2 else "Stopped   esc Close")
+
+    def action_choose(self, side: int) -> None:
+        if len(self.candidates) == 2 and not self._busy:
+            self.dismiss(side)
+
+    def action_leave(self) -> None:
+        """While they are written it stops; then it closes."""
+        if self._busy:
+            self._stopped = True
+            self.chat.runtime.stop()
+        else:
+            self.dismiss(None)
+
+    def action_scroll(self, lines: int) -> None:
+        for side in self.query(VerticalScroll):
+            side.scroll_relative(y=lines, animate=False)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#hints", Static).update(Content(text))

@@ -1,0 +1,124 @@
+"""One question, answered with and without what was learned: choosing one is a rating."""
+
+import time
+
+import pytest
+from ruvmlx.apps.chat import compare
+from ruvmlx.apps.chat.compare_screen import CHOOSE, CompareScreen
+
+from ruvmlx.engine import Sampling
+
+from ..test_chats import options, run
+from ..test_runtime import say
+from .helpers import ask, screen_text, until
+from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+
+
+@pytest.fixture
+def learned(open_tiny):
+    """A store with one rating in it, and the chat that it was given in."""
+    with open_tiny() as runtime:
+        chat = runtime.new_chat()
+        say(runtime, chat, "hello")
+        runtime.rate("last", "down")
+    return chat
+
+
+def test_untouched_is_the_model_as_it_came(open_tiny, learned):
+    """Greedy: token for token the reply of a runtime without an adapter; the other side differs."""
+    with open_tiny() as runtime:
+        for _ in range(20):
+            say(runtime, learned, "hello")
+            runtime.rate("last", "down")
+        chat = runtime.new_chat()
+        with_it, _ = run(runtime.say(chat, "hello", **options(12)))
+        without, _ = run(runtime.again(chat, untouched=True, **options(12)))
+        again, _ = run(runtime.again(chat, **options(12)))
+    with open_tiny(adapter=None) as runtime:
+        expected = say(runtime, runtime.new_chat(), "hello", n=12)
+    assert without.token_ids == expected.token_ids
+    assert with_it.token_ids == again.token_ids != without.token_ids
+
+
+@BOTH_SIZES
+@pytest.mark.parametrize("side", [0, 1])
+async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):  # noqa: F811
+    """Both replies are shown before it is told which is which; the chosen one stays, rated up."""
+    monkeypatch.setattr(compare, "order", lambda: [True, False])
+    async with chatting(size, session=learned) as (app, pilot):
+        await send(app, pilot, "/compare")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and CHOOSE in screen_text(app))
+        assert "learned" not in screen_text(app)
+        candidates = app.screen.candidates
+        assert [c.learned for c in candidates] == [True, False]
+        await pilot.press("right" if side else "1")
+        await until(pilot, lambda: app.phase == "idle" and "You chose the reply" in screen_text(app))
+        reply = app.transcript.replies[-1]
+        assert reply.message_id == candidates[side].message and reply.rating == "up"
+        assert reply.branch[1] == 3
+        assert compare.SIDES[1 - side] in screen_text(app)
+        turns = await app.runtime.call(lambda runtime: runtime.turns(learned))
+        assert turns[-1].rating == "up" and turns[-1].id == candidates[side].message
+
+
+async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F811
+    """Esc chooses neither; /choose may do so later."""
+    async with chatting(session=learned) as (app, pilot):
+        await send(app, pilot, "/compare Which way?")
+        await until(pilot, lambda: CHOOSE in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle" and len(shown(app)) == 4)
+        assert shown(app)[2] == "Which way?" and app.transcript.replies[-1].rating is None
+        await send(app, pilot, "/choose 3")
+        await until(pilot, lambda: "choose 1 or 2" in screen_text(app))
+        await send(app, pilot, "/choose 1")
+        await until(pilot, lambda: app.transcript.replies[-1].rating == "up")
+        assert "‹ 1/2 ›" in screen_text(app)
+
+
+async def test_stopped(chatting, learned):  # noqa: F811
+    """Esc while they are written: there is nothing to choose, and the chat goes on."""
+    async with chatting(session=learned, max_new_tokens=300) as (app, pilot):
+        runtime = app.runtime._opened()
+        say_it = runtime.say
+
+        def slowly(*args, **given):
+            for chunk in say_it(*args, **given):
+                time.sleep(0.05)
+                yield chunk
+
+        runtime.say = slowly
+        await send(app, pilot, "/compare Which way?")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and app.status.meter.tokens > 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: "Stopped   esc Close" in screen_text(app))
+        await pilot.press("1", "escape")
+        await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
+        assert shown(app)[2] == "Which way?"
+        await send(app, pilot, "/choose 1")
+        await until(pilot, lambda: "no two replies" in screen_text(app))
+
+
+async def test_nothing_to_compare(chatting):  # noqa: F811
+    async with chatting(sampling=Sampling(0.0)) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await send(app, pilot, "/compare")
+        await until(pilot, lambda: "nothing was learned yet" in screen_text(app))
+        assert not isinstance(app.screen, CompareScreen)
+
+
+def test_plain_mode(open_tiny, learned, capsys):
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "/compare", "/choose 2", session=learned)
+        assert code == 0, capsys.readouterr().err
+        lines = said.splitlines()
+        assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
+        assert "You chose the reply with" in said and "Rated up: log-probability" in said
+        assert runtime.turns(learned)[-1].rating == "up" and runtime.turns(learned)[-1].branch == 3
+        code, said = plain(runtime, "/compare", "/choose 1")
+        assert code == 1 and said == "" and capsys.readouterr().err.count("Error: ") == 2
+
+
+def test_the_order_is_drawn():
+    """A user cannot learn which side is which."""
+    assert {tuple(compare.order()) for _ in range(60)} == {(True, False), (False, True)}
