@@ -24,6 +24,7 @@ CHOOSE = "1 or ← the left is better   2 or → the right   esc Neither"
 class CompareScreen(ModalScreen[int | None]):
     """Its result: 0 is the left one, 1 the right one, None neither. candidates: those that are written."""
 
+    AUTO_FOCUS = ""  # neither side is marked
     BINDINGS: ClassVar = [
         Binding("escape", "leave", "Neither", show=False, priority=True),
         Binding("ctrl+c", "leave", "Neither", show=False, priority=True),
