@@ -26,6 +26,9 @@ _ALLOWED = {
     "implicit_feedback": (re.compile("on|off"), "on or off"),
     "learn_when_idle": (re.compile("on|off"), "on or off"),
     "router": (re.compile("on|off"), "on or off"),
+    "motion": (re.compile("on|off"), "on or off"),
+    "theme": (re.compile(r"[\w-]{1,40}", re.ASCII), "auto, dark, light, contrast, or a name of Textual's"),
+    "keys": (re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"), "as in again=ctrl+t,chats=f3"),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -47,6 +50,13 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "examples": (int, 0, "liked replies to similar questions shown to the model first, at most this many"),
     "implicit_feedback": (str, "off", "on: what you do with unrated replies counts a little, too"),
     "learn_when_idle": (str, "on", "off: the chat does not train on your ratings while you do not type"),
+    "theme": (
+        str,
+        "auto",
+        "of the chat: dark, light, contrast, a name of Textual's; auto asks the terminal",
+    ),
+    "motion": (str, "on", "off: nothing in the chat blinks, slides or fades"),
+    "keys": (str, "", "of the chat, as in again=ctrl+t,chats=f3; a wrong name says which there are"),
     "router": (str, "off", "on: learns from ratings and latency when to use what was learned, and examples"),
 }
 

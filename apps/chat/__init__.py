@@ -21,12 +21,15 @@ def run_chat(
     system: str | None = None,
     session: str | None = None,
     learn_when_idle: bool = True,
+    theme: str = "auto",
+    motion: bool = True,
+    keys: str = "",
 ) -> int:
     """Chat until the user leaves; the exit code. Falls back to plain where there is no terminal."""
     from .contract import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
-    options = ChatOptions(chosen, sampling, max_new_tokens, system, learn_when_idle)
+    options = ChatOptions(chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys)
     linear = plain or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
     try:
         return (_plain if linear else _app)(open_runtime, options)

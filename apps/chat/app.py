@@ -20,7 +20,7 @@ from textual.screen import Screen
 
 from ruvmlx.errors import RuvmlxError
 
-from . import clipboard, commands, describe, ending, palette, theme
+from . import clipboard, commands, describe, ending, keys, palette, theme
 from .comparing import ComparingApp
 from .contract import ChatOptions, OpenRuntime, swap_adapter
 from .messages import KEYS_HELP, Notice, Reply
@@ -36,20 +36,21 @@ class ChatApp(ComparingApp):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
-        Binding("escape", "stop", "Stop", key_display="esc"),
-        Binding("ctrl+y", "rate('up')", "Up", key_display="^y", priority=True),
-        Binding("ctrl+n", "rate('down')", "Down", key_display="^n", priority=True),
-        Binding("ctrl+r", "undo", "Take back", key_display="^r", priority=True),
-        Binding("ctrl+g", "again", "Write again", key_display="^g", priority=True),
-        Binding("ctrl+o", "chats", "Chats", key_display="^o", priority=True),
-        Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True),
+        Binding("escape", "stop", "Stop", key_display="esc", id="stop"),
+        Binding("ctrl+y", "rate('up')", "Up", key_display="^y", priority=True, id="rate_up"),
+        Binding("ctrl+n", "rate('down')", "Down", key_display="^n", priority=True, id="rate_down"),
+        Binding("ctrl+r", "undo", "Take back", key_display="^r", priority=True, id="undo"),
+        Binding("ctrl+g", "again", "Write again", key_display="^g", priority=True, id="again"),
+        Binding("ctrl+o", "chats", "Chats", key_display="^o", priority=True, id="chats"),
+        Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True, id="quit"),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
-        Binding("f2", "panel", "Learning", show=False),
-        Binding("f1", "help", "Help", show=False),
+        Binding("f2", "panel", "Learning", show=False, id="learning"),
+        Binding("f1", "help", "Help", show=False, id="help"),
     ]
 
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions | None = None) -> None:
         super().__init__(open_runtime, options or ChatOptions())
+        self._keymap = keys.parse(self.options.keys, self.BINDINGS)
         self.failure: BaseException | None = None  # why the app ended by itself
         self._interrupted_at = 0.0
         self._waiting = ""  # sent while the model was opening
@@ -57,10 +58,14 @@ class ChatApp(ComparingApp):
         self._here: asyncio.AbstractEventLoop | None = None
 
     def on_mount(self) -> None:
-        for made in (theme.DARK, theme.LIGHT):
+        for made in theme.ALL:
             self.register_theme(made)
-        wanted = theme.preferred()
+        wanted = theme.preferred(self.options.theme)
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
+        if not self.options.motion:
+            self.animation_level = "none"
+            self.prompt.cursor_blink = False
+        self.set_keymap(self._keymap)
         self.prompt.focus()
         self._open()
         if self.options.learn_when_idle:

@@ -179,7 +179,10 @@ class ChatOptions:
     sampling: Sampling | None = None  # None: the model's own
     max_new_tokens: int = 1024
     system: str | None = None
-    learn_when_idle: bool = True  # the app alone: the plain mode has no idle time
+    learn_when_idle: bool = True  # the app alone, as what follows: the plain mode has no idle time
+    theme: str = "auto"
+    motion: bool = True
+    keys: str = ""  # as in "again=ctrl+t,chats=f3"
 
 
 def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:

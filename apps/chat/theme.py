@@ -1,4 +1,4 @@
-"""Two calm themes. Textual's own are in the palette (Ctrl+P) as well."""
+"""Two calm themes, and one of high contrast. Textual's own are in the palette (Ctrl+P) as well."""
 
 import os
 
@@ -36,9 +36,32 @@ LIGHT = Theme(
 )
 
 
-def preferred() -> str:
-    """TEXTUAL_THEME if set; light where the terminal says so (COLORFGBG), else dark."""
-    if chosen := os.environ.get("TEXTUAL_THEME"):
-        return chosen
+CONTRAST = Theme(
+    name="ruvmlx-contrast",
+    dark=True,
+    background="#000000",
+    surface="#000000",
+    panel="#000000",
+    foreground="#ffffff",
+    primary="#7fd4ff",
+    secondary="#ffffff",
+    accent="#ffff00",
+    success="#5fff5f",
+    warning="#ffff00",
+    error="#ff8787",
+    variables={
+        "footer-key-foreground": "#ffff00",
+        "input-selection-background": "#7fd4ff 50%",
+        "text-muted": "#ffffff",
+    },
+)
+ALL = (DARK, LIGHT, CONTRAST)
+
+
+def preferred(wanted: str = "auto") -> str:
+    """The theme that is asked for: by the setting, or TEXTUAL_THEME; else light where the terminal says so
+    (COLORFGBG), else dark."""
+    if chosen := os.environ.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
+        return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if background in ("7", "15") else DARK.name

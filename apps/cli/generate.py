@@ -140,6 +140,8 @@ def _peak_rss() -> int:
     type=click.Choice(["on", "off"]),
     help="Train on your ratings while you do not type; on by default, never with --plain.",
 )
+@click.option("--theme", help="auto, dark, light, contrast, or a name of Textual's.")
+@click.option("--motion", type=click.Choice(["on", "off"]), help="off: nothing blinks, slides or fades.")
 def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
     from ..chat import run_chat
@@ -153,6 +155,9 @@ def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> Non
         max_new_tokens=settings["max_tokens"],
         system=settings["system"],
         learn_when_idle=settings["learn_when_idle"] == "on",
+        theme=settings["theme"],
+        motion=settings["motion"] == "on",
+        keys=settings["keys"],
     )
     sys.exit(code)
 

@@ -1,0 +1,32 @@
+"""Keys of one's own: the setting `keys`, as in again=ctrl+t,chats=f3."""
+
+from collections.abc import Iterable
+
+from textual.binding import Binding
+from textual.keys import Keys, key_to_character
+
+from ruvmlx.errors import UsageError
+
+_MODIFIERS = ("ctrl", "alt", "shift")
+_NAMED = {key.value for key in Keys}
+
+
+def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
+    """What can have a key -> its key. UsageError for a name, or a key, that there is not."""
+    names = [binding.id for binding in bindings if binding.id]
+    found: dict[str, str] = {}
+    for pair in filter(None, setting.split(",")):
+        name, _, key = pair.partition("=")
+        if name not in names:
+            raise UsageError(f"keys: {name!r} can have no key; these can: {', '.join(names)}.")
+        if not _is_key(key):
+            raise UsageError(f"keys: no key {key!r} for {name}; one is written as in ctrl+t, f3 or alt+up.")
+        found[name] = key
+    return found
+
+
+def _is_key(key: str) -> bool:
+    *modifiers, last = key.split("+")
+    known = last in _NAMED or key in _NAMED or len(key_to_character(last) or "") == 1
+    # A bare character would take the letter away from what is typed.
+    return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)

@@ -1,0 +1,84 @@
+"""Themes, no motion, and keys of one's own."""
+
+import pytest
+from ruvmlx.apps.chat import keys, theme
+from ruvmlx.apps.chat.app import ChatApp
+from textual.color import Color
+
+from ruvmlx.errors import UsageError
+
+from .helpers import ask, chatting, lines_of, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environment", "expected"),
+    [
+        ("auto", {}, "ruvmlx-dark"),
+        ("auto", {"COLORFGBG": "0;15"}, "ruvmlx-light"),
+        ("auto", {"TEXTUAL_THEME": "nord"}, "nord"),
+        ("light", {"TEXTUAL_THEME": "nord"}, "ruvmlx-light"),
+        ("contrast", {}, "ruvmlx-contrast"),
+        ("nord", {}, "nord"),
+    ],
+)
+def test_which_theme(monkeypatch, wanted, environment, expected):
+    for name in ("TEXTUAL_THEME", "COLORFGBG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert theme.preferred(wanted) == expected
+
+
+async def test_high_contrast():
+    """Every character on the screen has at least the contrast that WCAG's AAA asks of text, 7 to 1."""
+    async with chatting(ScriptedRuntime(["Hi `x`.\n\n> quote\n\n```py\ny\n```"]), theme="contrast") as (
+        app,
+        pilot,
+    ):
+        await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "▲ up" in screen_text(app))
+        for strip in app.screen._compositor.render_strips():
+            for text, style, _ in strip:
+                if text.strip(" ─│╭╮╰╯▌▁▰▱") and style and style.color and style.bgcolor:
+                    ink = Color.from_rich_color(style.color)
+                    paper = Color.from_rich_color(style.bgcolor)
+                    bright, dark = sorted((_luminance(ink), _luminance(paper)), reverse=True)
+                    assert (bright + 0.05) / (dark + 0.05) >= 7, (text, style)
+
+
+def _luminance(color):
+    """Relative luminance as WCAG 2 defines it."""
+    parts = [c / 255 for c in color.rgb]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+async def test_without_motion():
+    async with chatting(ScriptedRuntime(), motion=False) as (app, _):
+        assert app.animation_level == "none" and app.prompt.cursor_blink is False
+    async with chatting(ScriptedRuntime()) as (app, _):
+        assert app.prompt.cursor_blink is True
+
+
+async def test_keys_of_ones_own():
+    """The new key works and is shown; the old one does nothing any more."""
+    runtime = ScriptedRuntime(["ok"])
+    async with chatting(runtime, keys="rate_up=f5,quit=ctrl+x") as (app, pilot):
+        await ask(app, pilot)
+        assert "f5 Up" in lines_of(app.screen)[-1] and "^x Quit" in lines_of(app.screen)[-1]
+        await pilot.press("ctrl+y")
+        assert runtime.ratings == []
+        await pilot.press("f5")
+        await until(pilot, lambda: len(runtime.ratings) == 1)
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: runtime.closed)
+
+
+@pytest.mark.parametrize("wrong", ["nothing=f3", "again=hyper+x", "again=nokey", "again=a", "again="])
+def test_wrong_keys(wrong):
+    """One line; a bare letter would be missing in the input."""
+    with pytest.raises(UsageError) as caught:
+        keys.parse(wrong, ChatApp.BINDINGS)
+    assert "\n" not in str(caught.value)
