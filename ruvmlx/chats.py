@@ -45,6 +45,10 @@ class Chatting:
         sessions = self.store.sessions()
         return sessions[0].id if sessions else None
 
+    def find_chat(self, beginning: str) -> str:
+        """A chat's id, from a unique beginning of it; NotFound where there is none."""
+        return self.store.find_session(beginning)
+
     def set_system(self, session_id: str, system: str | None) -> None:
         """Change a chat's system prompt; it holds from the next reply on."""
         self.store.set_system(session_id, system or None)

@@ -89,11 +89,11 @@ class ChatsScreen(ModalScreen[str | None]):
     def _row(self, entry: shelf.Entry) -> Content:
         """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
         mark = "● " if entry.id == self.chat.session else "  "
-        facts = f"{entry.turns:>6} · {entry.when:<10}"
+        facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
         title = entry.title if cell_len(entry.title) <= room else set_cell_size(entry.title, room - 1) + "…"
-        row = Content.assemble((mark, "$accent"), set_cell_size(title, room), (facts, "$text-muted"))
-        return Content.assemble(row, (f"\n    {entry.said}", "$text-muted")) if entry.said else row
+        row = Content.assemble((mark, "$accent"), set_cell_size(title, room), (facts, "$secondary"))
+        return Content.assemble(row, (f"\n    {entry.said}", "$secondary")) if entry.said else row
 
     def on_resize(self) -> None:
         self._search(self.highlighted.id if self.highlighted else None)

@@ -57,6 +57,9 @@ class ChatRuntime(Protocol):
     def last_chat(self) -> str | None:
         """The session used last."""
 
+    def find_chat(self, beginning: str) -> str:
+        """A session's id, from a unique beginning of it. NotFound where there is none."""
+
     def set_system(self, session_id: str, system: str | None) -> None:
         """Holds from the next reply on."""
 
@@ -173,7 +176,7 @@ OpenRuntime = Callable[[], ChatRuntime]
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What the command line chose. `session` is "new", "continue" (the last one) or a session's id."""
+    """What the command line chose. `session` is "new", "continue" (the last one) or an id's beginning."""
 
     session: str = "new"
     sampling: Sampling | None = None  # None: the model's own
@@ -190,6 +193,8 @@ def start_session(runtime: ChatRuntime, options: ChatOptions) -> str:
     earlier = runtime.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
         return runtime.new_chat(options.system)
+    if options.session != "continue":
+        earlier = runtime.find_chat(earlier)
     if options.system:
         runtime.set_system(earlier, options.system)
     return earlier

@@ -108,7 +108,7 @@ class Panel(VerticalScroll, can_focus=False):
             parts.append(Content.styled(title, "bold $primary"))
             width = max(len(word) for word, _ in rows)
             parts += [
-                Content.assemble((f"{word:<{width}}  ", "$text-muted"), text).truncate(
+                Content.assemble((f"{word:<{width}}  ", "$secondary"), text).truncate(
                     WIDTH - 4, ellipsis=True
                 )
                 for word, text in rows
@@ -116,6 +116,6 @@ class Panel(VerticalScroll, can_focus=False):
             parts.append(Content(""))
         if view.learning and view.learning.status.versions:
             known = sorted({0, *view.learning.status.versions})[-6:]
-            parts.append(Content(f"versions {', '.join(map(str, known))}").stylize("$text-muted"))
-        parts.append(Content("^r take back   /rollback N").stylize("$text-muted"))
+            parts.append(Content(f"versions {', '.join(map(str, known))}").stylize("$secondary"))
+        parts.append(Content("^r take back   /rollback N").stylize("$secondary"))
         self.query_one(Static).update(Content("\n").join(parts))

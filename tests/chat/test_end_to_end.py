@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ruvmlx.store import Store
+
 from .terminal import Terminal
 
 CHAT = [sys.executable, "-m", "ruvmlx", "chat", "--temp", "0"]
@@ -43,6 +45,38 @@ def test_type_stream_stop_rate_quit_continue(chat):
     again.send("\x12")  # Ctrl+R takes back the rating of the last run
     again.expect("taken back: 0 left, version 0")
     again.send("/quit\r")
+    assert again.wait() == 0
+
+
+def test_again_search_and_session(chat, home):
+    """In a terminal: a second reply, flipped back to the first; the chat is found, renamed, opened by id."""
+    terminal = chat("--max-tokens", "24")
+    terminal.expect("SmolLM2.* learns from what you think")
+    terminal.send("What is the capital of France?\r")
+    terminal.expect("Paris")
+    terminal.expect("Write again|Chats")
+    terminal.send("\x07")  # Ctrl+G
+    terminal.expect("‹ 2/2 ›")
+    terminal.send("/prev\r")
+    terminal.expect("‹ 1/2 ›")
+    terminal.send("\x0f")  # Ctrl+O
+    terminal.expect("Search all chats")
+    terminal.send("capital fran")
+    terminal.expect("What is the capital of France")
+    terminal.send("\x14")  # Ctrl+T
+    terminal.expect("Save the title")
+    terminal.send(" Really\r")
+    terminal.expect("Open +.t Rename")
+    terminal.send("\x1b")
+    terminal.expect("Send")
+    terminal.send("\x11")
+    assert terminal.wait() == 0
+    store = Store(home / "ruvmlx.db")
+    (session,) = store.sessions()
+    assert session.title == "What is the capital of France? Really" and session.turns == 3
+    again = chat("--session", session.id[:8])
+    again.expect("‹ 1/2 ›")
+    again.send("\x11")
     assert again.wait() == 0
 
 
