@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from textual import events
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
 from textual.reactive import var
 
 from ruvmlx.errors import NotFound
+from ruvmlx.text import sanitize
 
 from . import describe
 from .contract import ChatRuntime, OpenRuntime
@@ -49,6 +51,12 @@ class ChatBase(App[int]):
     @property
     def status(self) -> StatusLine:
         return self.query_one(StatusLine)
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is pasted is made safe before any input of any screen has it."""
+        if isinstance(event, events.Paste):
+            event.text = sanitize(event.text)
+        await super().on_event(event)
 
     async def _attempt(self, work: Callable[[ChatRuntime], T]) -> T | None:
         """A call, also during a reply, whose error is shown; None then."""

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from .database import vector
 from .kv import KVObservation, KVRecords
 from .routes import RouteRow
 
+_TOKEN = uuid.uuid4().hex[:8]  # in a container each process may have the same number
 KEEP_TRACES = 50  # newest replies whose trace is kept; older ones are replayed from their tokens
 
 
@@ -111,17 +113,27 @@ class Replies(KVRecords):
             self._db.execute(
                 "INSERT OR REPLACE INTO drafts SELECT id, head, ?, ? FROM sessions"
                 " WHERE id = ? AND head IS NOT NULL",
-                (os.getpid(), json.dumps(words), session_id),
+                (_me(), json.dumps(words), session_id),
             )
 
     def take_up_drafts(self) -> list[str]:
         """Make replies of what processes left behind that were killed while they wrote; the chats' ids."""
         left = [row for row in self._rows("SELECT * FROM drafts") if not _is_alive(row[2])]
+        left = [row for row in left if self._claim(row[0], row[2])]
         for session_id, parent, _, words in left:
             self.set_head(session_id, parent)
             fields = json.loads(words)
             self.add_reply(ReplyRow(**fields | {"examples": tuple(fields["examples"])}), session_id)
         return [row[0] for row in left]
+
+    def _claim(self, session_id: str, process: str) -> bool:
+        """Make a draft ours, unless somebody else was quicker to."""
+        with self.transaction():
+            changed = self._db.execute(
+                "UPDATE drafts SET process = ? WHERE session_id = ? AND process = ?",
+                (_me(), session_id, process),
+            )
+            return changed.rowcount == 1
 
     def put_trace(self, reply_id: str, data: bytes) -> None:
         """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""
@@ -180,12 +192,17 @@ def _facts(reply: ReplyRow) -> dict[str, Any]:
     }
 
 
-def _is_alive(process: int) -> bool:
-    """Another process of this machine. One with our own number is an earlier one: we have not begun."""
-    if process == os.getpid():
-        return False
+def _me() -> str:
+    return f"{os.getpid()}:{_TOKEN}"
+
+
+def _is_alive(process: str) -> bool:
+    """A process of this machine; one with our number and another token was there before us."""
+    number, _, token = process.partition(":")
+    if int(number) == os.getpid():
+        return token == _TOKEN
     try:
-        os.kill(process, 0)
+        os.kill(int(number), 0)
     except ProcessLookupError:
         return False
     except PermissionError:

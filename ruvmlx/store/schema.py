@@ -139,9 +139,9 @@ CREATE TRIGGER messages_text_insert AFTER INSERT ON messages
   BEGIN INSERT INTO messages_text(rowid, content) VALUES (NEW.id, NEW.content); END;
 CREATE TRIGGER messages_text_delete AFTER DELETE ON messages BEGIN
   INSERT INTO messages_text(messages_text, rowid, content) VALUES ('delete', OLD.id, OLD.content); END;
-CREATE TABLE drafts (  -- replies that are being written, as far as they are known; process: who writes
+CREATE TABLE drafts (  -- replies that are being written, as far as they are known; process: number:token
   session_id TEXT PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE, parent INTEGER NOT NULL,
-  process INTEGER NOT NULL, reply TEXT NOT NULL
+  process TEXT NOT NULL, reply TEXT NOT NULL
 );
 """
 _STEPS = (_V1, _V2, _V3)  # from each version to the next

@@ -5,6 +5,7 @@ from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import UserMessage
+from textual.events import Paste
 from textual.widgets import Input
 
 from ruvmlx.errors import NotFound
@@ -56,6 +57,16 @@ async def test_search(chatting, three):  # noqa: F811
         await until(pilot, lambda: not isinstance(app.screen, ChatsScreen))
         await send(app, pilot, "/chats pelic")
         await until(pilot, lambda: rows(app) == ["Tell me of pelicans"])
+
+
+@pytest.mark.parametrize("keys", [("ctrl+o",), ("ctrl+p",)], ids=["chats", "palette"])
+async def test_what_is_pasted_is_safe_in_every_input(chatting, keys):  # noqa: F811
+    """Also where it is not the prompt that takes it."""
+    async with chatting() as (app, pilot):
+        await pilot.press(*keys)
+        await until(pilot, lambda: app.screen.query(Input))
+        app.post_message(Paste("\x1b]52;c;Zm9v\x07\x9b31mli\u202eon\x1b[2J"))
+        await until(pilot, lambda: app.screen.query_one(Input).value == "lion")
 
 
 async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa: F811

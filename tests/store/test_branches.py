@@ -1,5 +1,6 @@
 """The message tree, search, forks, and chats that are put away."""
 
+import os
 import random
 
 import pytest
@@ -216,12 +217,23 @@ def test_a_draft_becomes_a_reply_when_its_writer_has_gone(store):
     store.add_user_message(chat, "q")
     store.put_draft(chat, a_reply("d1", text="half"))
     store.put_draft(chat, a_reply("d1", text="half a", finish_reason="cancelled"))
-    store._db.execute("UPDATE drafts SET process = 1")  # init is always there
+    assert store.take_up_drafts() == []  # our own
+    store._db.execute("UPDATE drafts SET process = '1:x'")  # init is always there
     assert store.take_up_drafts() == [] and said(store, chat) == ["q"]
-    store._db.execute("UPDATE drafts SET process = 4194305")  # above any process number
+    store._db.execute("UPDATE drafts SET process = '4194305:x'")  # above any process number
     assert store.take_up_drafts() == [chat] and said(store, chat) == ["q", "half a"]
     assert store.reply("d1").sampled_ids == [3, 70000] and store.take_up_drafts() == []
     store.put_draft(chat, a_reply("d2", text="x"))
     store.add_reply(a_reply("d2", text="xy"), chat)
-    store._db.execute("UPDATE drafts SET process = 4194305")
-    assert store.take_up_drafts() == []
+    assert store._rows("SELECT * FROM drafts") == []
+
+
+def test_a_draft_of_an_earlier_process_with_our_number(store):
+    """As in a container, where each start has number 1; two that come at once make one reply of it."""
+    chat = store.new_session("m")
+    store.add_user_message(chat, "q")
+    store.put_draft(chat, a_reply("d1", text="half"))
+    store._db.execute(f"UPDATE drafts SET process = '{os.getpid()}:other'")
+    assert store._claim(chat, f"{os.getpid()}:other") and not store._claim(chat, f"{os.getpid()}:other")
+    store._db.execute(f"UPDATE drafts SET process = '{os.getpid()}:other'")
+    assert store.take_up_drafts() == [chat] and said(store, chat) == ["q", "half"]
