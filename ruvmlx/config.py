@@ -15,6 +15,10 @@ import platformdirs
 
 from .errors import StoreError, UsageError
 
+_MODULE = "(q|k|v|o|gate|up|down)_proj"
+_TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
+TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
+TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
 _ALLOWED = {
     "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
@@ -29,6 +33,7 @@ _ALLOWED = {
     "motion": (re.compile("on|off"), "on or off"),
     "theme": (re.compile(r"[\w-]{1,40}", re.ASCII), "auto, dark, light, contrast, or a name of Textual's"),
     "keys": (re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"), "as in again=ctrl+t,chats=f3"),
+    "learn_targets": (TARGETS, TARGETS_EXPECTED),
     "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
 }
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
@@ -57,6 +62,7 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     ),
     "motion": (str, "on", "off: nothing in the chat blinks, slides or fades"),
     "keys": (str, "", "of the chat, as in again=ctrl+t,chats=f3; a wrong name says which there are"),
+    "learn_targets": (str, "head", "what a rating changes: " + TARGETS_EXPECTED),
     "router": (str, "off", "on: learns from ratings and latency when to use what was learned, and examples"),
 }
 

@@ -70,7 +70,8 @@ class MicroLoRA:
         """lora_b times factor, and gain with it."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, **more: np.ndarray) -> bytes:
+        """more: arrays to keep beside its own, their names with a dot in them."""
         out = io.BytesIO()
         np.savez(
             out,
@@ -80,6 +81,7 @@ class MicroLoRA:
             gain=np.float64(self.gain),
             trend=np.float64(self.trend),
             alpha=np.float32(self.alpha),
+            **more,  # type: ignore[arg-type]
         )
         return out.getvalue()
 
@@ -88,7 +90,7 @@ class MicroLoRA:
         """Read back; CorruptFile if damaged, AdapterMismatch if it is for a model of another shape."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
-                arrays = {k: f[k] for k in f.files}
+                arrays = {k: f[k] for k in f.files if "." not in k}
             alpha, gain, trend = (float(arrays.pop(name)) for name in ("alpha", "gain", "trend"))
             arrays = {k: np.ascontiguousarray(x, np.float32) for k, x in arrays.items()}
             adapter = cls(**arrays, gain=gain, trend=trend, alpha=alpha)

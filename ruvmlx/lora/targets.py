@@ -1,0 +1,54 @@
+"""Which matrices a rating changes, as the user says it: "head", "attention", "q_proj,v_proj:20-29", "top:8".
+
+head (lm_head)   attention (q k v o)   ffn (gate up down)   all (head and both)
+a module's name, of all layers or of some: v_proj, v_proj:20, v_proj:20-29
+top:K            of the matrices named beside it (of all, if none is), the K with the largest gradients
+"""
+
+from dataclasses import dataclass
+
+from ..config import TARGETS, TARGETS_EXPECTED
+from ..errors import UsageError
+from .base import MODULES, Place
+
+_BODY = MODULES[:7]
+_GROUPS = {"head": ("lm_head",), "attention": MODULES[:4], "ffn": MODULES[4:7], "all": ("lm_head", *_BODY)}
+_GROUPS |= {name: (name,) for name in MODULES}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """head: the output head; places: matrices of the layers, in the model's order. top: only so many of them,
+    by their gradients; 0: all."""
+
+    head: bool = True
+    places: tuple[Place, ...] = ()
+    top: int = 0
+
+
+def parse(text: str, n_layers: int) -> Targets:
+    """UsageError, in one line, if the text names nothing that a model of so many layers has."""
+    if not TARGETS.fullmatch(text):
+        raise UsageError(f"learn_targets = {text!r}: expected {TARGETS_EXPECTED}.")
+    found, top = set[Place](), 0
+    for item in text.split(","):
+        name, _, rest = item.partition(":")
+        if name == "top":
+            top = int(rest)
+            continue
+        found |= {(module, layer) for module in _GROUPS[name] for layer in _layers(item, rest, n_layers)}
+    head = ("lm_head", 0) in found
+    places = {place for place in found if place[0] != "lm_head"}
+    if top and not places:
+        places = {(module, layer) for module in _BODY for layer in range(n_layers)}
+    return Targets(head, tuple(sorted(places, key=lambda p: (p[1], MODULES.index(p[0])))), top)
+
+
+def _layers(item: str, rest: str, n_layers: int) -> range:
+    if not rest:
+        return range(n_layers)
+    first, _, last = rest.partition("-")
+    chosen = range(int(first), int(last or first) + 1)
+    if not chosen or chosen[-1] >= n_layers:
+        raise UsageError(f"learn_targets: {item!r} is not among the model's layers, 0 to {n_layers - 1}.")
+    return chosen

@@ -1,0 +1,50 @@
+"""learn_targets: what the words mean, and what is refused."""
+
+import pytest
+
+from ruvmlx import config
+from ruvmlx.errors import UsageError
+from ruvmlx.lora.targets import Targets, parse
+
+ATTENTION = [(m, layer) for layer in range(2) for m in ("q_proj", "k_proj", "v_proj", "o_proj")]
+FFN = [(m, layer) for layer in range(2) for m in ("gate_proj", "up_proj", "down_proj")]
+
+
+def test_the_head_is_the_default():
+    assert parse(config.SETTINGS["learn_targets"][1], 2) == Targets(True, (), 0)
+
+
+@pytest.mark.parametrize(
+    "text,head,places,top",
+    [
+        ("head", True, [], 0),
+        ("attention", False, ATTENTION, 0),
+        ("ffn", False, FFN, 0),
+        ("all", True, ATTENTION + FFN, 0),
+        ("head,v_proj", True, [("v_proj", 0), ("v_proj", 1)], 0),
+        ("v_proj:1,q_proj:0-1", False, [("q_proj", 0), ("q_proj", 1), ("v_proj", 1)], 0),
+        ("top:3", False, ATTENTION + FFN, 3),
+        ("lm_head,ffn,top:2", True, FFN, 2),
+    ],
+)
+def test_what_the_words_mean(text, head, places, top):
+    found = parse(text, 2)
+    assert (found.head, set(found.places), found.top) == (head, set(places), top)
+    assert len(found.places) == len(places)
+    assert config.parse("learn_targets", text, "a test") == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "heads", "top:0", "top", "q_proj,", "lm_head:0", "q_proj:1-", "attention:3", "head ffn"]
+)
+def test_what_is_no_target(text):
+    for refuse in (lambda: parse(text, 2), lambda: config.parse("learn_targets", text, "a test")):
+        with pytest.raises(UsageError, match="expected head, attention") as error:
+            refuse()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["q_proj:2", "v_proj:1-2", "v_proj:1-0"])
+def test_layers_that_the_model_does_not_have(text):
+    with pytest.raises(UsageError, match="0 to 1"):
+        parse(text, 2)
