@@ -79,6 +79,7 @@ class Runtime(Chatting):
         kv_tiers: str | None = None,
         kv_limit: float | None = None,
         router: bool = False,
+        targets: str = "head",
     ):
         self.store, self.model, self.backend = store, model, backend
         self.examples, self._implicit = check_examples(examples), implicit
@@ -88,7 +89,7 @@ class Runtime(Chatting):
         self._kv = KVLoop(known, model, backend, kv_limit)
         self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend, kv_tiers) and known.policy)
         self._adapters = Residency(
-            lambda name: Learner(store, model, backend, name, learn, implicit), lambda x: x.nbytes
+            lambda name: Learner(store, model, backend, name, learn, implicit, targets), lambda x: x.nbytes
         )
         self.learner = self._adapters.get(adapter) if adapter else None
         self._routing = Routing(store, model.fingerprint, self.examples > 0) if router else None
@@ -114,6 +115,7 @@ class Runtime(Chatting):
         kv_tiers: str | None = None,
         kv_limit: float | None = None,
         router: bool = False,
+        targets: str = "head",
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
@@ -126,6 +128,7 @@ class Runtime(Chatting):
         implicit: what is done with unrated replies (`notice`) counts a little, too.
         router: whether a reply is made with what was learned, and with examples, is chosen for each, by what
         ratings and latency say of such conversations.
+        targets: which matrices a rating changes (lora/targets.py).
         """
         from .models.load import load_model
 
@@ -135,7 +138,7 @@ class Runtime(Chatting):
             opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
             return cls(
                 store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit,
-                router,
+                router, targets,
             )  # fmt: skip
         except BaseException:
             store.close()
@@ -291,12 +294,26 @@ class Runtime(Chatting):
             self.learner.keep(reply.id, trace)
             self.learner.memory.committed(reply)
 
-    def settle(self) -> None:
-        """Prepare the newest reply for its rating: what is done while the user reads."""
+    def settle(self, cancel: threading.Event | None = None) -> None:
+        """Prepare the newest reply for its rating: what is done while the user reads.
+
+        Where ratings change more than the output head, that takes seconds; `cancel` is looked at every few
+        tens of milliseconds. What is missing then is done at the next call, or when the reply is rated.
+        """
         if self.learner is not None:
-            self.learner.settle()
+            if self.learner.targets.places or self.learner.body:
+                self._settle_body(self.learner, cancel)
+            else:
+                self.learner.settle()
             if self._routing is not None:
                 self._routing.of(self.learner).sync()
+
+    def _settle_body(self, learner: Learner, cancel: threading.Event | None) -> None:
+        """Imported when wanted: MLX starts with it."""
+        from .sona.background import Stopped, stopping
+
+        with contextlib.suppress(Stopped):
+            learner.settle(stopping(cancel))
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -367,6 +384,7 @@ class Runtime(Chatting):
         """
         if self._background is not None:
             self._background.close()  # two training graphs would be in memory
+        self._learner().release()
         return self._deep_loop().run(progress, cancel, anchor)
 
     def background_due(self) -> bool:
@@ -399,6 +417,7 @@ class Runtime(Chatting):
         if self._background is not None and settings not in (None, self._background.settings):
             self._background.close()
             self._background = None
+        self._learner().release()  # two training graphs would be in memory
         if self._background is None:
             self._background = Background(self._learner(), self.model, settings)
         return self._background
@@ -438,6 +457,8 @@ class Runtime(Chatting):
             raise UsageError("none is no adapter's name; give another.")
         self.settle()
         self._close_loops()  # they train the adapter that was in use
+        if self.learner is not None:
+            self.learner.release()
         if name is None:
             self.learner = None
             self.backend.set_lora(None)

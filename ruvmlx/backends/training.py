@@ -228,6 +228,21 @@ class Trainer:
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
             return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
 
+    def inputs(
+        self, places: Sequence[Place], text: Text, pause: Pause | None = None
+    ) -> dict[Place, np.ndarray]:
+        """Mean input [in] of each matrix where something was said, in the untouched model; float32."""
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops, inputs = Stops(), dict[str, mx.array]()
+            probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
+            self._body(self._below(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs))
+            means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
+            inputs.clear()
+            stops.add(*means.values())
+            _evaluate(stops.slices(), pause)
+            return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
+
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
         """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
         return {

@@ -27,6 +27,7 @@ from ..backends.training import TARGETS, Pause, Text, Trainer
 from ..errors import RuvmlxError
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA, Pair, Place, place_shape
+from ..lora.body import consolidated, joined, packed, parted
 from ..lora.merge import HEAD, folded
 from ..models.base import Model
 from ..store import HeadMoved
@@ -242,19 +243,22 @@ class Background:
         """Loss and gradients of one step, gathered text by text; those of a step that was left are known."""
         assert self._trainer is not None
         base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
+        whole = joined(base, self._learner.body) or base  # ratings' change is in force throughout
         total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         gate.frozen_logprobs(examples, frozen)
         for example in examples[total.parts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
-            total.add(*trainer.reply(base, example.text, total.weighed(push, -1 / len(examples)), pause))
+            value, grads = trainer.reply(whole, example.text, total.weighed(push, -1 / len(examples)), pause)
+            total.add(value, parted(grads, base))
             pause()
         for text in texts[max(0, total.parts - len(examples)) :]:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text, pause)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
-            total.add(*trainer.neutral(base, text, self._frozen[text], hold, pause))
+            value, grads = trainer.neutral(whole, text, self._frozen[text], hold, pause)
+            total.add(value, parted(grads, base))
             pause()
         if total.parts == len(examples) + len(texts):
             total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
@@ -272,7 +276,8 @@ class Background:
             if old is not None and HEAD in old.pairs:  # which was not trained
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
-            return folded(BaseLoRA(pairs, training.scale), self._learner.micro, HEAD_RANK)
+            base = consolidated(BaseLoRA(pairs, training.scale), self._learner.body, 2 * self.settings.rank)
+            return folded(base, self._learner.micro, HEAD_RANK)
 
         return at
 
@@ -290,9 +295,9 @@ class Background:
                 if not verdict.promoted:
                     learner.ledger.refuse(parent.version, report)
                     return report
-                base, micro = verdict.ground.lora, verdict.micro
+                base, micro, body = verdict.ground.lora, verdict.micro, learner.body
                 assert base is not None
-                found = micro.to_bytes(), verdict.kl, micro.norm, report
+                found = packed(micro, body and body.emptied()), verdict.kl, micro.norm, report
                 version = learner.ledger.promote(parent.version, base, *found, gate.pause)
                 learner.stood(learner.ledger.base_of(version), verdict.ground)
                 learner.sync()

@@ -96,25 +96,42 @@ def update(
     neutral: Neutral,
     kl: float = 0.0,
     said: Said | None = None,
+    reserve: float = 0.0,
 ) -> Update | None:
     """The adapter after the rating; None when there is nothing to change.
 
-    `trace` must be of this adapter, kl is the adapter's; said: what `saying` has prepared. NotFinite if
-    anything is not finite.
+    `trace` must be of this adapter, kl is the adapter's; said: what `saying` has prepared; reserve: of the KL
+    that the cap allows, what a change elsewhere uses. NotFinite if anything is not finite.
     """
     if weight == 0:
         return None
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
     for array in (trace.grad_a, trace.grad_b, adapter.lora_a):
-        _sound(array)
+        sound(array)
     with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
         said = said or saying(trace, neutral)
         trend = turned(adapter.trend, weight, trace.log_ratio)
         new = gathered(adapter, said, weight, remembered(trend), neutral)
-        _sound(new, LARGEST**2)
+        sound(new, LARGEST**2)
         whole = moved(adapter, said.theta, new, trend, neutral)
-    return capped(whole, neutral, min(KL_CAP, kl + PER_RATING), said.covered)
+    return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
+
+
+def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update | None:
+    """A rating that is not to move the head: only the trend follows it."""
+    if weight == 0:
+        return None
+    if not math.isfinite(weight):
+        raise NotFinite(f"the rating's weight is {weight}")
+    return Update(replace(adapter, trend=turned(adapter.trend, weight, trace.log_ratio)), kl)
+
+
+def recapped(adapter: MicroLoRA, neutral: Neutral) -> Update:
+    """The same adapter within the caps of a neutral text that is read anew."""
+    share = np.float32(1 / adapter.gain if adapter.gain else 0)
+    block = adapter.lora_b.take(neutral.tokens, axis=1) * share
+    return capped(Whole(adapter, block, adapter.evidence, adapter.trend), neutral)
 
 
 def saying(trace: Trace, neutral: Neutral) -> Said:
@@ -211,7 +228,7 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
 
     What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
-    _sound(whole.block)
+    sound(whole.block)
     distance = _distances(whole, neutral, neutral.covers(whole.adapter) if covered is None else covered)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
     good, refusals = None, 0
@@ -229,11 +246,12 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
         share = min(0.95 * share * room, (share + beyond) / 2 if refusals else 1.0)
     share, kl = good or (0.0, _finite(distance(0.0)).kl)
     adapter = whole.at(share, neutral)
-    _sound(adapter.lora_b)
+    sound(adapter.lora_b)
     return Update(adapter, kl)
 
 
-def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
+def sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
+    """NotFinite, unless all are numbers below the largest."""
     if not max(numbers.max(), -numbers.min()) < largest:  # NaN is not
         raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
 

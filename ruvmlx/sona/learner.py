@@ -6,7 +6,8 @@ Every change of weights is committed together with what caused it, and only then
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,19 +16,25 @@ from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA
+from ..lora.body import BodyLoRA, packed, unpacked_body
 from ..lora.micro import RANK
+from ..lora.targets import Targets
 from ..models.base import Model
 from ..store import HeadMoved, ReplyRow, Store
 from . import instant, objective
+from .below import Below, gained
 from .ledger import Ledger
 from .memory import Memory
 from .neutral import Neutral, measure
+from .reading import Pause
 from .trace import Trace, adapted_logits
 
 _TRACES_IN_MEMORY = 4
 _ATTEMPTS = 5  # when another process rates at the same time
 _NEVER_STORED = -1
 _BASES_IN_MEMORY = 3
+LOOKS = 3  # at the neutral text, while a body is too much for it
+SLACK = 1.05  # of the body's share of a cap, before it is scaled back
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,14 @@ class RatingResult:
 class State:
     """Weights, their version and their distance to the frozen model, nats per token.
 
-    base: id of the BaseLoRA that the micro stands on, 0: none.
+    base: id of the BaseLoRA that the micro stands on, 0: none. body: what ratings changed below the head.
     """
 
     micro: MicroLoRA
     base: int
     version: int
     kl: float
+    body: BodyLoRA | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +81,14 @@ class Learner:
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, name: str = "default",
-        learn: bool = True, implicit: bool = False,
+        learn: bool = True, implicit: bool = False, targets: str = "head",
     ):  # fmt: skip
         """learn: False records ratings, and the bank follows them, but weights stay as they are.
-        implicit: the bank also heeds what the user did with replies that were not rated."""
+        implicit: the bank also heeds what the user did with replies that were not rated.
+        targets: the matrices that ratings change (lora/targets.py)."""
         self._store, self._model, self._backend = store, model, backend
         self._learns = learn
+        self._below = Below(store, model, backend, targets)
         self.ledger = Ledger(store, model.fingerprint, name)
         self.memory = Memory(store, model, backend, self.ledger, implicit)
         backend.set_lora(None)
@@ -86,7 +96,8 @@ class Learner:
         self._grounds: OrderedDict[int, Ground] = OrderedDict()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
         self._settled: set[str] = set()  # of those, the ones that the store has
-        self._take(self._load(self.ledger.version()))
+        self._state = self._load(self.ledger.version())
+        self._ground = self._ground_of(self._state.base)
 
     # -- the adapter in use --------------------------------------------------------------------------
 
@@ -100,10 +111,13 @@ class Learner:
 
     def sync(self) -> None:
         """Take up the stored adapter, if another process (or an undo) has moved on."""
+        self._catch_up()
+        self.stand()
+
+    def _catch_up(self) -> None:
         version = self.ledger.version()
         if version != self._state.version:
             self._take(self._load(version))
-        self.stand()
 
     @property
     def backend(self) -> Backend:
@@ -121,12 +135,25 @@ class Learner:
     def nbytes(self) -> int:
         """Memory that it holds in weights and in what it knows of the neutral text."""
         known = sum(g.neutral.nbytes + (g.lora.nbytes if g.lora else 0) for g in self._grounds.values())
-        return self.micro.nbytes + self._frozen.nbytes + known
+        known += self._below.seen.neutral.nbytes if self._below.seen else 0
+        own = self.micro.nbytes + (self.body.nbytes if self.body else 0)
+        return (
+            own + self._frozen.nbytes + known + (self._below.seen.neutral.nbytes if self._below.seen else 0)
+        )
+
+    @property
+    def targets(self) -> Targets:
+        """What ratings change."""
+        return self._below.targets
+
+    @property
+    def body(self) -> BodyLoRA | None:
+        return self._state.body
 
     @property
     def neutral(self) -> Neutral:
-        """The neutral text under the base in use."""
-        return self._ground.neutral
+        """The neutral text under the base in use, and a body as it was when it was read last."""
+        return self._below.seen.neutral if self._below.seen else self._ground.neutral
 
     @property
     def frozen(self) -> Neutral:
@@ -136,7 +163,10 @@ class Learner:
 
     def _take(self, state: State) -> None:
         """Use these weights from now on."""
-        self._ground = self._ground_of(state.base)
+        if state.base != self._state.base:
+            self._ground, self._below.seen = self._ground_of(state.base), None
+        elif not (state.body and state.body.moves):
+            self._below.seen = None
         self._state = state
 
     def _ground_of(self, base: int) -> Ground:
@@ -173,9 +203,16 @@ class Learner:
         self._backend.set_lora(None)
 
     def stand(self) -> None:
-        """The backend has the base in use."""
-        if self._backend.lora is not self._ground.lora:
-            self._backend.set_lora(self._ground.lora)
+        """The backend has the base in use, and the body in use beside it. A body that ratings have changed is
+        put there here, between two replies: caches that were filled under the one before are stale then."""
+        lora = self._below.change(self._ground.lora, self._state.body)
+        if self._backend.lora is not lora:
+            self._backend.set_lora(lora)
+
+    def _stay(self) -> None:
+        """The backend has the base in use; a body of the reply that is being written may stay beside it."""
+        if not self._below.on(self._ground.lora, self._backend.lora):
+            self.stand()
 
     def _load(self, version: int) -> State:
         config = self._model.config
@@ -183,7 +220,7 @@ class Learner:
             return State(MicroLoRA.fresh(self._frozen.directions, config.vocab_size), 0, 0, 0.0)
         row = self.ledger.adapter(version)
         micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
-        return State(micro, row.base, version, row.kl)
+        return State(micro, row.base, version, row.kl, unpacked_body(row.state, config))
 
     def _load_neutral(self) -> Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
@@ -199,7 +236,7 @@ class Learner:
     @property
     def learned(self) -> bool:
         """Are the weights in use others than the untouched model's?"""
-        return self.base is not None or self.micro.norm > 0
+        return self.base is not None or self.micro.norm > 0 or bool(self.body and self.body.moves)
 
     def trace(self, untouched: bool = False) -> Trace:
         """A recorder for the next reply; untouched: that is made with the model as it was, version 0."""
@@ -214,11 +251,17 @@ class Learner:
             while len(self._traces) > _TRACES_IN_MEMORY:
                 self._settled.discard(self._traces.popitem(last=False)[0])
 
-    def settle(self) -> None:
-        """Make the newest replies ready to be rated, in this process or another."""
+    def settle(self, pause: Pause | None = None) -> None:
+        """Make the newest replies ready to be rated, in this process or another. pause: called between slices
+        of what takes seconds, where ratings change more than the head; it may raise to leave."""
         for reply_id in self._traces:
             self._settle(reply_id)
         self.memory.settle()
+        if self._learns:
+            self._look_around(pause)
+            self._below.prepare(self._state)
+            for reply_id in reversed(self._traces):
+                self._read(self._store.reply(reply_id), self._traces[reply_id], self._state, pause)
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
@@ -272,11 +315,14 @@ class Learner:
         raise StoreBusy("another process keeps rating replies of this adapter; try again.")
 
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
-        self.sync()
+        self._catch_up()
+        self._stay()
         before = self._state
         base = self._without(reply.id) if self._learns else before
         trace = self._trace_of(reply, base)
         weight = self._weight(reply, rating, trace)
+        if weight:
+            self._read(reply, trace, base)
         try:
             new, apply_us = self._apply(base, trace, weight)
         except kernels.NotFinite as e:
@@ -284,13 +330,20 @@ class Learner:
                 f"the rating was not applied: the update is not finite ({e}). The adapter is unchanged."
             ) from e
         version = self.ledger.commit(
-            before.version, reply.id, rating, note, weight, new.micro.to_bytes(), new.kl, new.micro.norm
+            before.version,
+            reply.id,
+            rating,
+            note,
+            weight,
+            packed(new.micro, new.body),
+            new.kl,
+            new.micro.norm,
         )
-        self._state = State(new.micro, before.base, version, new.kl)
+        self._state = replace(new, base=before.base, version=version)
         self.memory.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
-        logprobs = self._logprobs(trace, before.micro, new.micro)
-        applied = new.micro is not before.micro
+        logprobs = self._logprobs(trace, before, new)
+        applied = new.micro is not before.micro or new.body is not before.body
         return RatingResult(
             reply.id, rating, applied, apply_us, total_us, *logprobs,
             new.kl, instant.KL_CAP, new.micro.norm, version,
@@ -322,7 +375,8 @@ class Learner:
             if origin.base != state.base:
                 continue
             taken = instant.without(state.micro, origin.micro, pushed.micro, self.neutral)
-            state = State(taken.adapter, state.base, _NEVER_STORED, taken.kl)
+            body = self._below.without(state, origin, pushed, self._ground.neutral)
+            state = State(taken.adapter, state.base, _NEVER_STORED, taken.kl, body)
         return state
 
     def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
@@ -335,12 +389,21 @@ class Learner:
         self.neutral.prepare()
         said = trace.said or instant.saying(trace, self.neutral)
         started = time.perf_counter()
-        update = instant.update(base.micro, trace, weight, self.neutral, base.kl, said)
+        body = self._below.moved(base, trace, weight, self._ground.neutral)
+        more = self._below.further(body)
+        if self.targets.head:
+            update = instant.update(base.micro, trace, weight, self.neutral, base.kl, said, max(0.0, more))
+        else:
+            update = instant.noted(base.micro, trace, weight, self.neutral.floor)
         apply_us = 1e6 * (time.perf_counter() - started)
-        return (State(update.adapter, base.base, _NEVER_STORED, update.kl) if update else base), apply_us
+        if update is None:
+            return base, apply_us
+        return State(update.adapter, base.base, _NEVER_STORED, max(0.0, update.kl + more), body), apply_us
 
-    def _logprobs(self, trace: Trace, before: MicroLoRA, after: MicroLoRA) -> tuple[float, float]:
-        """Mean log-probability per token of the traced reply under two adapters."""
+    def _logprobs(self, trace: Trace, old: State, new: State) -> tuple[float, float]:
+        """Mean log-probability per token of the traced reply under two adapters; what a body does to it, by
+        its gradient: to first order."""
+        before, after = old.micro, new.micro
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]
         at = 0
@@ -350,4 +413,47 @@ class Learner:
                 adapter.add_to_logits(logits, hidden)
                 sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
             at += len(hidden)
-        return sums[0] / len(tokens), sums[1] / len(tokens)
+        return sums[0] / len(tokens), sums[1] / len(tokens) + gained(trace, old.body, new.body)
+
+    # -- below the head ------------------------------------------------------------------------------
+
+    def _read(self, reply: ReplyRow, trace: Trace, state: State, pause: Pause | None = None) -> None:
+        """The trace has its gradient by the layers below the head, if they are targets, and keeps it."""
+        kept = self._traces.get(reply.id)
+        if self._learns and self._below.read(self._ground.lora, state, reply, trace, pause) and kept:
+            kept.body = trace.body
+            if reply.id in self._settled:
+                self._store.put_trace(reply.id, kept.to_bytes())
+
+    def _look_around(self, pause: Pause | None) -> None:
+        """Read the neutral text under a body that has changed. While it is further from the frozen model than
+        it may be, it is scaled back, more and more: a version that no rating made."""
+        for refusals in range(LOOKS):
+            body = self._state.body
+            if body is None or self._below.knows(body):
+                return
+            self.stand()
+            lora = self._backend.lora
+            assert lora is not None
+            try:
+                under = self.ground(lora, pause).neutral
+            finally:
+                self.stand()
+            known, beyond = self._below.note(body, self._ground.neutral, under)
+            if beyond > SLACK:
+                share = beyond ** (-(2**refusals) / 2) if refusals < LOOKS - 1 else 0.0
+                self._hold_back(known.shrunk(share))
+
+    def _hold_back(self, body: BodyLoRA) -> None:
+        """Commit the body, less than what is in use, and a head that is within the caps beside it."""
+        state = self._state
+        capped = instant.recapped(state.micro, self.neutral) if self.targets.head else None
+        adapter = capped.adapter if capped else state.micro
+        kl = max(0.0, self.neutral.kl(adapter) + self._below.further(body))
+        with suppress(HeadMoved):  # who was quicker will be looked at next time
+            version = self.ledger.adjust(state.version, packed(adapter, body), kl, adapter.norm)
+            self._take(State(adapter, state.base, version, kl, body))
+
+    def release(self) -> None:
+        """Give the memory of the training graph back; it is built again when wanted."""
+        self._below.reader.close()

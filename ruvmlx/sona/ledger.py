@@ -87,6 +87,11 @@ class Ledger:
             self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
         return version
 
+    def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
+        """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
+        with self._store.transaction():
+            return self._store.add_version(*self._mine, parent, state, kl, norm)
+
     def promote(
         self,
         parent: int,

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from .instant import Said
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """Of a reply's log-probability, summed over so many of its tokens, by the lora_b [n] of a BodyLoRA of
+    this frame (lora/body.py)."""
+
+    frame: int
+    values: np.ndarray
+    tokens: int
+
+
 @dataclass
 class Trace:
     """One reply's gradient under one adapter version; `add` is called once per drawn token.
@@ -38,6 +48,7 @@ class Trace:
     frozen_logprob: float = 0.0  # the same without it
     drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
     said: "Said | None" = None  # prepared for a rating (instant.py)
+    body: Gradient | None = None  # by the layers below the head, where ratings move them (body.py)
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -90,6 +101,7 @@ class Trace:
                 new.add(h, z, self.tokens[at])
                 at += 1
         new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
+        new.body = self.body
         return new
 
     @classmethod
@@ -114,8 +126,14 @@ class Trace:
             hidden=self.hidden,
             tokens=np.asarray(self.tokens, np.int32),
             facts=np.array([np.nan if f is None else f for f in facts]),
+            **self._body_arrays(),  # type: ignore[arg-type]
         )
         return out.getvalue()
+
+    def _body_arrays(self) -> dict[str, np.ndarray]:
+        if self.body is None:
+            return {}
+        return {"body": self.body.values, "frame": np.array([self.body.frame, self.body.tokens])}
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
@@ -134,6 +152,9 @@ class Trace:
             new._hidden = list(stored["hidden"])
             new.logprob, new.frozen_logprob = facts[1] or 0.0, facts[2] or 0.0
             new.drawn_logprob = facts[3]
+            if "body" in stored:
+                frame, tokens = (int(x) for x in stored["frame"])
+                new.body = Gradient(frame, stored["body"], tokens)
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None

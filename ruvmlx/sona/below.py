@@ -1,0 +1,134 @@
+"""The layers below the head, as a learner has them: which are moved, their gradients, what was measured."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..lora.base import BaseLoRA
+from ..lora.body import BodyLoRA, joined
+from ..lora.targets import parse
+from ..models.base import Model
+from ..store import ReplyRow, Store
+from . import body as loop
+from . import instant
+from .neutral import Neutral
+from .reading import Pause, Reader
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from .learner import State
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The neutral text as it was read under a base with this body, whose curvature is what was found."""
+
+    body: BodyLoRA
+    neutral: Neutral
+
+
+class Below:
+    """What a learner needs to move more than the head. Where it does not, nothing is ever built or read."""
+
+    def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
+        self.targets = parse(targets, model.config.n_layers)
+        self.reader = Reader(store, model, backend)
+        self.seen: Seen | None = None
+        self._fresh: BodyLoRA | None = None
+        self._pushed: tuple[BodyLoRA | None, np.ndarray | None] = (None, None)
+        self._joined: tuple[BaseLoRA | None, BodyLoRA | None, BaseLoRA | None] = (None, None, None)
+
+    # -- what the backend runs -----------------------------------------------------------------------
+
+    def change(self, base: BaseLoRA | None, body: BodyLoRA | None) -> BaseLoRA | None:
+        """Both as one; the same object for the same two, for caches belong to it."""
+        if self._joined[0] is not base or self._joined[1] is not body:
+            self._joined = base, body, joined(base, body)
+        return self._joined[2]
+
+    def on(self, base: BaseLoRA | None, lora: BaseLoRA | None) -> bool:
+        """Is `lora` the base, or the newest change that was made with it?"""
+        return lora is base or (self._joined[0] is base and self._joined[2] is lora)
+
+    # -- before a rating -----------------------------------------------------------------------------
+
+    def prepare(self, state: "State") -> None:
+        """What the next rating would have to compute first."""
+        body = state.body
+        if body is not None and self.targets.places and self._pushed[0] is not body:
+            self._pushed = body, loop.pushed(body, self.targets)
+
+    def read(
+        self, base: BaseLoRA | None, state: "State", reply: ReplyRow, trace: Trace, pause: Pause | None = None
+    ) -> bool:
+        """Take the reply's gradient, unless its trace has it or nobody wants it; was it taken?"""
+        if not self.targets.places:
+            return False
+        body = self._body(state, pause)
+        if trace.body is not None and trace.body.frame == body.frame:
+            return False
+        trace.body = self.reader.gradient(base, body, state.micro, reply, pause)
+        return True
+
+    def _body(self, state: "State", pause: Pause | None = None) -> BodyLoRA:
+        """The state's body, with places that no rating has moved yet."""
+        body = state.body
+        missing = [p for p in self.targets.places if body is None or p not in body.places]
+        if not missing:
+            assert body is not None
+            return body
+        if self._fresh is None or list(self._fresh.places) != missing:
+            self._fresh = self.reader.fresh(missing, pause)
+        return body.extended(self._fresh) if body else self._fresh
+
+    # -- a rating ------------------------------------------------------------------------------------
+
+    def limit(self, ground: Neutral) -> loop.Limit:
+        """ground: the neutral text under the base alone."""
+        return loop.Limit.beside(ground, self.targets)
+
+    def moved(self, state: "State", trace: Trace, weight: float, ground: Neutral) -> BodyLoRA | None:
+        """The body after a rating."""
+        if trace.body is None or not weight or not self.targets.places:
+            return state.body
+        kept = instant.remembered(instant.turned(state.micro.trend, weight, trace.log_ratio))
+        body = self._body(state)
+        if self.seen is not None:
+            body = replace(body, curvature=self.seen.body.curvature)
+        known, theta = self._pushed
+        theta = theta if known is not None and known is state.body else None
+        return loop.update(body, trace.body, weight, kept, self.targets, self.limit(ground), theta)
+
+    def without(self, state: "State", origin: "State", pushed: "State", ground: Neutral) -> BodyLoRA | None:
+        """The body less what the rating from `origin` to `pushed` did to it."""
+        if state.body is None or pushed.body is None:
+            return state.body
+        return loop.without(state.body, origin.body, pushed.body, self.targets, self.limit(ground))
+
+    # -- the guard -----------------------------------------------------------------------------------
+
+    def knows(self, body: BodyLoRA | None) -> bool:
+        """Was the neutral text read under this body last, or need it not be?"""
+        return body is None or not body.moves or bool(self.seen and self.seen.body.lora_b is body.lora_b)
+
+    def note(self, body: BodyLoRA, ground: Neutral, under: Neutral) -> tuple[BodyLoRA, float]:
+        """Remember the neutral text as it is read under the body. -> the body with the curvature found, and
+        how many times its limit it uses."""
+        limit = self.limit(ground)
+        known = loop.recalibrated(body, ground, under, limit)
+        self.seen = Seen(known, under)
+        return known, loop.estimated(known) / limit.kl
+
+    def further(self, body: BodyLoRA | None) -> float:
+        """How much further from the frozen model than the body that was seen last, by the estimate, nats."""
+        return loop.estimated(body) - loop.estimated(self.seen.body if self.seen else None)
+
+
+def gained(trace: Trace, old: BodyLoRA | None, new: BodyLoRA | None) -> float:
+    """Growth of the reply's mean log-probability per token by the body's step, to first order."""
+    if new is None or new is old or trace.body is None or trace.body.frame != new.frame:
+        return 0.0
+    was = old.lora_b if old and old.frame == new.frame else np.float32(0)
+    return float(np.dot(trace.body.values, new.lora_b - was)) / trace.body.tokens
