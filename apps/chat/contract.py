@@ -121,8 +121,8 @@ class ChatRuntime(Protocol):
 
     def bring_back(self, session_id: str) -> None: ...
 
-    def settle(self) -> None:
-        """Work that a later rating needs, done while the user reads."""
+    def settle(self, cancel: threading.Event | None = None) -> None:
+        """Work that a later rating needs, done while the user reads; `cancel` ends it early."""
 
     def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult: ...
 

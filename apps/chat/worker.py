@@ -32,6 +32,7 @@ class RuntimeThread:
         self._closed: Future[None] | None = None
         self._cancel: threading.Event | None = None  # of the reply that is being written
         self._disturbed: threading.Event | None = None  # of the newest `rest`
+        self._unread: threading.Event | None = None  # of the newest `settle`
 
     async def open(self) -> None:
         await self._run(self._open)
@@ -67,6 +68,12 @@ class RuntimeThread:
         cancel = self._disturbed = threading.Event()
         return await self._run(lambda: work(self._opened(), cancel))
 
+    async def settle(self) -> None:
+        """Prepare the newest replies for their rating. A message ends that; a rating needs it, and waits."""
+        self.disturb()
+        cancel = self._unread = threading.Event()
+        await self._run(lambda: self._opened().settle(cancel))
+
     def disturb(self) -> None:
         """End the `rest` that is going on or queued, if there is one; from any thread."""
         if self._disturbed is not None:
@@ -79,6 +86,7 @@ class RuntimeThread:
         `stop` works from now on, also before the first chunk is asked for.
         """
         self.disturb()
+        self._hurry()
         self._cancel = threading.Event()
         return self._stream(begin, self._cancel)
 
@@ -108,6 +116,10 @@ class RuntimeThread:
         if self._cancel is not None:
             self._cancel.set()
 
+    def _hurry(self) -> None:
+        if self._unread is not None:
+            self._unread.set()
+
     async def close(self) -> None:
         """Stops a reply, waits for what is running, then closes the runtime."""
         await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it closes even if nobody waits
@@ -119,6 +131,7 @@ class RuntimeThread:
     def _close_once(self) -> Future[None]:
         self.stop()
         self.disturb()
+        self._hurry()
         with self._closing:
             if self._closed is None:
                 self._closed = self._pool.submit(self._close)

@@ -161,7 +161,7 @@ class WritingApp(IdleApp):
         """After the reply is shown; a message sent meanwhile waits its turn in the runtime's thread."""
         if self.phase != "closing":
             try:
-                await self.runtime.call(lambda runtime: runtime.settle())
+                await self.runtime.settle()
             except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
                 await self._fail(error)
             self._look_again()

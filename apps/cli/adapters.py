@@ -36,8 +36,9 @@ class _Open:
         self.name = adapter_name(settings)
 
     def change(self):
-        """Base and micro of the version in use, as one BaseLoRA."""
+        """Base, body and micro of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
+        from ruvmlx.lora.body import joined, unpacked_body
         from ruvmlx.lora.interchange import combined
         from ruvmlx.sona.ledger import Ledger
 
@@ -49,6 +50,7 @@ class _Open:
         ledger, shape = Ledger(self.store, self.model.fingerprint, self.name), self.model.config
         found = ledger.adapter(row.version)
         base = ledger.base(found.base) if found.base else None
+        base = joined(base, unpacked_body(found.state, shape))
         return combined(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
     def facts(self, name: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """How many ratings, which version, how far from the untouched model."""
-    facts = _facts(_ledger(flags).status())
+    facts = _facts(_ledger(flags).status()) | {"targets": resolve(flags)["learn_targets"]}
     if resolve(flags)["router"] == "on":
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)

@@ -86,4 +86,5 @@ def open_runtime(settings: dict[str, Any]):
         kv_tiers=settings["kv_tiers"],
         kv_limit=settings["kv_limit"],
         router=settings["router"] == "on",
+        targets=settings["learn_targets"],
     )

@@ -185,7 +185,7 @@ def _bench(settings: dict[str, Any], say):
     model = load_model(settings["model"])
     backend = open_backend(settings["backend"], model, settings["threads"], 0)
     say(f"{backend.name}: {backend.kernels}")
-    return Bench(model, backend, settings["kv"])
+    return Bench(model, backend, settings["kv"], settings["learn_targets"])
 
 
 VERBS: list[click.Command] = [prove]

@@ -14,7 +14,7 @@ from .output import json_option, log, print_json, show, show_facts
 
 _WITNESSED = (
     "adapter", "kv", "kv_tiers", "kv_limit", "kv_budget", "implicit_feedback", "learn_when_idle", "examples",
-    "router",
+    "router", "learn_targets",
 )  # fmt: skip
 
 
@@ -108,6 +108,7 @@ def _model() -> str:
 
 def _adapter() -> str:
     from ruvmlx.lora import MicroLoRA
+    from ruvmlx.lora.body import unpacked_body
     from ruvmlx.models.load import load_model
     from ruvmlx.sona.ledger import Ledger
     from ruvmlx.store import Store
@@ -118,6 +119,7 @@ def _adapter() -> str:
     if version := ledger.version():
         row = ledger.adapter(version)
         MicroLoRA.from_bytes(row.state, model.config.hidden_size, model.config.vocab_size)
+        unpacked_body(row.state, model.config)
         if row.base:
             ledger.base(row.base).check(model.config)
     return f"{name}, version {version}, {len(ledger.ratings())} ratings"

@@ -93,8 +93,8 @@ class Checkpoint:
 class Bench:
     """The model, and what the frozen one answers: shared by all trials."""
 
-    def __init__(self, model, backend, kv: str | None = None):
-        self.model, self.backend, self.kv = model, backend, kv
+    def __init__(self, model, backend, kv: str | None = None, targets: str = "head"):
+        self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self._base: dict[tuple, list[Reply]] = {}
 
@@ -105,7 +105,14 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store = Store(Path(folder) / "prove.db")
             with Runtime(
-                store, self.model, self.backend, "prove", kv=self.kv, examples=examples, learn=learn
+                store,
+                self.model,
+                self.backend,
+                "prove",
+                kv=self.kv,
+                examples=examples,
+                learn=learn,
+                targets=self.targets,
             ) as runtime:
                 yield runtime
 

@@ -115,7 +115,7 @@ class ScriptedRuntime:
             KVStats("tiered", 32 + len(shown), 0, 0, 1 << 20, 1 << 20),
         )
 
-    def settle(self):
+    def settle(self, cancel=None):
         self._called()
         self.settled += 1
 

@@ -361,6 +361,7 @@ def test_learn_consolidate(run, tiny_folder):
         and report["promoted"] in (True, False)
     )
     status = json.loads(run("learn", "status", "--json", *model)[1])
+    assert status["targets"] == "head"
     assert status.keys() >= LEARN_FIELDS and report.keys() >= LEARN_FIELDS
     assert "not enough long replies" in report["kv"]["reason"] and not report["kv"]["changed"]
     assert status["consolidations"] == int(report["promoted"]) and status["reason"] == report["reason"]

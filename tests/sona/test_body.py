@@ -1,0 +1,462 @@
+"""Ratings that move the layers below the head: what they do, what they cost, and the way back."""
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends import training
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.select import open_backend
+from ruvmlx.backends.training import Text
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import CorruptFile, RuvmlxError
+from ruvmlx.lora import MicroLoRA
+from ruvmlx.lora.body import BodyLoRA, consolidated, joined, packed, parted, unpacked_body
+from ruvmlx.lora.targets import Targets, parse
+from ruvmlx.sona import body as loop
+from ruvmlx.sona import instant
+from ruvmlx.sona.body import Limit
+from ruvmlx.sona.reading import Reader, reading
+from ruvmlx.sona.trace import Gradient
+
+from ..backends.test_lora import random_base
+from .test_learner import reply
+
+WIDE = Limit(10.0, 10.0)
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return NativeBackend(tiny, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch):
+    """One BLAS thread throughout: how a sum is split decides its last bit."""
+    monkeypatch.setattr(training.BLAS, "fixed", True)
+    training.BLAS.set_threads(1)
+
+
+def held(runtime) -> tuple[bytes, bytes]:
+    """Everything that shapes the next reply."""
+    runtime.learner.sync()
+    lora = runtime.backend.lora
+    return packed(runtime.learner.micro, runtime.learner.body), lora.to_bytes() if lora else b""
+
+
+def true_logprob(runtime, reply_id) -> float:
+    """Mean log-probability per token of a reply under the weights in use, read anew."""
+    runtime.learner.sync()
+    row, learner = runtime.store.reply(reply_id), runtime.learner
+    return learner._replay(row, learner.state).logprob / len(row.sampled_ids)
+
+
+def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1))) -> BodyLoRA:
+    """One that was rated already."""
+    from ruvmlx.lora.base import place_shape
+
+    rng = np.random.default_rng(seed)
+    shapes = {p: place_shape(config, *p) for p in places}
+    body = BodyLoRA.fresh(
+        {p: rng.normal(0, 0.1, i).astype(np.float32) for p, (i, _) in shapes.items()},
+        {p: rng.uniform(0.5, 2, o).astype(np.float32) for p, (_, o) in shapes.items()},
+    )
+    n = body.lora_b.size
+    return replace(
+        body,
+        lora_b=rng.normal(0, 0.1, n).astype(np.float32),
+        evidence=np.stack([rng.normal(0, 1, n), rng.uniform(1, 3, n)]).astype(np.float32),
+        tokens=90.0,
+        gain=0.7,
+        curvature=3.0,
+    )
+
+
+# -- the update --------------------------------------------------------------------------------------
+
+
+def slow_theta(body, targets) -> np.ndarray:
+    """pushed, number by number."""
+    out, lengths, at = [], {}, 0
+    for place, (_, width) in zip(body.places, body.widths, strict=True):
+        lengths[place] = sum(float(g) ** 2 for g in body.evidence[0, at : at + width])
+        at += width
+    best = sorted((p for p in lengths if p in targets.places), key=lambda p: -lengths[p])
+    best, at = best[: targets.top or None], 0
+    for place, (_, width) in zip(body.places, body.widths, strict=True):
+        noise = sum(float(s) for s in body.evidence[1, at : at + width])
+        clear = max(0.0, 1 - loop.NOISE * noise / lengths[place]) if place in best else 0.0
+        for i in range(at, at + width):
+            g, s, f = float(body.evidence[0, i]), float(body.evidence[1, i]), float(body.fisher[i])
+            step = loop.STEP * g / (f * (loop.TOKENS + body.tokens))
+            out.append(step * g * g / (g * g + loop.AGREE * s) * clear)
+        at += width
+    return np.array(out)
+
+
+@pytest.mark.parametrize("targets", ["all", "attention", "attention,down_proj,top:1", "v_proj:1"])
+def test_an_update_equals_its_slow_twin(tiny, targets):
+    rng, targets = np.random.default_rng(3), parse(targets, tiny.config.n_layers)
+    body = random_body(tiny.config)
+    body = replace(body, evidence=body.evidence * np.float32([[4], [1]]))  # not all of it is noise
+    values = rng.normal(0, 2, body.lora_b.size).astype(np.float32)
+    new = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE)
+    evidence = 0.9 * body.evidence + [-0.6 * values, 0.36 * values**2]
+    np.testing.assert_allclose(new.evidence, evidence, rtol=1e-4, atol=1e-5)
+    assert new.tokens == pytest.approx(0.9 * 90 + 0.6 * 17)
+    whole = body.lora_b / 0.7 + slow_theta(new, targets) - slow_theta(body, targets)
+    kl = 3.0 * sum(0.5 * f * b * b for f, b in zip(body.fisher, whole, strict=True))
+    allowed = min(loop.CAREFUL * WIDE.kl, loop.estimated(body) + instant.PER_RATING)
+    assert kl > allowed  # so the guard is at work
+    assert new.gain == pytest.approx(np.sqrt(allowed / kl), rel=1e-4)
+    np.testing.assert_allclose(new.lora_b, new.gain * whole, rtol=1e-3, atol=1e-5)
+    theta = loop.pushed(body, targets)
+    prepared = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE, theta)
+    np.testing.assert_array_equal(prepared.lora_b, new.lora_b)
+
+
+def test_what_is_taken_back_is_gone(tiny):
+    """a then b, less a, is b alone, but for what the guard left of it."""
+    targets, rng = parse("all", tiny.config.n_layers), np.random.default_rng(1)
+    start = BodyLoRA.fresh(
+        {p: a[:, 0] for p, (a, _) in random_body(tiny.config).pairs.items()},
+        {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_body(tiny.config).pairs.items()},
+    )
+    a, b = (Gradient(start.frame, rng.normal(0, 1, start.lora_b.size).astype(np.float32), 9) for _ in "ab")
+    first = loop.update(start, a, 1.0, 1.0, targets, WIDE)
+    both = loop.update(first, b, -0.5, 1.0, targets, WIDE)
+    alone = loop.update(start, b, -0.5, 1.0, targets, WIDE)
+    left = loop.without(both, None, first, targets, WIDE)
+    np.testing.assert_allclose(left.evidence, alone.evidence, atol=1e-5)
+    np.testing.assert_allclose(left.lora_b / left.gain, alone.lora_b / alone.gain, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_read_is_1_in_answers_and_0_in_prose():
+    rng = np.random.default_rng(0)
+    said, other = rng.normal(1, 1, 31), rng.normal(1, 1, 31)
+    a = reading(said, other)
+    assert a @ said == pytest.approx(1, abs=1e-5) and a @ other == pytest.approx(0, abs=1e-5)
+    assert reading(said, 2 * said) @ said == pytest.approx(1, abs=1e-5)  # where they do not differ
+
+
+# -- gradients ---------------------------------------------------------------------------------------
+
+
+def test_gradients_are_finite_differences(open_tiny):
+    """At the steepest coordinate of each of a few matrices, with a head and a base in force."""
+    with open_tiny(targets="all") as runtime:
+        learner, row = runtime.learner, runtime.store.reply(reply(runtime, settle=False))
+        base, micro = random_base(runtime.model.config, size=0.05), learner.micro
+        body = learner._below._body(learner.state)
+        rng = np.random.default_rng(0)
+        body = replace(body, lora_b=0.02 * rng.normal(size=body.lora_b.size).astype(np.float32))
+        found = learner._below.reader.gradient(base, body, micro, row)
+        assert found.tokens == len(row.sampled_ids) and found.values.shape == body.lora_b.shape
+        trainer, text = learner._below.reader._graph(), Text.cut(row.prompt_ids, row.sampled_ids)
+        trainer.set_head(base, micro)
+
+        def value(lora_b):
+            number, _ = trainer.reply(joined(base, replace(body, lora_b=lora_b)), text, lambda _: 0.0)
+            return number * text.said
+
+        for start, (_, width) in list(zip(body.starts, body.widths, strict=True))[::3]:
+            i = int(start) + int(np.argmax(abs(found.values[start : start + width])))
+            h = np.float32(0.02)
+            nudge = np.eye(1, body.lora_b.size, i, dtype=np.float32)[0] * h
+            slope = (value(body.lora_b + nudge) - value(body.lora_b - nudge)) / (2 * h)
+            assert found.values[i] == pytest.approx(slope, rel=0.03, abs=2e-3)
+
+
+def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
+    """Rated in another process, without looking at the reply again."""
+    with open_tiny(targets="attention") as runtime:
+        reply_id = reply(runtime)
+        wanted = runtime.learner._traces[reply_id].body
+    with open_tiny(targets="attention") as runtime:
+        monkeypatch.setattr(runtime.learner._below.reader, "gradient", None)  # would fail
+        monkeypatch.setattr(runtime.learner._below.reader, "_measured", None)
+        assert runtime.rate(reply_id, "up").applied
+        sums = runtime.learner.body.evidence[0]
+        np.testing.assert_allclose(sums / sums[0], wanted.values / wanted.values[0], rtol=1e-4)
+
+
+def test_a_rating_before_there_is_a_gradient_takes_it_first(open_tiny):
+    """Settling was interrupted, or never came: nothing is lost of what is acknowledged."""
+    with open_tiny(targets="attention") as runtime:
+        cancel = threading.Event()
+        cancel.set()
+        reply_id = reply(runtime, settle=False)
+        runtime.settle(cancel)
+        assert runtime.learner._traces[reply_id].body is None
+        assert runtime.rate(reply_id, "up").applied
+        late = held(runtime)
+        runtime.undo()
+        runtime.settle()
+        assert runtime.learner._traces[reply_id].body is not None
+        runtime.rate(reply_id, "up")
+        assert held(runtime) == late
+
+
+def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
+    """However often it is stopped, between any two texts."""
+    from ruvmlx.sona.background import Stopped
+
+    with open_tiny(targets="v_proj") as runtime:
+        places, read = runtime.learner.targets.places, []
+        whole = Reader(runtime.store, runtime.model, runtime.backend)._measured(places, None)
+        reader = runtime.learner._below.reader
+        graph = reader._graph()
+        for name in ("inputs", "reply"):
+            plain = getattr(graph, name)
+
+            def stopping(*args, plain=plain, **more):
+                read.append(plain)
+                if len(read) % 2:
+                    raise Stopped
+                return plain(*args, **more)
+
+            setattr(graph, name, stopping)
+        for _ in range(20):
+            with suppress(Stopped):
+                body = reader._measured(places, None)
+                break
+        assert len(read) > 10 and body.frame == whole.frame
+        np.testing.assert_array_equal(body.fisher, whole.fisher)
+        assert not reader._done
+
+
+# -- ratings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all"])
+@pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
+def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
+    with open_tiny(targets=targets) as runtime:
+        reply_id = reply(runtime)
+        before, head = true_logprob(runtime, reply_id), runtime.learner.micro
+        result = runtime.rate(reply_id, rating)
+        after = true_logprob(runtime, reply_id)
+        assert result.applied and (after - before) * way > 0
+        assert (result.logprob_after - result.logprob_before) * way > 0
+        assert result.kl <= result.kl_cap
+        body, moved = runtime.learner.body, runtime.learner.targets
+        assert {p for p, (_, b) in body.pairs.items() if b.any()} <= set(moved.places)
+        assert sum(b.any() for _, b in body.pairs.values()) == (moved.top or len(moved.places))
+        assert np.array_equal(runtime.learner.micro.lora_b, head.lora_b) == (not moved.head)
+
+
+def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
+    with open_tiny(targets="all") as runtime:
+        states = {0: held(runtime)}
+        for i in range(4):
+            version = runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down").adapter_version
+            states[version] = held(runtime)
+        assert len(set(states.values())) == 5
+        for version in (2, 0, max(states), 1):
+            if version in states:
+                runtime.rollback(version)
+                assert held(runtime) == states[version]
+                with open_tiny(targets="all") as again:
+                    assert held(again) == states[version]
+        runtime.rollback(max(states))
+        for version in sorted(states, reverse=True)[1:]:
+            runtime.undo()
+            assert held(runtime) == states.get(runtime.learner.version, states[version])
+
+
+def test_a_changed_rating_replaces_the_old_one(open_tiny):
+    with open_tiny(targets="all") as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "down")
+        only_down = runtime.learner.body
+        runtime.undo()
+        runtime.rate(reply_id, "up")
+        runtime.rate(reply_id, "down")
+        np.testing.assert_array_equal(runtime.learner.body.lora_b, only_down.lora_b)
+        other = reply(runtime, seed=2)
+        runtime.rate(other, "up")
+        before = true_logprob(runtime, reply_id)
+        runtime.rate(reply_id, "up")  # an older one
+        assert true_logprob(runtime, reply_id) > before
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
+    with open_tiny(targets="all") as runtime:
+        runtime.rate(reply(runtime), "up")
+        reply_id = reply(runtime, seed=2)
+        trace, before, status = runtime.learner._traces[reply_id], held(runtime), runtime.status()
+        values = trace.body.values.copy()
+        values[values.size // 3] = poison
+        good, trace.body = trace.body, replace(trace.body, values=values)
+        with pytest.raises(RuvmlxError) as error:
+            runtime.rate(reply_id, "up")
+        assert "\n" not in str(error.value)
+        assert held(runtime) == before and runtime.status() == status
+        trace.body = good
+        assert runtime.rate(reply_id, "up").applied
+
+
+def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypatch):
+    """A guard that has been fooled by its estimate sees the true distance."""
+    with open_tiny(targets="attention") as runtime:
+        first = reply(runtime)
+        with monkeypatch.context() as m:
+            m.setattr(loop, "CAREFUL", 1e6)
+            m.setattr(loop, "PER_RATING", 1e6)
+            m.setattr(loop, "STEP", 2000.0)
+            runtime.rate(first, "down")
+        learner, wild = runtime.learner, runtime.learner.body
+        runtime.settle()
+        assert learner.body.gain < wild.gain and learner.version > 1
+        limit = learner._below.limit(learner._ground.neutral)
+        assert learner._below.seen.neutral.floor <= 1.1 * limit.kl
+        assert learner._below.seen.neutral.rise <= 1.1 * limit.rise
+        assert runtime.status().kl <= instant.KL_CAP
+        runtime.undo()
+        assert learner.ledger.version() == 0 and held(runtime)[1] == b""
+
+
+def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
+    """No training graph, no other bytes, no stale cache."""
+    from ruvmlx.sona import reading
+
+    monkeypatch.setattr(reading.Reader, "_graph", None)
+    with open_tiny() as runtime:
+        lora = runtime.backend.lora
+        runtime.rate(reply(runtime), "up")
+        learner = runtime.learner
+        stored = learner.ledger.adapter(learner.version).state
+        assert learner.body is None and runtime.backend.lora is lora is None
+        assert stored == learner.micro.to_bytes()
+
+
+# -- the KV cache ------------------------------------------------------------------------------------
+
+
+def talk(runtime, session, text, seed=5) -> tuple[list[int], int]:
+    """Token ids of a reply, and how many of the prompt came from the cache."""
+    request = GenerationRequest(
+        prompt=text, session_id=session, max_new_tokens=12, sampling=Sampling(seed=seed), ignore_eos=True
+    )
+    for chunk in runtime.generate(request):
+        response = chunk.response
+    return response.token_ids, response.cached_tokens
+
+
+@pytest.mark.parametrize("targets,stale", [("attention", True), ("all", True), ("head", False)])
+def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
+    """After a rating the next turn reads its prompt anew, if the body has changed, and says what a run
+    without any cache says."""
+    with open_tiny(targets=targets) as runtime:
+        text = "a prompt that is long enough to be worth keeping"
+        talk(runtime, "s", text)
+        runtime.settle()
+        runtime.rate(runtime.last_reply_id, "down")
+        ids, cached = talk(runtime, "s", text + " and on")
+        assert (cached == 0) == stale
+        assert ids == talk(runtime, None, text + " and on")[0]
+        again, cached = talk(runtime, "s", text + " and on")
+        assert cached > 0 and again == ids  # and is kept until the next rating
+
+
+def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
+    """Two ratings in the middle of a reply: its words are those of an undisturbed one."""
+    request = {"prompt": "hello", "max_new_tokens": 24, "sampling": Sampling(seed=3), "ignore_eos": True}
+    with open_tiny(targets="all") as runtime:
+        ids = [reply(runtime, seed=i) for i in range(2)]
+        for chunk in runtime.generate(GenerationRequest(**request)):
+            wanted = chunk.response
+        for i, chunk in enumerate(runtime.generate(GenerationRequest(**request))):
+            if 2 <= i < 4:
+                lora = runtime.backend.lora
+                runtime.rate(ids[i - 2], "down")
+                assert runtime.backend.lora is lora
+            found = chunk.response
+        assert found.token_ids == wanted.token_ids
+        runtime.learner.sync()
+        assert runtime.backend.lora is not lora
+
+
+# -- one adapter with the rest -----------------------------------------------------------------------
+
+
+def test_body_and_base_together_are_both(tiny):
+    """Their sum, matrix by matrix; the gradients of the base's own factors are found again."""
+    body, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    both = joined(base, body)
+    for place in both.pairs:
+        whole = base.scale * base.pairs[place][0] @ base.pairs[place][1] if place in base.pairs else 0
+        whole = whole + (body.pairs[place][0] @ body.pairs[place][1] if place in body.pairs else 0)
+        a, b = both.pairs[place]
+        np.testing.assert_allclose(both.scale * a @ b, whole, atol=1e-5)
+    for place, (a, b) in parted(both.pairs, base).items():
+        np.testing.assert_array_equal(a, base.pairs[place][0])
+        np.testing.assert_array_equal(b, base.pairs[place][1])
+    assert joined(base, body.emptied()) is base and joined(None, None) is None
+
+
+def test_consolidation_keeps_the_outputs(tiny):
+    backend = open_backend("reference", tiny)
+    body, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    tokens = list(range(3, 40))
+    backend.set_lora(joined(base, body))
+    wanted = backend.hidden_states(tokens)
+    backend.set_lora(consolidated(base, body, 64))
+    np.testing.assert_allclose(backend.hidden_states(tokens), wanted, atol=1e-5 * abs(wanted).max())
+    backend.set_lora(base)
+    assert abs(backend.hidden_states(tokens) - wanted).max() > 1e-3 * abs(wanted).max()
+    left = body.emptied()
+    assert not left.moves and np.array_equal(left.evidence, body.evidence)
+
+
+def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
+    """By the background loop itself: the base holds what ratings had moved, the body starts from nothing."""
+    from ruvmlx.sona.background import Background, Settings
+
+    with open_tiny(targets="all") as runtime:
+        for i in range(4):
+            runtime.rate(reply(runtime, seed=i % 2), "up" if i % 2 else "down")
+        body = runtime.learner.body
+        monkeypatch.setattr("ruvmlx.sona.gate._objection", lambda *a: "")
+        quick = Settings(steps=1, lr=1e-9, warmup=1, rank=3, minimum=3)
+        before = true_logprob(runtime, runtime.last_reply_id)
+        monkeypatch.setattr("ruvmlx.sona.gate.ROOM", 1e6)
+        report = Background(runtime.learner, runtime.model, quick).run()
+        assert report["promoted"], report
+        learner = runtime.learner
+        assert not learner.body.moves and np.array_equal(learner.body.evidence, body.evidence)
+        assert true_logprob(runtime, runtime.last_reply_id) == pytest.approx(before, abs=1e-3)
+        assert runtime.rate(reply(runtime, seed=7), "up").applied and learner.body.moves
+
+
+def test_it_is_stored_beside_the_head(tiny):
+    micro = MicroLoRA.fresh(np.ones((tiny.config.hidden_size, 2)), tiny.config.vocab_size)
+    body = random_body(tiny.config)
+    data = packed(micro, body)
+    again = unpacked_body(data, tiny.config)
+    assert packed(MicroLoRA.from_bytes(data, tiny.config.hidden_size, tiny.config.vocab_size), again) == data
+    assert (again.frame, again.places) == (body.frame, body.places)
+    assert unpacked_body(micro.to_bytes(), tiny.config) is None
+    for name in ("lora_a", "lora_b", "evidence", "fisher"):
+        broken = replace(body, **{name: np.full_like(getattr(body, name), np.nan)})
+        with pytest.raises(CorruptFile):
+            unpacked_body(packed(micro, broken), tiny.config)
+
+
+def test_a_top_k_that_changes_gives_up_what_it_leaves(tiny):
+    """The place with the largest gradients is moved; one that loses its rank goes back."""
+    places = (("q_proj", 0), ("v_proj", 1))
+    body = random_body(tiny.config, places=places)
+    body = replace(body.emptied(), evidence=np.zeros_like(body.evidence), tokens=0.0)
+    targets, n = Targets(False, places, 1), body.lora_b.size
+    first, second = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    first[: body.starts[1]], second[body.starts[1] :] = 1.0, 9.0
+    one = loop.update(body, Gradient(body.frame, first, 5), 1.0, 1.0, targets, WIDE)
+    assert one.pairs[places[0]][1].any() and not one.pairs[places[1]][1].any()
+    two = loop.update(one, Gradient(body.frame, second, 5), 1.0, 1.0, targets, WIDE)
+    np.testing.assert_allclose(two.pairs[places[0]][1], 0, atol=1e-6)
+    assert two.pairs[places[1]][1].any()
