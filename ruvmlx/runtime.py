@@ -23,11 +23,12 @@ from .errors import NotFound, StoreBusy, UsageError
 from .lora.residency import Residency, Resident
 from .models.base import Model
 from .sona.kv_policy import KVLedger, KVLoop, KVStatus
-from .sona.learner import Learner, RatingResult
+from .sona.learner import Learner
 from .sona.ledger import MINIMUM, LearnStatus
 from .sona.memory import MemoryStatus, check_examples
 from .sona.routing import Routing, made_by
 from .sona.signal import Pace
+from .sona.state import RatingResult
 from .sona.trace import Trace
 from .store import NamedRow, ReplyRow, Store
 

@@ -5,7 +5,7 @@ itself and, perhaps, an adapter; it hands back NumPy arrays that the caller may 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -98,13 +98,18 @@ class Backend(Protocol):
 
 
 @contextmanager
-def untouched(backend: Backend) -> Iterator[None]:
-    """The backend has no base, and has it again afterwards."""
-    base = backend.lora
-    if base is not None:
-        backend.set_lora(None)
+def under(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
+    """The backend has this base, None: no base, and its own again afterwards."""
+    own = backend.lora
+    if own is not lora:
+        backend.set_lora(lora)
     try:
         yield
     finally:
-        if base is not None:
-            backend.set_lora(base)
+        if own is not lora:
+            backend.set_lora(own)
+
+
+def untouched(backend: Backend) -> AbstractContextManager[None]:
+    """The backend has no base, and has its own again afterwards."""
+    return under(backend, None)

@@ -1,7 +1,6 @@
 """The layers below the head, as a learner has them: which are moved, their gradients, what was measured."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from . import body as loop
 from . import instant
 from .neutral import Neutral
 from .reading import Pause, Reader
-from .trace import Trace
-
-if TYPE_CHECKING:
-    from .learner import State
+from .state import State
+from .trace import Gradient, Trace
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,20 @@ class Below:
 
     # -- what the backend runs -----------------------------------------------------------------------
 
+    @property
+    def nbytes(self) -> int:
+        return self.seen.neutral.nbytes if self.seen else 0
+
     def change(self, base: BaseLoRA | None, body: BodyLoRA | None) -> BaseLoRA | None:
         """Both as one; the same object for the same two, for caches belong to it."""
         if self._joined[0] is not base or self._joined[1] is not body:
             self._joined = base, body, joined(base, body)
         return self._joined[2]
+
+    def tried(self, base: BaseLoRA | None, body: BodyLoRA | None) -> BaseLoRA | None:
+        """The same for a moment: what is in use stays known."""
+        known = self._joined[0] is base and self._joined[1] is body
+        return self._joined[2] if known else joined(base, body)
 
     def on(self, base: BaseLoRA | None, lora: BaseLoRA | None) -> bool:
         """Is `lora` the base, or the newest change that was made with it?"""
@@ -54,25 +60,47 @@ class Below:
 
     # -- before a rating -----------------------------------------------------------------------------
 
-    def prepare(self, state: "State") -> None:
+    def prepare(self, state: State) -> None:
         """What the next rating would have to compute first."""
         body = state.body
         if body is not None and self.targets.places and self._pushed[0] is not body:
             self._pushed = body, loop.pushed(body, self.targets)
 
-    def read(
-        self, base: BaseLoRA | None, state: "State", reply: ReplyRow, trace: Trace, pause: Pause | None = None
-    ) -> bool:
-        """Take the reply's gradient, unless its trace has it or nobody wants it; was it taken?"""
-        if not self.targets.places:
-            return False
-        body = self._body(state, pause)
-        if trace.body is not None and trace.body.frame == body.frame:
-            return False
-        trace.body = self.reader.gradient(base, body, state.micro, reply, pause)
-        return True
+    def wanted(self, state: State) -> bool:
+        """Does a rating need anything of the layers?"""
+        return bool(self.targets.places) or state.body is not None
 
-    def _body(self, state: "State", pause: Pause | None = None) -> BodyLoRA:
+    def read(
+        self,
+        base: BaseLoRA | None,
+        state: State,
+        drawn: BodyLoRA | None,
+        reply: ReplyRow,
+        trace: Trace,
+        pause: Pause | None = None,
+    ) -> bool:
+        """Take what a rating needs of the reply, but what its trace has already; was anything taken?
+
+        drawn: the body that was in force when the trace was taken.
+        """
+        taken = False
+        if self.targets.places:
+            body = self._body(state, pause)
+            if trace.body is None or trace.body.frame != body.frame:
+                trace.body, taken = self.reader.gradient(base, body, state.micro, reply, pause), True
+                trace.carried = along(trace.body, body if drawn is state.body else drawn)
+        if trace.base_logprob is None and drawn is not None and drawn.moves:
+            trace.base_logprob, taken = self.reader.logprob(base, reply, pause), True
+        return taken
+
+    def beyond(self, trace: Trace, state: State) -> float:
+        """What the state's body adds to the reply's mean log-probability per token beyond the one under which
+        the trace was taken, to first order, nats."""
+        if trace.body is None:
+            return 0.0
+        return along(trace.body, self._body(state) if self.targets.places else state.body) - trace.carried
+
+    def _body(self, state: State, pause: Pause | None = None) -> BodyLoRA:
         """The state's body, with places that no rating has moved yet."""
         body = state.body
         missing = [p for p in self.targets.places if body is None or p not in body.places]
@@ -89,7 +117,7 @@ class Below:
         """ground: the neutral text under the base alone."""
         return loop.Limit.beside(ground, self.targets)
 
-    def moved(self, state: "State", trace: Trace, weight: float, ground: Neutral) -> BodyLoRA | None:
+    def moved(self, state: State, trace: Trace, weight: float, ground: Neutral) -> BodyLoRA | None:
         """The body after a rating."""
         if trace.body is None or not weight or not self.targets.places:
             return state.body
@@ -101,7 +129,7 @@ class Below:
         theta = theta if known is not None and known is state.body else None
         return loop.update(body, trace.body, weight, kept, self.targets, self.limit(ground), theta)
 
-    def without(self, state: "State", origin: "State", pushed: "State", ground: Neutral) -> BodyLoRA | None:
+    def without(self, state: State, origin: State, pushed: State, ground: Neutral) -> BodyLoRA | None:
         """The body less what the rating from `origin` to `pushed` did to it."""
         if state.body is None or pushed.body is None:
             return state.body
@@ -126,9 +154,8 @@ class Below:
         return loop.estimated(body) - loop.estimated(self.seen.body if self.seen else None)
 
 
-def gained(trace: Trace, old: BodyLoRA | None, new: BodyLoRA | None) -> float:
-    """Growth of the reply's mean log-probability per token by the body's step, to first order."""
-    if new is None or new is old or trace.body is None or trace.body.frame != new.frame:
+def along(gradient: Gradient, body: BodyLoRA | None) -> float:
+    """What the body adds to the mean log-probability per token of the gradient's reply, to first order."""
+    if body is None or gradient.frame != body.frame:
         return 0.0
-    was = old.lora_b if old and old.frame == new.frame else np.float32(0)
-    return float(np.dot(trace.body.values, new.lora_b - was)) / trace.body.tokens
+    return float(np.dot(gradient.values, body.lora_b)) / gradient.tokens

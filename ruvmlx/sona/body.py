@@ -13,9 +13,6 @@ ratings fade as they do in the head (instant.py). J is of each matrix, James and
 The guard, at once: KL is about curvature * 1/2 sum F lora_b^2, and gain keeps that within its share of the
 cap and one rating's part of it. And while the user reads: KL and perplexity are measured under the change,
 the curvature follows from them, and what was too much is taken back (learner.py).
-
-What it does not know: a trace's log-ratio to the frozen model is the head's alone. Where ratings move
-only the layers it is 0: DRO's push does not fade as it takes effect, a taste that turns is not in the trend.
 """
 
 import math

@@ -13,9 +13,10 @@ from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA
 from .instant import KL_CAP
-from .learner import Ground, Learner
+from .learner import Learner
 from .objective import TAU
 from .replay import Buffer, Example, Text
+from .state import Ground
 from .trace import adapted_logits
 
 PPL_RISE = 0.02  # of plain text, over the untouched model's

@@ -6,12 +6,11 @@ Every change of weights is committed together with what caused it, and only then
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import Backend, under
 from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
@@ -22,58 +21,19 @@ from ..lora.targets import Targets
 from ..models.base import Model
 from ..store import HeadMoved, ReplyRow, Store
 from . import instant, objective
-from .below import Below, gained
+from .below import Below
 from .ledger import Ledger
 from .memory import Memory
 from .neutral import Neutral, measure
 from .reading import Pause
+from .restraint import restrain
+from .state import Ground, RatingResult, State
 from .trace import Trace, adapted_logits
 
 _TRACES_IN_MEMORY = 4
 _ATTEMPTS = 5  # when another process rates at the same time
 _NEVER_STORED = -1
 _BASES_IN_MEMORY = 3
-LOOKS = 3  # at the neutral text, while a body is too much for it
-SLACK = 1.05  # of the body's share of a cap, before it is scaled back
-
-
-@dataclass(frozen=True)
-class RatingResult:
-    """What a rating did. Log-probabilities are means per token of the rated reply, nats."""
-
-    reply_id: str
-    rating: str
-    applied: bool
-    apply_us: float
-    total_us: float
-    logprob_before: float
-    logprob_after: float
-    kl: float
-    kl_cap: float
-    micro_norm: float
-    adapter_version: int
-
-
-@dataclass(frozen=True)
-class State:
-    """Weights, their version and their distance to the frozen model, nats per token.
-
-    base: id of the BaseLoRA that the micro stands on, 0: none. body: what ratings changed below the head.
-    """
-
-    micro: MicroLoRA
-    base: int
-    version: int
-    kl: float
-    body: BodyLoRA | None = None
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What MicroLoRA stands on: a base (None: the frozen model) and the neutral text as it is read there."""
-
-    lora: BaseLoRA | None
-    neutral: Neutral
 
 
 class Learner:
@@ -135,11 +95,8 @@ class Learner:
     def nbytes(self) -> int:
         """Memory that it holds in weights and in what it knows of the neutral text."""
         known = sum(g.neutral.nbytes + (g.lora.nbytes if g.lora else 0) for g in self._grounds.values())
-        known += self._below.seen.neutral.nbytes if self._below.seen else 0
         own = self.micro.nbytes + (self.body.nbytes if self.body else 0)
-        return (
-            own + self._frozen.nbytes + known + (self._below.seen.neutral.nbytes if self._below.seen else 0)
-        )
+        return own + self._frozen.nbytes + known + self._below.nbytes
 
     @property
     def targets(self) -> Targets:
@@ -149,6 +106,11 @@ class Learner:
     @property
     def body(self) -> BodyLoRA | None:
         return self._state.body
+
+    @property
+    def standing(self) -> Ground:
+        """What the adapter stands on, no body beside it."""
+        return self._ground
 
     @property
     def neutral(self) -> Neutral:
@@ -257,11 +219,12 @@ class Learner:
         for reply_id in self._traces:
             self._settle(reply_id)
         self.memory.settle()
-        if self._learns:
-            self._look_around(pause)
+        if self._learns and self._below.wanted(self._state):
+            restrain(self, self._below, pause)
             self._below.prepare(self._state)
-            for reply_id in reversed(self._traces):
-                self._read(self._store.reply(reply_id), self._traces[reply_id], self._state, pause)
+            for reply_id, trace in reversed(self._traces.items()):
+                if self.ledger.base_of(trace.version) == self._state.base:
+                    self._read(self._store.reply(reply_id), trace, self._state, pause)
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
@@ -278,10 +241,27 @@ class Learner:
             self._settle(reply.id)
         trace = self._traces.get(reply.id) or self._stored_trace(reply, state)
         if trace is None or self.ledger.base_of(max(0, trace.version)) != state.base:
-            return self._replay(reply, state)  # its hidden states are those of another base
+            trace = self._replay(reply, state)  # its hidden states are those of another base
+        self._read(reply, trace, state)
         if trace.version != state.version:
-            return trace.replayed(state.micro, state.version, self._backend.head)
+            trace = trace.replayed(state.micro, state.version, self._backend.head)
+            trace.moved = self._below.beyond(trace, state)
         return trace
+
+    def _read(self, reply: ReplyRow, trace: Trace, state: State, pause: Pause | None = None) -> None:
+        """The trace has what a rating needs of the layers below the head, and keeps it."""
+        if not (self._learns and self._below.wanted(state)):
+            return
+        drawn = state.body if trace.version == state.version else self._body_of(trace.version)
+        taken = self._below.read(self._ground.lora, state, drawn, reply, trace, pause)
+        if taken and reply.id in self._settled and self._traces.get(reply.id) is trace:
+            self._store.put_trace(reply.id, trace.to_bytes())
+
+    def _body_of(self, version: int) -> BodyLoRA | None:
+        try:
+            return self._load(version).body
+        except NotFound:  # too long ago to be known
+            return None
 
     def _stored_trace(self, reply: ReplyRow, state: State) -> Trace | None:
         """Traces of other adapters are of no use; the untouched model is the same for all."""
@@ -294,7 +274,8 @@ class Learner:
         """Read the reply again: one prefill over its prompt and its tokens."""
         if not reply.sampled_ids:
             raise NotFound(f"reply {reply.id} has no words: it was stopped at once, or its chat was deleted.")
-        states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
+        with under(self._backend, self._below.tried(self._ground.lora, state.body)):
+            states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
         hidden = states[len(reply.prompt_ids) - 1 :]
         return Trace.from_hidden(
             state.micro, state.version, hidden, reply.sampled_ids, self._backend.head, reply.logprob
@@ -321,8 +302,6 @@ class Learner:
         base = self._without(reply.id) if self._learns else before
         trace = self._trace_of(reply, base)
         weight = self._weight(reply, rating, trace)
-        if weight:
-            self._read(reply, trace, base)
         try:
             new, apply_us = self._apply(base, trace, weight)
         except kernels.NotFinite as e:
@@ -330,15 +309,9 @@ class Learner:
                 f"the rating was not applied: the update is not finite ({e}). The adapter is unchanged."
             ) from e
         version = self.ledger.commit(
-            before.version,
-            reply.id,
-            rating,
-            note,
-            weight,
-            packed(new.micro, new.body),
-            new.kl,
-            new.micro.norm,
-        )
+            before.version, reply.id, rating, note, weight,
+            packed(new.micro, new.body), new.kl, new.micro.norm,
+        )  # fmt: skip
         self._state = replace(new, base=before.base, version=version)
         self.memory.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
@@ -401,58 +374,19 @@ class Learner:
         return State(update.adapter, base.base, _NEVER_STORED, max(0.0, update.kl + more), body), apply_us
 
     def _logprobs(self, trace: Trace, old: State, new: State) -> tuple[float, float]:
-        """Mean log-probability per token of the traced reply under two adapters; what a body does to it, by
-        its gradient: to first order."""
-        before, after = old.micro, new.micro
+        """Mean log-probability per token of the traced reply under two states; what a body does to it, by its
+        gradient: to first order."""
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]
         at = 0
         for hidden, frozen in adapted_logits(None, trace.hidden, self._backend.head):
-            for i, adapter in enumerate((before, after)):
+            for i, adapter in enumerate((old.micro, new.micro)):
                 logits = frozen.copy()
                 adapter.add_to_logits(logits, hidden)
                 sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
             at += len(hidden)
-        return sums[0] / len(tokens), sums[1] / len(tokens) + gained(trace, old.body, new.body)
-
-    # -- below the head ------------------------------------------------------------------------------
-
-    def _read(self, reply: ReplyRow, trace: Trace, state: State, pause: Pause | None = None) -> None:
-        """The trace has its gradient by the layers below the head, if they are targets, and keeps it."""
-        kept = self._traces.get(reply.id)
-        if self._learns and self._below.read(self._ground.lora, state, reply, trace, pause) and kept:
-            kept.body = trace.body
-            if reply.id in self._settled:
-                self._store.put_trace(reply.id, kept.to_bytes())
-
-    def _look_around(self, pause: Pause | None) -> None:
-        """Read the neutral text under a body that has changed. While it is further from the frozen model than
-        it may be, it is scaled back, more and more: a version that no rating made."""
-        for refusals in range(LOOKS):
-            body = self._state.body
-            if body is None or self._below.knows(body):
-                return
-            self.stand()
-            lora = self._backend.lora
-            assert lora is not None
-            try:
-                under = self.ground(lora, pause).neutral
-            finally:
-                self.stand()
-            known, beyond = self._below.note(body, self._ground.neutral, under)
-            if beyond > SLACK:
-                share = beyond ** (-(2**refusals) / 2) if refusals < LOOKS - 1 else 0.0
-                self._hold_back(known.shrunk(share))
-
-    def _hold_back(self, body: BodyLoRA) -> None:
-        """Commit the body, less than what is in use, and a head that is within the caps beside it."""
-        state = self._state
-        capped = instant.recapped(state.micro, self.neutral) if self.targets.head else None
-        adapter = capped.adapter if capped else state.micro
-        kl = max(0.0, self.neutral.kl(adapter) + self._below.further(body))
-        with suppress(HeadMoved):  # who was quicker will be looked at next time
-            version = self.ledger.adjust(state.version, packed(adapter, body), kl, adapter.norm)
-            self._take(State(adapter, state.base, version, kl, body))
+        before, after = (self._below.beyond(trace, state) for state in (old, new))
+        return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after
 
     def release(self) -> None:
         """Give the memory of the training graph back; it is built again when wanted."""

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import Backend, under
 from ..errors import RuvmlxError
+from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA, Place, place_shape
 from ..lora.body import BodyLoRA, joined, unpacked_body
 from ..models.base import Model
 from ..store import ReplyRow, Store
 from . import neutral
-from .trace import Gradient
+from .trace import Gradient, adapted_logits
 
 if TYPE_CHECKING:
     from ..backends.training import Text, Trainer
@@ -67,6 +68,16 @@ class Reader:
         _, grads = trainer.reply(change, text, pause=pause)
         values = np.float32(text.said) * body.flat(grads, change.scale)
         return Gradient(body.frame, values, text.said)
+
+    def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
+        """Of a reply, summed over its tokens, under the base alone, nats: one prefill in the backend."""
+        tokens, at, total = np.asarray(reply.sampled_ids, np.int32), 0, 0.0
+        with under(self._backend, base):
+            states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1], pause)
+            for part, logits in adapted_logits(None, states[len(reply.prompt_ids) - 1 :], self._backend.head):
+                total += float(kernels.logprobs(logits, tokens[at : at + len(part)]).sum())
+                at += len(part)
+        return total
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> BodyLoRA:
         """A body of these places that changes nothing yet; measured once per model and kept in the store."""

@@ -49,6 +49,9 @@ class Trace:
     drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
     said: "Said | None" = None  # prepared for a rating (instant.py)
     body: Gradient | None = None  # by the layers below the head, where ratings move them (body.py)
+    base_logprob: float | None = None  # without a body, too; None: none was in force, frozen_logprob is it
+    carried: float = 0.0  # what that body adds to the mean log p(y) to first order, nats per token
+    moved: float = 0.0  # and what the body of today adds beyond it
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -79,8 +82,9 @@ class Trace:
 
     @property
     def log_ratio(self) -> float:
-        """rho: mean over tokens of log p_adapter(y) - log p_frozen(y), nats."""
-        return (self.logprob - self.frozen_logprob) / len(self.tokens)
+        """rho: mean over tokens of log p(y) under all that ratings changed - log p_frozen(y), nats."""
+        frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
+        return (self.logprob - frozen) / len(self.tokens) + self.moved
 
     @property
     def importance(self) -> float:
@@ -90,7 +94,7 @@ class Trace:
         Per token as in GSPO (2507.18071), for over a whole reply the plain ratio is 0 or 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
-        return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens))))
+        return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
 
     def replayed(self, adapter: MicroLoRA, version: int, head) -> "Trace":
         """The same reply's trace under another adapter."""
@@ -101,7 +105,7 @@ class Trace:
                 new.add(h, z, self.tokens[at])
                 at += 1
         new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
-        new.body = self.body
+        new.body, new.base_logprob, new.carried = self.body, self.base_logprob, self.carried
         return new
 
     @classmethod
@@ -131,9 +135,13 @@ class Trace:
         return out.getvalue()
 
     def _body_arrays(self) -> dict[str, np.ndarray]:
-        if self.body is None:
-            return {}
-        return {"body": self.body.values, "frame": np.array([self.body.frame, self.body.tokens])}
+        found = {}
+        if self.body is not None:
+            found = {"body": self.body.values, "frame": np.array([self.body.frame, self.body.tokens])}
+        if self.body is not None or self.base_logprob is not None:
+            base = np.nan if self.base_logprob is None else self.base_logprob
+            found["layers"] = np.array([base, self.carried])
+        return found
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
@@ -155,6 +163,9 @@ class Trace:
             if "body" in stored:
                 frame, tokens = (int(x) for x in stored["frame"])
                 new.body = Gradient(frame, stored["body"], tokens)
+            if "layers" in stored:
+                base, new.carried = (float(x) for x in stored["layers"])
+                new.base_logprob = None if np.isnan(base) else base
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None

@@ -17,7 +17,7 @@ from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.body import BodyLoRA, consolidated, joined, packed, parted, unpacked_body
 from ruvmlx.lora.targets import Targets, parse
 from ruvmlx.sona import body as loop
-from ruvmlx.sona import instant
+from ruvmlx.sona import instant, objective
 from ruvmlx.sona.body import Limit
 from ruvmlx.sona.reading import Reader, reading
 from ruvmlx.sona.trace import Gradient
@@ -228,6 +228,83 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
         assert not reader._done
 
 
+# -- the log-ratio to the frozen model ---------------------------------------------------------------
+
+
+def true_log_ratio(runtime, reply_id) -> float:
+    """Mean log-probability per token beyond the untouched model's, both read anew."""
+    with_all, row = true_logprob(runtime, reply_id), runtime.store.reply(reply_id)
+    runtime.learner.untouched()
+    hidden = runtime.backend.hidden_states(row.prompt_ids + row.sampled_ids[:-1])[len(row.prompt_ids) - 1 :]
+    logits = runtime.backend.head(hidden).astype(np.float64)
+    runtime.learner.stand()
+    frozen = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return with_all - float(frozen[np.arange(len(hidden)), row.sampled_ids].mean())
+
+
+def plain_log_ratio(trace) -> float:
+    """The head's part of it."""
+    return (trace.logprob - trace.frozen_logprob) / len(trace.tokens)
+
+
+@pytest.mark.parametrize("targets", ["attention", "all"])
+@pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
+def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way):
+    """Of the next reply, settled under the change; and what of it is stored."""
+    with open_tiny(targets=targets) as runtime:
+        runtime.rate(reply(runtime), rating)
+        reply_id = reply(runtime)
+        learner, row = runtime.learner, runtime.store.reply(reply_id)
+        trace = learner._trace_of(row, learner.state)
+        wanted = true_log_ratio(runtime, reply_id)
+        assert trace.log_ratio == pytest.approx(wanted, abs=1e-4) and wanted * way > 1e-3
+        assert abs(plain_log_ratio(trace) - wanted) > 1e-3  # the head alone does not know
+        learner._traces.clear()
+        assert learner._trace_of(row, learner.state).log_ratio == trace.log_ratio
+
+
+@pytest.mark.parametrize("targets", ["attention", "all"])
+def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
+    """Of a reply that is rated after another one was; both were drawn under a body already."""
+    with open_tiny(targets=targets) as runtime:
+        runtime.rate(reply(runtime, seed=3), "up")
+        ids = [reply(runtime, seed=i) for i in range(2)]
+        learner = runtime.learner
+        was = learner._body_of(learner._traces[ids[0]].version)
+        runtime.rate(ids[0], "down")
+        state, step = learner.state, learner.body.lora_b - was.lora_b
+        for reply_id in ids:
+            row, logprobs = runtime.store.reply(reply_id), []
+            for share in (0.5, -0.5):
+                body = replace(learner.body, lora_b=was.lora_b + np.float32(share) * step)
+                logprobs.append(learner._replay(row, replace(state, body=body, version=-1)).logprob)
+            slope = (logprobs[0] - logprobs[1]) / len(row.sampled_ids)
+            trace = learner._trace_of(row, state)
+            assert trace.moved == pytest.approx(slope, rel=0.1, abs=1e-5) and abs(slope) > 5e-5
+            rest = (trace.logprob - trace.base_logprob) / len(row.sampled_ids)
+            assert trace.log_ratio == pytest.approx(rest + trace.moved)
+
+
+def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
+    """A rating weighs, and the trend follows it, by what the layers have done to the reply."""
+    with open_tiny(targets="attention") as runtime:
+        for i in range(2):
+            runtime.rate(reply(runtime, seed=1), "up")
+        reply_id, learner = reply(runtime, seed=1), runtime.learner
+        row, trend, wanted = (
+            runtime.store.reply(reply_id),
+            learner.micro.trend,
+            true_log_ratio(runtime, reply_id),
+        )
+        known = learner.memory.weigh(row, "up")
+        runtime.rate(reply_id, "up")
+        weight = learner.ledger.ratings()[-1].weight
+        faded, plain = (objective.dro_weight("up", *known, ratio) for ratio in (wanted, 0.0))
+        assert wanted > 1e-3 and abs(weight - faded) < 0.1 * (plain - faded)
+        assert learner.micro.trend == pytest.approx(instant.turned(trend, weight, wanted), abs=1e-4)
+        assert abs(learner.micro.trend - instant.turned(trend, weight, 0.0)) > 5e-4
+
+
 # -- ratings -----------------------------------------------------------------------------------------
 
 
@@ -250,21 +327,23 @@ def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
 
 def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
     with open_tiny(targets="all") as runtime:
-        states = {0: held(runtime)}
+        states, before = {}, []
         for i in range(4):
-            version = runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down").adapter_version
+            reply_id = reply(runtime, seed=i)  # meanwhile it may be scaled back: a version of its own
+            states[runtime.learner.version] = held(runtime)
+            before.append(runtime.learner.version)
+            version = runtime.rate(reply_id, "up" if i % 2 else "down").adapter_version
             states[version] = held(runtime)
-        assert len(set(states.values())) == 5
-        for version in (2, 0, max(states), 1):
-            if version in states:
-                runtime.rollback(version)
-                assert held(runtime) == states[version]
-                with open_tiny(targets="all") as again:
-                    assert held(again) == states[version]
+        assert len(set(states.values())) == len(states) >= 5
+        for version in (before[2], 0, max(states), 1):
+            runtime.rollback(version)
+            assert held(runtime) == states[version]
+            with open_tiny(targets="all") as again:
+                assert held(again) == states[version]
         runtime.rollback(max(states))
-        for version in sorted(states, reverse=True)[1:]:
+        for version in reversed(before):
             runtime.undo()
-            assert held(runtime) == states.get(runtime.learner.version, states[version])
+            assert held(runtime) == states[version] and runtime.learner.version == version
 
 
 def test_a_changed_rating_replaces_the_old_one(open_tiny):
