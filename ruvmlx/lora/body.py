@@ -25,6 +25,7 @@ from .micro import MicroLoRA
 
 CURVATURE = 60.0  # before it is measured: places move together, and their KL is far more than its parts
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
+_OF_PLACES = ("starts", "counts", "frame")
 _PREFIX = "body."
 
 
@@ -63,6 +64,11 @@ class BodyLoRA:
         return np.cumsum([0, *(out for _, out in self.widths)])[:-1]
 
     @cached_property
+    def counts(self) -> np.ndarray:
+        """How long each place's part is."""
+        return np.array([out for _, out in self.widths])
+
+    @cached_property
     def frame(self) -> int:
         """A gradient is of use to adapters of the same frame: the same places, read in the same way."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
@@ -92,13 +98,19 @@ class BodyLoRA:
         """[n] of gradients of `joined` pairs: each place's last row of lora_b, back in our scale."""
         return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
+    def changed(self, **new) -> "BodyLoRA":
+        """`replace` of anything but the places and how they are read: what follows from these stays known."""
+        found = replace(self, **new)
+        vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
+        return found
+
     def emptied(self) -> "BodyLoRA":
         """What it did is in the base now. Its evidence stays: later ratings add to that."""
-        return replace(self, lora_b=np.zeros_like(self.lora_b), gain=1.0)
+        return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "BodyLoRA":
         """lora_b times factor, and gain with it."""
-        return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
+        return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def extended(self, other: "BodyLoRA") -> "BodyLoRA":
         """With the places of another one behind it, which were never rated."""

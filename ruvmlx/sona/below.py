@@ -1,6 +1,6 @@
 """The layers below the head, as a learner has them: which are moved, their gradients, what was measured."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Below:
         self.reader = Reader(store, model, backend)
         self.seen: Seen | None = None
         self._fresh: BodyLoRA | None = None
-        self._pushed: tuple[BodyLoRA | None, np.ndarray | None] = (None, None)
+        self._unasked: tuple[BodyLoRA | None, np.ndarray | None] = (None, None)
         self._joined: tuple[BaseLoRA | None, BodyLoRA | None, BaseLoRA | None] = (None, None, None)
 
     # -- what the backend runs -----------------------------------------------------------------------
@@ -63,8 +63,8 @@ class Below:
     def prepare(self, state: State) -> None:
         """What the next rating would have to compute first."""
         body = state.body
-        if body is not None and self.targets.places and self._pushed[0] is not body:
-            self._pushed = body, loop.pushed(body, self.targets)
+        if body is not None and self.targets.places and self._unasked[0] is not body:
+            self._unasked = body, loop.unasked(body, self.targets)
 
     def wanted(self, state: State) -> bool:
         """Does a rating need anything of the layers?"""
@@ -124,10 +124,10 @@ class Below:
         kept = instant.remembered(instant.turned(state.micro.trend, weight, trace.log_ratio))
         body = self._body(state)
         if self.seen is not None:
-            body = replace(body, curvature=self.seen.body.curvature)
-        known, theta = self._pushed
-        theta = theta if known is not None and known is state.body else None
-        return loop.update(body, trace.body, weight, kept, self.targets, self.limit(ground), theta)
+            body = body.changed(curvature=self.seen.body.curvature)
+        known, beyond = self._unasked
+        beyond = beyond if known is not None and known is state.body else None
+        return loop.update(body, trace.body, weight, kept, self.targets, self.limit(ground), beyond)
 
     def without(self, state: State, origin: State, pushed: State, ground: Neutral) -> BodyLoRA | None:
         """The body less what the rating from `origin` to `pushed` did to it."""

@@ -23,7 +23,7 @@ import numpy as np
 from ..kernels.micro import NotFinite
 from ..lora.body import BodyLoRA
 from ..lora.targets import Targets
-from .instant import KL_CAP, LARGEST, PER_RATING, RISE_CAP, sound
+from .instant import KL_CAP, LARGEST, PER_RATING, RISE_CAP
 from .neutral import Neutral
 from .trace import Gradient
 
@@ -58,26 +58,27 @@ def update(
     kept: float,
     targets: Targets,
     limit: Limit,
-    theta: np.ndarray | None = None,
+    beyond: np.ndarray | None = None,
 ) -> BodyLoRA:
     """The body after a rating that leaves `kept` of the older ones; NotFinite if anything is not finite.
 
-    theta: `pushed` of the body, if that is known already.
+    beyond: `unasked` of the body, if that is known already.
     """
     if weight == 0:
         return body
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    sound(gradient.values)
-    step = np.float32(weight) * gradient.values
-    evidence = np.float32(kept) * body.evidence
-    evidence[0] += step
-    step *= step
-    evidence[1] += step
-    sound(evidence, LARGEST**2)
+    with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
+        step = np.float32(weight) * gradient.values
+        evidence = np.float32(kept) * body.evidence
+        evidence[0] += step
+        step *= step
+        evidence[1] += step
+    if not evidence[1].max() < LARGEST**2:  # NaN is not; and what is sound squared is sound
+        raise NotFinite("a gradient is NaN, infinite or beyond all measure")
     tokens = kept * body.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated(body) + PER_RATING)
-    return limited(_moved(body, evidence, tokens, targets, theta), most)
+    return limited(_moved(body, evidence, tokens, targets, beyond), most)
 
 
 def without(
@@ -93,15 +94,20 @@ def without(
 
 
 def _moved(
-    body: BodyLoRA, evidence: np.ndarray, tokens: float, targets: Targets, theta: np.ndarray | None = None
+    body: BodyLoRA, evidence: np.ndarray, tokens: float, targets: Targets, beyond: np.ndarray | None = None
 ) -> BodyLoRA:
-    """Before any cap: gain is 1. What is in lora_b beyond theta, as after a consolidation, stays."""
-    new = replace(body, evidence=evidence, tokens=tokens, gain=1.0)
+    """Before any cap: gain is 1."""
+    new = body.changed(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = pushed(new, targets)
-    if body.gain:
-        lora_b -= pushed(body, targets) if theta is None else theta
-        lora_b += body.lora_b * np.float32(1 / body.gain)
-    return replace(new, lora_b=lora_b)
+    lora_b += unasked(body, targets) if beyond is None else beyond
+    return new.changed(lora_b=lora_b)
+
+
+def unasked(body: BodyLoRA, targets: Targets) -> np.ndarray:
+    """What lora_b is beyond theta at gain 1 [n], as after a consolidation: it stays, whatever is asked."""
+    if not body.gain:
+        return np.zeros_like(body.lora_b)
+    return body.lora_b * np.float32(1 / body.gain) - pushed(body, targets)
 
 
 def limited(body: BodyLoRA, kl: float) -> BodyLoRA:
@@ -109,7 +115,6 @@ def limited(body: BodyLoRA, kl: float) -> BodyLoRA:
     now = estimated(body)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
-    sound(body.lora_b)
     return body.shrunk(math.sqrt(kl / now)) if now > kl else body
 
 
@@ -120,13 +125,14 @@ def pushed(body: BodyLoRA, targets: Targets) -> np.ndarray:
     signal, noise = (np.add.reduceat(x, body.starts) for x in (square, s))
     clear = np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
     clear[~chosen(body, signal, targets)] = 0
-    theta = g * square
     below = np.float32(AGREE) * s
-    below += square
     below += np.float32(1e-12)
+    below += square
     below *= body.fisher
+    theta = square
+    theta *= g
     theta /= below
-    theta *= np.repeat(np.float32(STEP / (TOKENS + body.tokens)) * clear, [out for _, out in body.widths])
+    theta *= np.repeat(np.float32(STEP / (TOKENS + body.tokens)) * clear, body.counts)
     return theta
 
 

@@ -108,12 +108,12 @@ def update(
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
     for array in (trace.grad_a, trace.grad_b, adapter.lora_a):
-        sound(array)
+        _sound(array)
     with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
         said = said or saying(trace, neutral)
         trend = turned(adapter.trend, weight, trace.log_ratio)
         new = gathered(adapter, said, weight, remembered(trend), neutral)
-        sound(new, LARGEST**2)
+        _sound(new, LARGEST**2)
         whole = moved(adapter, said.theta, new, trend, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
 
@@ -228,7 +228,7 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
 
     What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
-    sound(whole.block)
+    _sound(whole.block)
     distance = _distances(whole, neutral, neutral.covers(whole.adapter) if covered is None else covered)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
     good, refusals = None, 0
@@ -246,11 +246,11 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
         share = min(0.95 * share * room, (share + beyond) / 2 if refusals else 1.0)
     share, kl = good or (0.0, _finite(distance(0.0)).kl)
     adapter = whole.at(share, neutral)
-    sound(adapter.lora_b)
+    _sound(adapter.lora_b)
     return Update(adapter, kl)
 
 
-def sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
+def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
     """NotFinite, unless all are numbers below the largest."""
     if not max(numbers.max(), -numbers.min()) < largest:  # NaN is not
         raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")

@@ -113,8 +113,8 @@ def test_an_update_equals_its_slow_twin(tiny, targets):
     assert kl > allowed  # so the guard is at work
     assert new.gain == pytest.approx(np.sqrt(allowed / kl), rel=1e-4)
     np.testing.assert_allclose(new.lora_b, new.gain * whole, rtol=1e-3, atol=1e-5)
-    theta = loop.pushed(body, targets)
-    prepared = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE, theta)
+    beyond = loop.unasked(body, targets)
+    prepared = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE, beyond)
     np.testing.assert_array_equal(prepared.lora_b, new.lora_b)
 
 
@@ -265,11 +265,12 @@ def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way
 
 @pytest.mark.parametrize("targets", ["attention", "all"])
 def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
-    """Of a reply that is rated after another one was; both were drawn under a body already."""
+    """Of a reply that is rated after another one was; both were drawn under a body already. The slope is the
+    one beside the head of then."""
     with open_tiny(targets=targets) as runtime:
         runtime.rate(reply(runtime, seed=3), "up")
         ids = [reply(runtime, seed=i) for i in range(2)]
-        learner = runtime.learner
+        learner, micro = runtime.learner, runtime.learner.micro
         was = learner._body_of(learner._traces[ids[0]].version)
         runtime.rate(ids[0], "down")
         state, step = learner.state, learner.body.lora_b - was.lora_b
@@ -277,7 +278,8 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
             row, logprobs = runtime.store.reply(reply_id), []
             for share in (0.5, -0.5):
                 body = replace(learner.body, lora_b=was.lora_b + np.float32(share) * step)
-                logprobs.append(learner._replay(row, replace(state, body=body, version=-1)).logprob)
+                then = replace(state, micro=micro, body=body, version=-1)
+                logprobs.append(learner._replay(row, then).logprob)
             slope = (logprobs[0] - logprobs[1]) / len(row.sampled_ids)
             trace = learner._trace_of(row, state)
             assert trace.moved == pytest.approx(slope, rel=0.1, abs=1e-5) and abs(slope) > 5e-5
@@ -288,7 +290,7 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
 def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
     """A rating weighs, and the trend follows it, by what the layers have done to the reply."""
     with open_tiny(targets="attention") as runtime:
-        for i in range(2):
+        for _ in range(2):
             runtime.rate(reply(runtime, seed=1), "up")
         reply_id, learner = reply(runtime, seed=1), runtime.learner
         row, trend, wanted = (
