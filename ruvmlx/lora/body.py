@@ -11,7 +11,7 @@ operations on it.
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -206,9 +206,11 @@ def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
 
-def consolidated(base: BaseLoRA, body: BodyLoRA | None, most: int) -> BaseLoRA:
+def consolidated(
+    base: BaseLoRA, body: BodyLoRA | None, most: int, pause: Callable[[], None] = lambda: None
+) -> BaseLoRA:
     """The base with the body's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
-    directions are lost."""
+    directions are lost. `pause` is called after each and may raise to leave."""
     if body is None or not body.moves:
         return base
     pairs = dict(base.pairs)
@@ -218,4 +220,5 @@ def consolidated(base: BaseLoRA, body: BodyLoRA | None, most: int) -> BaseLoRA:
         old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))
         kept = merged(old, base.scale, (a, b), 1.0, max(old[0].shape[1], min(most, old[0].shape[1] + 1))).kept
         pairs[place] = kept[0], np.ascontiguousarray(kept[1] / np.float32(base.scale))
+        pause()
     return replace(base, pairs=pairs)

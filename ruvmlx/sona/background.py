@@ -276,7 +276,8 @@ class Background:
             if old is not None and HEAD in old.pairs:  # which was not trained
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
-            base = consolidated(BaseLoRA(pairs, training.scale), self._learner.body, 2 * self.settings.rank)
+            trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
+            base = consolidated(trained, self._learner.body, most, pause)
             return folded(base, self._learner.micro, HEAD_RANK)
 
         return at

@@ -486,7 +486,9 @@ def test_consolidation_keeps_the_outputs(tiny):
     tokens = list(range(3, 40))
     backend.set_lora(joined(base, body))
     wanted = backend.hidden_states(tokens)
-    backend.set_lora(consolidated(base, body, 64))
+    asked: list[int] = []
+    backend.set_lora(consolidated(base, body, 64, lambda: asked.append(1)))
+    assert len(asked) == len(body.places)
     np.testing.assert_allclose(backend.hidden_states(tokens), wanted, atol=1e-5 * abs(wanted).max())
     backend.set_lora(base)
     assert abs(backend.hidden_states(tokens) - wanted).max() > 1e-3 * abs(wanted).max()
