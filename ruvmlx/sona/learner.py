@@ -252,16 +252,16 @@ class Learner:
         """The trace has what a rating needs of the layers below the head, and keeps it."""
         if not (self._learns and self._below.wanted(state)):
             return
-        drawn = state.body if trace.version == state.version else self._body_of(trace.version)
+        drawn = self._body_of(trace.version, state)
         taken = self._below.read(self._ground.lora, state, drawn, reply, trace, pause)
         if taken and reply.id in self._settled and self._traces.get(reply.id) is trace:
             self._store.put_trace(reply.id, trace.to_bytes())
 
-    def _body_of(self, version: int) -> BodyLoRA | None:
+    def _body_of(self, version: int, state: State) -> BodyLoRA | None:
         try:
-            return self._load(version).body
+            return state.body if version == state.version else self._load(version).body
         except NotFound:  # too long ago to be known
-            return None
+            return state.body
 
     def _stored_trace(self, reply: ReplyRow, state: State) -> Trace | None:
         """Traces of other adapters are of no use; the untouched model is the same for all."""

@@ -271,7 +271,7 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
         runtime.rate(reply(runtime, seed=3), "up")
         ids = [reply(runtime, seed=i) for i in range(2)]
         learner, micro = runtime.learner, runtime.learner.micro
-        was = learner._body_of(learner._traces[ids[0]].version)
+        was = learner._body_of(learner._traces[ids[0]].version, learner.state)
         runtime.rate(ids[0], "down")
         state, step = learner.state, learner.body.lora_b - was.lora_b
         for reply_id in ids:
