@@ -71,7 +71,8 @@ def believed(row: Row) -> Row:
         return row
     value, limit = f"{row.value:g} {row.unit}", f"{row.limit:g}"
     why = f"refused: {value} is beyond what this machine can do ({limit}); the measurement is at fault"
-    return replace(row, value=None, met=None, samples=(), reference=(), note=why)
+    note = f"{row.note}; {why}" if row.note else why
+    return replace(row, value=None, met=None, samples=(), reference=(), note=note)
 
 
 def rounded(x: float, digits: int = 4) -> float:
