@@ -18,9 +18,12 @@ from .models.make_models import make_safetensors_model
 
 
 def pytest_configure():
-    """Under nohup hang-ups are ignored, and every program that a test starts would ignore them, too."""
+    """Under nohup hang-ups are ignored, in a script's background interrupts, and every program that a test
+    starts would ignore them, too."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

@@ -16,7 +16,7 @@ async def test_the_panel_follows_what_is_learned(chatting, size):  # noqa: F811
         await ask(app, pilot, "What is blue?")
         await pilot.press("f2")
         await until(pilot, lambda: "default, version 0" in screen_text(app))
-        assert "after 16 more" in screen_text(app) and "MiB at most" in screen_text(app)
+        assert "after 16 more" in screen_text(app) and "iB at most" in screen_text(app)
         await send(app, pilot, "/rate up very\x1b[2J clear")
         await until(pilot, lambda: "default, version 1" in screen_text(app))
         await until(pilot, lambda: "after 15 more" in screen_text(app))
@@ -42,7 +42,7 @@ def test_the_same_in_words(open_tiny):
         _, said = plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
     assert "Learning: adapter default, version 1" in said
     assert "Recent ratings: ▼ down too short" in said
-    assert re.search(r"Machine: memory \d+ MiB at most", said)
+    assert re.search(r"Machine: memory [\d.]+ [MG]iB at most", said)
     assert "Version 0 is in use, from 0 ratings." in said
 
 
