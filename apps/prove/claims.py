@@ -33,10 +33,10 @@ def _one(words: str, key: str, ratings: int, good: Callable[[Point], bool]) -> C
 
 
 def _beats(words: str, better: str, worse: str) -> Callable[[Found], Verdict]:
-    """By mean stars after 100 ratings."""
+    """By mean stars after 100 ratings; `found` has "A against B", A over the seeds that B has, too."""
 
     def look(found: Found) -> Verdict:
-        a, b = _at(found, better, 100), _at(found, worse, 100)
+        a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
         if a is None or b is None:
             return Verdict(words, "-", None)
         return Verdict(words, f"{a.score:.2f} against {b.score:.2f} stars", a.score > b.score)
@@ -56,8 +56,11 @@ def _retention(words: str, hostile: bool, figure: Callable[[Point], float], limi
     """The worst of all cells in which weights alone speak, against a limit from above: examples in the
     prompt are copied from, whatever was learned."""
 
+    def alone(key: str) -> bool:
+        return any(word in key for word in ("instant", "full")) and "examples" not in key
+
     def look(found: Found) -> Verdict:
-        learned = {k: v for k, v in found.items() if ("instant" in k or "full" in k) and "examples" not in k}
+        learned = {k: v for k, v in found.items() if alone(k) and " against " not in k}
         cells = {k: v for k, v in learned.items() if (k.split(",")[0] in HOSTILE) == hostile}
         worst = max(((figure(p), k) for k, points in cells.items() for p in points), default=None)
         if worst is None:

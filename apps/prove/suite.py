@@ -4,6 +4,7 @@ A result is a line of JSON in a file, and what is in the file is not run again: 
 goes on later, and processes that run different users may share the file.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -123,7 +124,8 @@ chosen by rating: out of reach.""".splitlines()
 def markdown(path: Path, command: str, picture: str) -> str:
     """The report: what must be shown, then every figure. picture: where the plot will be, next to it."""
     cells_ = _by_cell(results(path))
-    found = {key: joined(checkpoints(of)) for key, of in cells_.items() if not _out_of_reach(key, cells_)}
+    within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
+    found = {key: joined(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
     rows = [
         f"| {v.claim} | {v.figure} | {'not measured' if v.met is None else 'yes' if v.met else '**no**'} |"
         for v in verdicts(found)
@@ -153,6 +155,17 @@ def markdown(path: Path, command: str, picture: str) -> str:
             "",
         ]
     )
+
+
+def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """ "A against B": what A found with the seeds that B was run with, too, for any two cells of a user."""
+    shared = {}
+    for (a, of), (b, others) in itertools.permutations(cells_.items(), 2):
+        if a.split(",")[0] == b.split(",")[0]:
+            seeds = {r["seed"] for r in others}
+            if both := [r for r in of if r["seed"] in seeds]:
+                shared[f"{a} against {b}"] = both
+    return shared
 
 
 def _row(name: str, seeds: int, p: Point) -> str:

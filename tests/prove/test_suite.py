@@ -73,3 +73,15 @@ def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
 def test_names_of_the_plot_do_not_cover_each_other():
     apart = charts._apart([100, 101, 50, 99])
     assert min(np.diff(sorted(apart))) >= 14 and sorted(range(4), key=lambda i: apart[i]) == [2, 3, 0, 1]
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
+    """The third seed of the instant loop is the best one; the full loop has not been run with it."""
+    path = tmp_path / "results.jsonl"
+    for seed, gained in ((0, 0.2), (1, 0.2), (2, 1.0)):
+        write(path, "brevity, instant", seed, gained)
+    for seed in (0, 1):
+        write(path, "brevity, full", seed, 0.4)
+    text = suite.markdown(path, "x", "y.svg")
+    line = next(x for x in text.splitlines() if "full loop against the instant loop (brevity)" in x)
+    assert line.endswith("| yes |"), line
