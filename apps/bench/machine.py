@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,10 @@ class Limits:
     memory: float
     products: float
     products_1: float
+
+    def or_more(self, other: "Limits") -> "Limits":
+        """What was reached once can be done."""
+        return Limits(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def limits(threads: int) -> Limits:

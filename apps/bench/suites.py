@@ -51,6 +51,7 @@ def run(plan: Plan, log: Log) -> dict[str, Any]:
     with peers(plan.wanted, plan.model, plan.threads) as others:
         for name in plan.suites:
             log(f"{name}:")
+            limits = limits.or_more(machine.limits(plan.threads))
             found = _SUITES[name](plan, limits, others, log)
             rows += [{"suite": name, **believed(row).facts} for row in found]
             warmth.read()

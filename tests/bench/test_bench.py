@@ -121,6 +121,10 @@ def test_a_player_that_cannot_play_says_why():
         OnStage("ruvmlx", model="no-such-model", backend="auto", threads=1)
 
 
+def test_a_limit_is_the_most_that_was_reached():
+    assert machine.Limits(1, 5, 2).or_more(machine.Limits(2, 4, 2)) == machine.Limits(2, 5, 2)
+
+
 def test_a_machine_that_slows_down_marks_the_run():
     steady, hot = machine.Thermometer([1.0, 1.01, 1.03]), machine.Thermometer([1.0, 1.02, 1.09, 1.2])
     assert not steady.throttled and hot.throttled and hot.drift == pytest.approx(0.09)
