@@ -24,9 +24,7 @@ from . import clipboard, commands, describe, ending, keys, palette, theme
 from .comparing import ComparingApp
 from .contract import ChatOptions, OpenRuntime, swap_adapter
 from .messages import KEYS_HELP, Notice, Reply
-from .opened import Opened
 from .prompt import Prompt
-from .status import Meter
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
 GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
@@ -53,7 +51,6 @@ class ChatApp(ComparingApp):
         self._keymap = keys.parse(self.options.keys, self.BINDINGS)
         self.failure: BaseException | None = None  # why the app ended by itself
         self._interrupted_at = 0.0
-        self._waiting = ""  # sent while the model was opening
         self.ended_by = 0  # the signal that told the app to end
         self._here: asyncio.AbstractEventLoop | None = None
 
@@ -109,22 +106,6 @@ class ChatApp(ComparingApp):
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             self.failure = error
             self.exit(getattr(error, "exit_code", 1))
-
-    async def _begin(self, options: ChatOptions) -> None:
-        """Show a session: the first, or another one later."""
-        opened = await self.runtime.call(lambda runtime: Opened.of(runtime, options))
-        self.session = opened.session
-        self.system = next((t.content for t in opened.turns if t.role == "system"), options.system)
-        self.model = self.prompt.heading = opened.model
-        self.prompt.earlier = opened.said
-        self.status.backend = opened.backend
-        self.status.meter = Meter(max_context=opened.max_context)
-        self._learned(opened.learned)
-        await self.transcript.restart(opened.turns, opened.model)
-        self.phase = "idle"
-        if self._waiting and self._waiting == self.prompt.text:
-            self.prompt.action_submit()
-        self._waiting = ""
 
     def action_leave(self) -> None:
         if self.phase != "closing":
@@ -225,12 +206,6 @@ class ChatApp(ComparingApp):
         self.status.flash(
             "It is sent when the model is open" if self._waiting else "Still replying: Esc stops"
         )
-
-    async def _obey(self, command: commands.Command) -> None:
-        try:
-            await getattr(self, f"do_{command.name}")(command.argument)
-        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            await self._fail(error)
 
     # Moving about
 

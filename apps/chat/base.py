@@ -11,7 +11,7 @@ from textual.reactive import var
 from ruvmlx.errors import NotFound
 from ruvmlx.text import sanitize
 
-from . import describe
+from . import commands, describe
 from .contract import ChatRuntime, OpenRuntime
 from .messages import Notice, Welcome
 from .panel import Panel
@@ -65,6 +65,13 @@ class ChatBase(App[int]):
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._fail(error)
             return None
+
+    async def _obey(self, command: commands.Command) -> None:
+        """do_<name> of whichever part of the app has it; its error is shown."""
+        try:
+            await getattr(self, f"do_{command.name}")(command.argument)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self._fail(error)
 
     async def _fail(self, error: Exception) -> None:
         """Errors are one line in the conversation."""

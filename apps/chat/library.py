@@ -12,6 +12,8 @@ from . import commands, shelf
 from .chats_screen import ChatsScreen
 from .contract import ChatOptions, ChatRuntime, OpenRuntime
 from .messages import Notice, Reply
+from .opened import Opened
+from .status import Meter
 from .writing import WritingApp
 
 T = TypeVar("T")
@@ -21,11 +23,24 @@ class LibraryApp(WritingApp):
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions) -> None:
         super().__init__(open_runtime, options)
         self.system: str | None = options.system
+        self._waiting = ""  # sent while the model was opening
         self._deleted: list[str] = []  # chats that /restore brings back, the last at the end
 
     async def _begin(self, options: ChatOptions) -> None:
-        """Show a session."""
-        raise NotImplementedError
+        """Show a session: the first, or another one later."""
+        opened = await self.runtime.call(lambda runtime: Opened.of(runtime, options))
+        self.session = opened.session
+        self.system = next((t.content for t in opened.turns if t.role == "system"), options.system)
+        self.model = self.prompt.heading = opened.model
+        self.prompt.earlier = opened.said
+        self.status.backend = opened.backend
+        self.status.meter = Meter(max_context=opened.max_context)
+        self._learned(opened.learned)
+        await self.transcript.restart(opened.turns, opened.model)
+        self.phase = "idle"
+        if self._waiting and self._waiting == self.prompt.text:
+            self.prompt.action_submit()
+        self._waiting = ""
 
     async def _open_chat(self, session: str) -> None:
         if self.editing:
@@ -112,9 +127,6 @@ class LibraryApp(WritingApp):
             return
         reply.copied = reply.copied % len(blocks) + 1
         self.run_worker(self._obey(commands.Command("copy", str(reply.copied))))
-
-    async def _obey(self, command: commands.Command) -> None:
-        raise NotImplementedError
 
     async def do_copy(self, argument: str) -> None:
         """The chosen reply, or one of its code blocks."""

@@ -1,23 +1,15 @@
 """Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The weights are frozen.
 
-A text is a run of tokens of which those from `first` on were said by the model. Its value is one number:
+The head is linear and not trained here, so its part of the chain is a formula (values.py) and one product;
+MLX differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
 
-    reply:    mean log p(said)                                    d / d logits = (onehot(said) - p) / n
-    neutral:  mean KL(frozen || p)                                d / d logits = (p - frozen) / n
-
-The head is linear and not trained here, so its part of the chain is these formulas and one product; MLX
-differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
-
-MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice,
-on the way up and on the way back, and between slices the caller may leave; there are the same slices where
-nobody asks. A slice is some of a layer's stages, or one of the head for some rows.
+MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice
+(slices.py), on the way up and on the way back.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -31,62 +23,16 @@ from .base import Backend
 from .changes import Changed
 from .mlx import MLXBackend, default_device, plan
 from .mx import BLAS, mx, nn
+from .slices import Pause, Stops, Text, evaluate, evenly, from_the_last, stage_work
+from .values import Measure, Value, divergence, logprob, softmax, sums, swiglu
 
-MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
-SLICE = 150  # tokens x layers between which the caller is asked whether to go on: 20 ms of the starter model
 LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
 KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
 TARGETS = MODULES[:7]  # attention and MLP
 
 
-@dataclass(frozen=True)
-class Text:
-    """tokens [T]; those from `first` on count, first >= 1."""
-
-    tokens: tuple[int, ...]
-    first: int
-
-    @classmethod
-    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "Text":
-        """At most `limit` tokens: a long reply's first half of it, behind the end of the prompt."""
-        said = said[: max(limit // 2, limit - len(prompt))]
-        prompt = prompt[-(limit - len(said)) :]
-        return cls((*prompt, *said), len(prompt))
-
-    @property
-    def said(self) -> int:
-        return len(self.tokens) - self.first
-
-
-Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
 Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
-Pause = Callable[[], None]  # called between slices; may raise to leave
-Measure = Callable[[mx.array, slice, "Stops"], Value]  # of the logits of some rows
-
-
-class Stops:
-    """What is evaluated on the way, in order: stages of a pass and what each takes, in tokens x layers."""
-
-    def __init__(self) -> None:
-        self._stages: list[tuple[float, Sequence[mx.array]]] = []
-
-    def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """What a stage makes, all that the next one reads."""
-        self._stages.append((work, made))
-
-    def slices(self) -> Iterator[Sequence[mx.array]]:
-        """The last stage of as many as fit a slice. What was given is not held any longer."""
-        held: Sequence[mx.array] = ()
-        stages, self._stages, total = deque(self._stages), [], 0.0
-        while stages:
-            work, made = stages.popleft()
-            if held and total + work > SLICE:
-                yield held
-                total = 0.0
-            held, total = made, total + work
-        if held:
-            yield held
 
 
 class _Asking(Mapping[str, np.ndarray]):
@@ -183,7 +129,7 @@ class Trainer:
 
         Where the weight is 0 there is no gradient, and no way back.
         """
-        return self._run(base, text, _logprob(text), weigh, pause)
+        return self._run(base, text, logprob(text), weigh, pause)
 
     def neutral(
         self,
@@ -197,7 +143,7 @@ class Trainer:
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
-        return self._run(base, text, partial(_divergence, head, known), weigh, pause)
+        return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
         """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
@@ -214,17 +160,17 @@ class Trainer:
             def loss(probes):
                 linear = partial(_probed, probes, inputs)
                 hidden = self._body(below, factors, text, stops, linear)
-                _, slope = self._valued(mx.stop_gradient(hidden), _logprob(text), stops)
+                _, slope = self._valued(mx.stop_gradient(hidden), logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             grads = mx.grad(loss)(self._probes(base, len(text.tokens) - 1))
-            _evaluate(stops.slices(), pause)
+            evaluate(stops.slices(), pause)
             found = {}
-            for names in _from_the_last(grads, text):
-                _evaluate([[grads[name] for name in names]], pause)
+            for names in from_the_last(grads, text):
+                evaluate([[grads[name] for name in names]], pause)
                 for name in names:  # an output's gradient [T, out] is kept no longer than needed
-                    found[name] = _sums(inputs.pop(name), grads.pop(name))
-                    _evaluate([found[name]], pause)
+                    found[name] = sums(inputs.pop(name), grads.pop(name))
+                    evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
             return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
 
@@ -240,7 +186,7 @@ class Trainer:
             means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
             inputs.clear()
             stops.add(*means.values())
-            _evaluate(stops.slices(), pause)
+            evaluate(stops.slices(), pause)
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
@@ -257,7 +203,7 @@ class Trainer:
             base, stops = base or BaseLoRA({}), Stops()
             below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
             hidden = self._body(below, self._factors(base), text, stops).astype(mx.float32)
-            _evaluate(stops.slices(), pause)
+            evaluate(stops.slices(), pause)
             return np.array(hidden)
 
     # -- one text ------------------------------------------------------------------------------------
@@ -282,12 +228,12 @@ class Trainer:
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             _, grads = mx.value_and_grad(loss)(self._factors(base))
-            _evaluate(stops.slices(), pause)
+            evaluate(stops.slices(), pause)
             number = float(cast(float, out[0].item()))
             weight = weigh(number)
             if weight == 0:
                 return number, {}
-            _evaluate(([grads[name] for name in names] for names in _from_the_last(grads, text)), pause)
+            evaluate(([grads[name] for name in names] for names in from_the_last(grads, text)), pause)
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
@@ -317,7 +263,7 @@ class Trainer:
             return logits
 
         numbers, slopes = [], []
-        for rows in _evenly(len(hidden), max(1, LOGITS // self._vocab_size)):
+        for rows in evenly(len(hidden), max(1, LOGITS // self._vocab_size)):
             logits = head(hidden[rows])
             stops.add(logits)
             number, slope = measure(logits.astype(mx.float32), rows, stops)
@@ -354,7 +300,7 @@ class Trainer:
             stops.add(x)
             for i, layer in enumerate(self._graph.model.layers[:first]):
                 x = self._layer(x, layer, partial(_linear, {}, i), stops)
-            _evaluate(stops.slices(), pause)
+            evaluate(stops.slices(), pause)
             below = Below(first, x)
         self._known[text, first] = below
         while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
@@ -363,7 +309,7 @@ class Trainer:
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """x [T, D] -> [T, D]."""
-        own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, _work(len(x))
+        own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, stage_work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
         stops.add(q, k, v, work=work["v_proj"])
@@ -417,127 +363,6 @@ def _probed(
     return out
 
 
-def _sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
-    """Of (x^T g)^2, by row and by column: x [T, in], g [T, out] -> [in], [out].
-
-    Of few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
-    """
-    x, g = x.astype(mx.float32), g.astype(mx.float32)
-    (n, n_in), n_out = x.shape, g.shape[1]
-    if 2 * n * (n_in + n_out) > n_in * n_out:
-        full = mx.square(x.T @ g)
-        return mx.sum(full, axis=1), mx.sum(full, axis=0)
-    return mx.sum(((g @ g.T) @ x) * x, axis=0), mx.sum(((x @ x.T) @ g) * g, axis=0)
-
-
-@mx.custom_function
-def softmax(scores: mx.array) -> mx.array:
-    """Over the last axis, with an exp that is quick on a CPU."""
-    e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-@softmax.vjp
-def _softmax_vjp(_, slope, p):
-    return p * (slope - (slope * p).sum(axis=-1, keepdims=True))
-
-
-@mx.custom_function
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is quick on a CPU."""
-    return gate * up / (1.0 + cpu_layers.exp(-gate))
-
-
-@swiglu.vjp
-def _swiglu_vjp(primals, slope, _):
-    """silu'(g) = s + g s (1 - s), s = 1 / (1 + exp(-g))."""
-    gate, up = primals
-    s = 1.0 / (1.0 + cpu_layers.exp(-gate))
-    silu = gate * s
-    return slope * up * (s + silu * (1.0 - s)), slope * silu
-
-
-def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """p [n, V] and log of the sum of exponentials [n, 1]."""
-    top = logits.max(axis=-1, keepdims=True)
-    e = cpu_layers.exp(logits - top)
-    total = e.sum(axis=-1, keepdims=True)
-    return e / total, top + mx.log(total)
-
-
-def _logprob(text: Text) -> Measure:
-    """Mean log p of what was said: the sum over some rows, and its share of the mean's gradient."""
-    tokens = mx.array(text.tokens[text.first :])
-
-    def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
-        said = tokens[rows]
-        p, log_total = _distribution(logits)
-        value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).sum()
-        p[mx.arange(len(said)), said] -= 1.0
-        return value, p * (-1.0 / len(tokens))
-
-    return measure
-
-
-def _divergence(
-    head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
-) -> Value:
-    """As `_logprob`, of the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
-    untouched = head(frozen[rows]).astype(mx.float32)
-    stops.add(untouched)
-    (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
-    stops.add(q)
-    kl = mx.sum(q * (untouched - logits), axis=-1, keepdims=True) - log_total_q + log_total
-    return kl.sum(), (p - q) * (1.0 / len(frozen))
-
-
-def _evenly(count: int, most: int) -> Iterator[slice]:
-    """Equal parts of 0 ... count - 1, of at most `most`."""
-    parts = -(-count // most)
-    for i in range(parts):
-        yield slice(count * i // parts, count * (i + 1) // parts)
-
-
-def _evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """One slice after another: what a later one needs of an earlier one is kept until then."""
-    for arrays in slices:
-        mx.eval(*arrays)
-        if pause is not None:
-            pause()
-
-
 def _first(base: BaseLoRA, layers: int) -> int:
     """The lowest layer that the base changes."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)
-
-
-def _work(tokens: int) -> dict[str, float]:
-    """Tokens x layers of each stage, named by the last module whose input it makes; attention is q's."""
-    return {
-        "v_proj": 0.15 * tokens,
-        "q_proj": (0.1 + tokens / 1000) * tokens,
-        "o_proj": 0.1 * tokens,
-        "up_proj": 0.4 * tokens,
-        "down_proj": 0.25 * tokens,
-    }
-
-
-STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
-
-
-def _from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
-    """The names of as many stages as fit a slice, from the last layer's last one down."""
-    of: dict[tuple[int, str], list[str]] = {}
-    for name in grads:
-        at, module = name.split(".")[:2]
-        of.setdefault((int(at), module), []).append(name)
-    work, total, names = _work(len(text.tokens)), 0.0, list[str]()
-    for layer, stage in product(sorted({layer for layer, _ in of}, reverse=True), STAGES):
-        cost = sum(work.get(module, 0.0) for module in stage)
-        if names and total + cost > SLICE:
-            yield names
-            names, total = [], 0.0
-        names = names + [name for module in stage for name in of.get((layer, module), ())]
-        total += cost
-    if names:
-        yield names

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.training import TARGETS, Pause, Text, Trainer
+from ..backends.slices import Pause, Text
+from ..backends.training import TARGETS, Trainer
 from ..errors import RuvmlxError
 from ..lora import MicroLoRA
 from ..lora.base import BaseLoRA, Pair, Place, place_shape

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.training import Pause, Trainer
+from ..backends.slices import Pause
+from ..backends.training import Trainer
 from ..errors import CorruptFile
 from ..lora.base import BaseLoRA
 from ..lora.merge import HEAD

@@ -23,7 +23,8 @@ from . import neutral
 from .trace import Gradient, adapted_logits
 
 if TYPE_CHECKING:
-    from ..backends.training import Text, Trainer
+    from ..backends.slices import Text
+    from ..backends.training import Trainer
 
 Pause = Callable[[], None]
 LEAST = 0.1  # of a place's mean Fisher information, for an output that never mattered
@@ -59,7 +60,7 @@ class Reader:
         pause: Pause | None = None,
     ) -> Gradient:
         """Of a reply under base, body and micro: one pass forward and one back, some 10 ms a token."""
-        from ..backends.training import Text
+        from ..backends.slices import Text
 
         trainer, text = self._graph(pause), Text.cut(reply.prompt_ids, reply.sampled_ids)
         trainer.set_head(base, micro)
@@ -129,7 +130,7 @@ class Reader:
 
     def _texts(self) -> tuple[list["Text"], list["Text"]]:
         """The neutral text, cut to what training reads: answers, and prose."""
-        from ..backends.training import MAX_TOKENS, Text
+        from ..backends.slices import MAX_TOKENS, Text
 
         found: tuple[list[Text], list[Text]] = [], []
         for question, answer in neutral.texts():

@@ -13,7 +13,7 @@ from importlib import resources
 
 import numpy as np
 
-from ..backends.training import Text
+from ..backends.slices import Text
 from ..models.base import Tokenizer
 from ..store.bases import RatedReply
 from . import neutral

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx, training
+from ruvmlx.backends import mlx, slices, training, values
 from ruvmlx.backends.base import PAUSED
 from ruvmlx.backends.mx import mx
 from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.backends.training import TARGETS, Text, Trainer
+from ruvmlx.backends.slices import Text
+from ruvmlx.backends.training import TARGETS, Trainer
 from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base import BaseLoRA
@@ -125,7 +126,7 @@ def test_a_graph_that_is_lent(model, monkeypatch):
 
 def test_a_pass_can_be_left_between_slices(model, monkeypatch):
     """Of one layer each here; what was left does not disturb the next pass."""
-    monkeypatch.setattr(training, "SLICE", 1)
+    monkeypatch.setattr(slices, "SLICE", 1)
     base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
     calls = []
     want = trainer.reply(base, TEXT, pause=lambda: calls.append(1))
@@ -200,7 +201,7 @@ def test_squares_are_those_of_the_full_gradient(model, how):
 
 
 def test_squares_can_be_left_between_slices(model, monkeypatch):
-    monkeypatch.setattr(training, "SLICE", 1)
+    monkeypatch.setattr(slices, "SLICE", 1)
     base, trainer, calls = random_base(model.config, modules=TARGETS), Trainer(model, "cpu"), []
     trainer.squares(base, TEXT, lambda: calls.append(1))
     assert len(calls) >= 2 * model.config.n_layers
@@ -217,7 +218,7 @@ def test_sums_of_squares_either_way(tokens, n_in, n_out):
     """Few tokens by their products, many by the full gradient; the last case is on the line."""
     rng = np.random.default_rng(tokens)
     x, g = rng.normal(0, 1, (tokens, n_in)), rng.normal(0, 3, (tokens, n_out))
-    rows, columns = training._sums(mx.array(x.astype(np.float32)), mx.array(g.astype(np.float32)))
+    rows, columns = values.sums(mx.array(x.astype(np.float32)), mx.array(g.astype(np.float32)))
     full = (x.T @ g) ** 2
     np.testing.assert_allclose(np.array(rows), full.sum(axis=1), rtol=1e-3)
     np.testing.assert_allclose(np.array(columns), full.sum(axis=0), rtol=1e-3)
@@ -225,18 +226,18 @@ def test_sums_of_squares_either_way(tokens, n_in, n_out):
 
 def test_a_slice_is_bounded(model, monkeypatch):
     """Stages are evaluated together only as far as a slice goes; a pass has a pause for each slice."""
-    stops = training.Stops()
+    stops = slices.Stops()
     for work in (0.4, 0.5, 0.3, 2.0, 0.1, 0.9):
-        stops.add(mx.array(work), work=work * training.SLICE)
+        stops.add(mx.array(work), work=work * slices.SLICE)
     assert [x.item() for (x,) in stops.slices()] == pytest.approx([0.5, 0.3, 2.0, 0.9])
     assert list(stops.slices()) == []
     base, trainer = random_base(model.config, modules=TARGETS), Trainer(model, "cpu")
     tokens, layers = len(TEXT.tokens), model.config.n_layers
     for size in (tokens * layers, tokens, 1):
-        monkeypatch.setattr(training, "SLICE", size)
+        monkeypatch.setattr(slices, "SLICE", size)
         calls = itertools.count()
         trainer.reply(base, TEXT, pause=functools.partial(next, calls))
-        assert next(calls) >= 2 * sum(training._work(tokens).values()) * layers / (2 * size + tokens)
+        assert next(calls) >= 2 * sum(slices.stage_work(tokens).values()) * layers / (2 * size + tokens)
 
 
 def test_slices_change_nothing(model, monkeypatch):
@@ -249,7 +250,7 @@ def test_slices_change_nothing(model, monkeypatch):
     runs = [trainer.reply, functools.partial(trainer.neutral, frozen=frozen)]
     wanted = [run(base, TEXT) for run in runs]
     for slice_, logits, exact in ((1, training.LOGITS, True), (10**9, 3 * model.config.vocab_size, False)):
-        monkeypatch.setattr(training, "SLICE", slice_)
+        monkeypatch.setattr(slices, "SLICE", slice_)
         monkeypatch.setattr(training, "LOGITS", logits)
         for run, want in zip(runs, wanted, strict=True):
             got = run(base, TEXT, pause=lambda: None)

@@ -17,8 +17,6 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.sona import kv_choice
 from ruvmlx.store import Store
 
-from ..store.test_branches import exchange
-
 GENERATE_FIELDS = [
     "reply_id",
     "text",
@@ -447,76 +445,6 @@ def test_config_show_says_where_a_value_comes_from(run, monkeypatch):
     shown = json.loads(run("config", "show", "--json")[1])
     assert shown["temperature"] == {"value": 0.1, "origin": "environment"}
     assert "(environment)" in run("config", "show", "--origin")[1]
-
-
-def test_sessions_of_plain_chat(starter_file, process):
-    """`chat` without a terminal reads its lines from standard input."""
-    done = process("chat", stdin="Say hi.\n/rate up\n/quit\n")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().count("Assistant:") == 1 and b"\x1b" not in done.stdout
-    (row,) = json.loads(process("sessions", "ls", "--json").stdout)
-    assert row["title"] == "Say hi." and row["turns"] == 2
-    assert "[up]" in process("sessions", "show", row["id"]).stdout.decode()
-
-
-@pytest.fixture
-def chats(home):
-    """A store with two chats; the second has a reply that was written twice."""
-    store = Store(home / "ruvmlx.db")
-    first, second = store.new_session("m"), store.new_session("m", "be brief")
-    store.add_user_message(first, "Tell me of zebras\x1b]0;x\x07")
-    exchange(store, second, "And of lions?", "roar", "A lion roars at night.")
-    return first, second
-
-
-def test_sessions_ls_show_search(run, chats):
-    """The fields that scripts rely on; text for people has no control sequence."""
-    first, second = chats
-    rows = json.loads(run("sessions", "ls", "--json")[1])
-    assert [set(row) for row in rows] == [{"id", "title", "turns", "updated"}] * 2
-    assert [row["id"] for row in rows] == [second, first]
-    assert "\x1b" not in run("sessions", "ls")[1] and "\x1b" not in run("sessions", "show", first)[1]
-    shown = json.loads(run("sessions", "show", "last", "--json")[1])
-    assert shown["system"] == "be brief" and [m["branch"] for m in shown["messages"]] == [1, 2]
-    assert "(2 of 2): A lion" in run("sessions", "show", second[:9])[1]
-    (hit,) = json.loads(run("sessions", "search", "NIGHT", "lion", "--json")[1])
-    assert {"id", "title", "turns", "updated", "message_id", "role", "text"} == set(hit)
-    assert hit["id"] == second and hit["role"] == "assistant"
-    assert "assistant: A lion roars" in run("sessions", "search", "roars")[1]
-    assert run("sessions", "search", "unicorn") == (0, "", "nothing found.\n")
-
-
-def test_sessions_change(run, chats):
-    """Renamed, copied, deleted; an id that is none is one line."""
-    first, second = chats
-    assert run("sessions", "rename", first, "Stripes")[0] == 0
-    fork = json.loads(run("sessions", "fork", second, "--json")[1])
-    assert fork["turns"] == 2 and fork["title"] == "And of lions? (fork)"
-    assert run("sessions", "rm", second)[0] == 0
-    assert [row["title"] for row in json.loads(run("sessions", "ls", "--json")[1])] == [
-        "And of lions? (fork)",
-        "Stripes",
-    ]
-    code, out, err = run("sessions", "rm", second)
-    assert (code, out) == (1, "") and err.count("\n") == 1
-
-
-def test_sessions_to_files_and_back(run, chats, tmp_path):
-    """JSON keeps every branch, Markdown the one in use; files are never overwritten."""
-    _, second = chats
-    target = tmp_path / "chat.json"
-    assert run("sessions", "export", second, "-o", str(target))[0] == 0
-    assert json.loads(run("sessions", "export", second, "--json")[1]) == json.loads(target.read_text())
-    assert target.stat().st_mode & 0o777 == 0o600
-    code, _, err = run("sessions", "export", second, "-o", str(target))
-    assert code == 2 and "exists already" in err
-    back = json.loads(run("sessions", "import", str(target), "--json")[1])
-    assert back["turns"] == 3 and back["title"] == "And of lions?"
-    markdown = run("sessions", "export", "last")[1]
-    assert "## Assistant\n\nA lion roars at night.\n" in markdown and "\nroar\n" not in markdown
-    assert run("sessions", "import", str(tmp_path / "none"))[0] == 2
-    target.write_text("[]")
-    assert run("sessions", "import", str(target))[0] == 4
 
 
 def test_help_is_quick(process):

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends.training import Text, Trainer
+from ruvmlx.backends.slices import Text
+from ruvmlx.backends.training import Trainer
 from ruvmlx.lora.base import BaseLoRA, place_shape
 from ruvmlx.models.base import Model
 from ruvmlx.sona import neutral, replay

@@ -8,7 +8,7 @@ import pytest
 
 from ruvmlx.backends import training
 from ruvmlx.backends.native import NativeBackend
-from ruvmlx.backends.training import Text
+from ruvmlx.backends.slices import Text
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.lora.base import BaseLoRA

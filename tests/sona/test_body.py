@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.backends import training
-from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.select import open_backend
-from ruvmlx.backends.training import Text
+from ruvmlx.backends.slices import Text
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import CorruptFile, RuvmlxError
 from ruvmlx.lora import MicroLoRA
@@ -23,21 +21,10 @@ from ruvmlx.sona.reading import Reader, reading
 from ruvmlx.sona.trace import Gradient
 
 from ..backends.test_lora import random_base
+from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
 from .test_learner import reply
 
 WIDE = Limit(10.0, 10.0)
-
-
-@pytest.fixture(scope="session")
-def tiny_backend(tiny):
-    return NativeBackend(tiny, threads=1)
-
-
-@pytest.fixture(autouse=True)
-def steady(monkeypatch):
-    """One BLAS thread throughout: how a sum is split decides its last bit."""
-    monkeypatch.setattr(training.BLAS, "fixed", True)
-    training.BLAS.set_threads(1)
 
 
 def held(runtime) -> tuple[bytes, bytes]:
