@@ -3,16 +3,17 @@
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from . import put_away
 from .backends.base import Backend
 from .conversation import Turn, alternating, cut
 from .engine import Chunk, GenerationRequest, LLMInferenceEngine, Sampling
 from .engine.sampler import check_sampling
 from .engine.types import Begun
 from .errors import NotFound, StoreBusy, UsageError
+from .kv.disk import CacheFolder
 from .models.base import Message, Model
 from .store import Store
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .sona.learner import RatingResult
 
 TAIL = 8  # tokens: more than one character ever takes
-PUT_AWAY_DAYS = 1.0  # a chat that was put away by a process that was killed is deleted after that
 
 
 class Chatting:
@@ -36,6 +36,7 @@ class Chatting:
     rate: Callable[..., "RatingResult"]
     _prepared: Callable[..., GenerationRequest]
     _implicit: bool
+    _folder: CacheFolder | None
 
     def new_chat(self, system: str | None = None) -> str:
         return self.store.new_session(self.model.name, system or None)
@@ -65,6 +66,11 @@ class Chatting:
             Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
             for m in self.store.messages(session_id)
         ]
+
+    def check_chat(self, session_id: str) -> None:
+        """Can this model read what was said? UsageError or UnsupportedModel where its template refuses it."""
+        messages = alternating([*self.turns(session_id), Turn("user", "?")])
+        self.model.tokenizer.encode_chat(self._fitting(messages, 1))
 
     # -- replies -------------------------------------------------------------------------------------
 
@@ -227,10 +233,12 @@ class Chatting:
     # -- the store -----------------------------------------------------------------------------------
 
     def tidy_chats(self) -> None:
-        """What processes left behind that were killed: replies half written, chats put away."""
+        """What processes left behind that were killed: replies half written, chats put away, files."""
         with contextlib.suppress(StoreBusy):
             self.store.take_up_drafts()
-            self._delete_older(time.time() - PUT_AWAY_DAYS * 86400)
+            put_away.delete_older(self.store)
+            if self._folder is not None:
+                self._folder.tidy(self.store.session_ids())
 
     def put_away(self, session_id: str) -> None:
         """Delete a chat; until the runtime is closed, `bring_back` undoes it."""
@@ -241,19 +249,26 @@ class Chatting:
         self.store.bring_back(session_id)
         self._put_away.discard(session_id)
 
+    def hand_over(self) -> frozenset[str]:
+        """The chats that were put away, which are another runtime's from now on: `take_over` there."""
+        put_away = frozenset(self._put_away)
+        self._put_away.clear()
+        return put_away
+
+    def take_over(self, put_away: frozenset[str]) -> None:
+        self._put_away |= put_away
+
     def delete_put_away(self) -> None:
-        for session_id in list(self._put_away):
+        """Unless another process brought them back."""
+        for session_id in self._put_away & {row.id for row in self.store.put_away_sessions()}:
             with contextlib.suppress(NotFound):  # another process was quicker
-                self.store.delete_session(session_id)
-            self._put_away.discard(session_id)
+                self.engine.sessions.drop(session_id)
+                put_away.delete(self.store, session_id)
+        self._put_away.clear()
 
     @functools.cached_property
     def _put_away(self) -> set[str]:
         return set()
-
-    def _delete_older(self, when: float) -> None:
-        for session_id in self.store.put_away_before(when):
-            self.store.delete_session(session_id)
 
     # -- room in the context -------------------------------------------------------------------------
 

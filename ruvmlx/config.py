@@ -45,6 +45,7 @@ SETTINGS: dict[str, tuple[type, Any, str]] = {
     "kv_tiers": (str, None, "hot,warm: tokens in f16 and up to which 8 bits; auto is what was measured"),
     "kv_limit": (float, None, "KL that the tiers may cost against f16, nats per token; 0.004 by default"),
     "kv_budget": (int, None, "MiB that KV caches should stay within; older tokens lose precision sooner"),
+    "kv_disk": (int, 1024, "MiB of chats' KV caches kept for the next start, the newest; 0 keeps none"),
     "adapter": (str, "default", "named adapter that ratings change, or none"),
     "temperature": (float, None, "0 is greedy; the model's own, or 0.7"),
     "top_p": (float, None, "nucleus mass"),

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from .backends.base import Backend
-from .backends.select import asked_policy, cache_policy, open_backend
+from .backends.cpu import total_memory
+from .backends.select import asked_policy, cache_policy, describe, open_backend
 from .chats import Chatting
 from .conversation import Turn, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
 from .engine.sampler import check_sampling
 from .errors import NotFound, StoreBusy, UsageError
+from .kv.disk import CacheFolder
 from .lora.residency import Residency, Resident
+from .memory import Held, peak, resident
 from .models.base import Model
+from .progress import QUIET, Watch
 from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner
 from .sona.ledger import MINIMUM, LearnStatus
@@ -81,6 +85,8 @@ class Runtime(Chatting):
         kv_limit: float | None = None,
         router: bool = False,
         targets: str = "head",
+        kv_disk: int | None = None,
+        watch: Watch = QUIET,
     ):
         self.store, self.model, self.backend = store, model, backend
         self.examples, self._implicit = check_examples(examples), implicit
@@ -88,11 +94,16 @@ class Runtime(Chatting):
         check_sampling(self.sampling())
         known = KVLedger(store, model.fingerprint, backend.name, asked_policy(kv, kv_tiers))
         self._kv = KVLoop(known, model, backend, kv_limit)
-        self.engine = LLMInferenceEngine(model, backend, cache_policy(kv, backend, kv_tiers) and known.policy)
+        self._folder = None if kv_disk is None else CacheFolder.beside(store.path, kv_disk << 20)
+        policy = cache_policy(kv, backend, kv_tiers) and known.policy
+        self.engine = LLMInferenceEngine(model, backend, policy, self._folder)
         self._adapters = Residency(
-            lambda name: Learner(store, model, backend, name, learn, implicit, targets), lambda x: x.nbytes
+            lambda name: Learner(store, model, backend, name, learn, implicit, targets, self._watch),
+            lambda x: x.nbytes,
         )
+        self._watch = watch
         self.learner = self._adapters.get(adapter) if adapter else None
+        self._watch = QUIET  # later ones are loaded without a word: nothing is measured then
         self._routing = Routing(store, model.fingerprint, self.examples > 0) if router else None
         self._pace = Pace()
         self.last_reply_id: str | None = None
@@ -117,6 +128,8 @@ class Runtime(Chatting):
         kv_limit: float | None = None,
         router: bool = False,
         targets: str = "head",
+        kv_disk: int | None = None,
+        watch: Watch = QUIET,
     ) -> "Runtime":
         """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
 
@@ -130,16 +143,22 @@ class Runtime(Chatting):
         router: whether a reply is made with what was learned, and with examples, is chosen for each, by what
         ratings and latency say of such conversations.
         targets: which matrices a rating changes (lora/targets.py).
+        kv_disk: MiB of chats' KV caches that are kept beside the store until they are gone on with; None
+        leaves what is there alone.
+        watch: told what will be used, and of the progress; it may raise to stop. NotEnoughMemory is raised
+        before weights are fetched or read.
         """
-        from .models.load import load_model
+        from .plan import Planning
 
+        choice = describe(backend, threads)
         store = Store(config.store_file())
         try:
-            loaded = load_model(model)
-            opened = open_backend(backend, loaded, threads, (kv_budget or 0) << 20)
+            planning = Planning(watch, choice, model)
+            loaded = planning.load(model)
+            opened = open_backend(backend, planning.counted(loaded), threads, (kv_budget or 0) << 20)
             return cls(
                 store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit,
-                router, targets,
+                router, targets, kv_disk, watch,
             )  # fmt: skip
         except BaseException:
             store.close()
@@ -151,6 +170,7 @@ class Runtime(Chatting):
             for learner in self._adapters.loaded():
                 learner.memory.flush()
             self.delete_put_away()
+            self.engine.sessions.keep_all()
         finally:
             self.store.close()
 
@@ -323,8 +343,12 @@ class Runtime(Chatting):
 
     def notice(self, reply_id: str, what: str) -> bool:
         """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
-        `implicit_feedback` is on; a rating of the reply counts instead."""
-        return self.learner is not None and self.learner.memory.noticed(self.store.reply(reply_id), what)
+        `implicit_feedback` is on; a rating of the reply counts instead. What another model wrote says nothing
+        of this one."""
+        if self.learner is None:
+            return False
+        reply = self.store.reply(reply_id)
+        return reply.fingerprint == self.model.fingerprint and self.learner.memory.noticed(reply, what)
 
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""
@@ -445,6 +469,21 @@ class Runtime(Chatting):
 
     def kv_status(self) -> KVStatus:
         return self._kv.ledger.status()
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def held(self) -> Held:
+        """What of the machine's memory this process holds, and for what."""
+        pool, now = getattr(self.backend, "pool", None), resident()
+        return Held(
+            model=self.backend.nbytes,
+            kv=self.engine.sessions.nbytes,
+            adapters=sum(adapter.bytes for adapter in self._adapters.tiers()),
+            resident=now,
+            peak=max(now, peak()),
+            budget=total_memory(),
+            kv_budget=pool.budget if pool is not None else 0,
+        )
 
     # -- adapters ------------------------------------------------------------------------------------
 

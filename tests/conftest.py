@@ -11,7 +11,7 @@ from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import embedding, neutral
+from ruvmlx.sona import embedding, neutral, neutral_text
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
@@ -28,6 +28,9 @@ def pytest_configure():
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every text, every seed: minutes instead of seconds")
+    parser.addoption(
+        "--write-screens", action="store_true", help="keep the screens of the chat as they are now"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +69,7 @@ def engine(tiny, tiny_backend):
     return LLMInferenceEngine(tiny, tiny_backend)
 
 
-_WHOLE = neutral.texts()
+_WHOLE = neutral_text.texts()
 _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
 
 
@@ -79,7 +82,7 @@ def whole_text() -> None:
 def _short_text(request, monkeypatch):
     """Otherwise a few texts: the tiny model takes each byte for a token."""
     if "whole_text" not in request.fixturenames:
-        monkeypatch.setattr(neutral, "texts", lambda: _SHORT)
+        monkeypatch.setattr(neutral_text, "texts", lambda: _SHORT)
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +90,7 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     """The short text as the tiny model reads it."""
     config = tiny.config
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(neutral, "texts", lambda: _SHORT)
+        patched.setattr(neutral_text, "texts", lambda: _SHORT)
         measured = neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
     return measured.to_bytes()
 

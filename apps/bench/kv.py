@@ -1,15 +1,20 @@
-"""The KV cache suite: tiers against f16, in bytes, peak memory and speed, next to llama.cpp's caches."""
+"""The KV cache suite: tiers against f16, in bytes, peak memory and speed, next to llama.cpp's caches; and
+chats that are gone on with from disk."""
 
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from .model import prompt
+from .model import NEW, prompt
 from .peers import Peers
 from .rows import Row, at_most, measured, rounded
 from .stage import OnStage, take_turns
 
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns meet one demotion
+READ_AGAIN = 4  # turns at most of what takes seconds
+LEAVING = 300  # ms that the end of a chat may take
 BEST = 2.5  # times llama.cpp, far into a context
 FAR = 4096  # tokens from which on the design promises a share of f16
 
@@ -19,6 +24,8 @@ def run(
 ) -> list[Row]:
     """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
     rows = _memory(ours, long, log)
+    rows += _resuming(ours["tiered"], long, min(rounds, READ_AGAIN))
+    log(f"a chat of {long} tokens, resumed and read again: measured")
     rows += _rows(SHORT, _speeds(ours, SHORT, 4 * rounds))
     log(f"decode at {SHORT}: measured")
     with peers.on_stage(long + DECODED * (rounds + 2), caches=True) as others:
@@ -46,6 +53,28 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     return [
         at_most(half, share, "", 0.45, note) if tokens >= FAR else Row(half, rounded(share), "", note=note),
         at_most(reading, peaks["tiered"], "MB", round(peaks["f16"], 1), "target: f16"),
+    ]
+
+
+def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
+    """To the first token of a chat that was left: its cache from disk, or all of it read again. The file is
+    in the system's own cache, as that of a chat just left."""
+    known, whole = prompt(tokens), prompt(tokens + NEW)
+    ours.call("fill", known)
+    kept, resumed, again = [], [], []
+    with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
+        for _ in range(rounds):
+            kept.append(1e3 * ours.call("keep", folder, known))
+            resumed.append(1e3 * ours.call("resume", folder, whole, tokens))
+            again.append(1e3 * ours.call("first", whole, 0))
+    name = f"first token after {tokens}"
+    ratios = [a / b for a, b in zip(resumed, again, strict=True)]
+    lower: dict[str, Any] = {"better": "lower"}
+    return [
+        measured(f"{name}: resumed from disk", resumed, "ms", **lower),
+        measured(f"{name}: read again", again, "ms", **lower),
+        measured(f"{name}: resumed / read again", ratios, "x", 0.1, **lower),
+        measured(f"cache of {tokens} written to disk", kept, "ms", LEAVING, **lower),
     ]
 
 

@@ -2,37 +2,46 @@
 memory."""
 
 import shutil
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ruvmlx.backends.cpu import total_memory
 
 from . import random_model
-from .model import DECODED, prompt
+from .model import decode_turn, prompt, ratios
+from .peers import peers
 from .rows import Row, at_most, left_out, measured
 from .stage import OnStage, take_turns
 
 LOADS = 3
+CONTEXT = 256  # tokens that llama.cpp has room for
+BEST = 1.2  # times llama.cpp, where memory is the limit
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # times the model's size: of memory, for the system's copy of the file is one
+ROOM = 2.5  # times the model's size: of memory, for the system's copy of the file is one; one more for a peer
 
 
-def run(model: str, backend: str, threads: int, large: bool, log: Callable[[str], None]) -> list[Row]:
-    """large: a model of Mistral-7B's shape, too, made for it: 4.1 GB of disk, 10 GB of memory."""
+def run(
+    model: str, backend: str, threads: int, large: bool, wanted: Sequence[str], log: Callable[[str], None]
+) -> list[Row]:
+    """large: a model of Mistral-7B's shape, too, made for it: 4.1 GB of disk, 10 GB of memory; next to it
+    llama.cpp, if that is wanted."""
     rows = _of("this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS)
     log("load: measured")
     if not large:
         return [*rows, left_out(f"{LARGE}: load", "s", "not in a quick run", 30)]
+    beside = [name for name in wanted if name == "llama.cpp"]  # mlx-lm would need the weights once more
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
         size = random_model.nbytes("mistral-7b")
+        room = (ROOM + len(beside)) * size
         free, memory = shutil.disk_usage(folder).free, total_memory()
-        if free < 1.2 * size or memory < ROOM * size:
-            need = f"it needs {1.2 * size / 1e9:.0f} GB of disk and {ROOM * size / 1e9:.0f} GB of memory"
+        if free < 1.2 * size or memory < room:
+            need = f"it needs {1.2 * size / 1e9:.0f} GB of disk and {room / 1e9:.0f} GB of memory"
             return [*rows, left_out(f"{LARGE}: load", "s", need, 30)]
         log("making a model of Mistral-7B's shape")
         path = str(random_model.make("mistral-7b", Path(folder) / "m.gguf"))
-        return rows + _large(path, backend, threads, log)
+        return rows + _large(path, backend, threads, beside, log)
 
 
 def _of(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
@@ -51,31 +60,31 @@ def _of(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
     ]
 
 
-def _large(path: str, backend: str, threads: int, log: Callable[[str], None]) -> list[Row]:
+def _large(
+    path: str, backend: str, threads: int, wanted: Sequence[str], log: Callable[[str], None]
+) -> list[Row]:
     ours = OnStage("ruvmlx", model=path, backend=backend, threads=threads)
     memory = OnStage("memory", nbytes=ours.facts["weights_bytes"], threads=threads)
     log("7B: loaded")
     try:
-        ours.call("fill", prompt(32))
-        turns = take_turns({"ours": ours, "memory": memory}, _decode, 5)
+        with peers(wanted, path, threads) as beside, beside.on_stage(CONTEXT) as others:
+            for player in (ours, *others.values()):
+                player.call("fill", prompt(32))
+            turns = take_turns({"ours": ours, "memory": memory} | others, decode_turn, 5)
         held, loaded = ours.call("resident"), ours.facts["load_s"]
-        rates = {name: [1 / s for s in seconds] for name, seconds in turns.items()}
-        limit = sorted(rates["memory"])[len(rates["memory"]) // 2]
-        condition = "one reply at a time, no speculation"
-        note = f"weights {ours.facts['weights_bytes'] / 1e9:.2f} GB"
-        return [
-            at_most(f"{LARGE}: load", loaded, "s", 30),
-            at_most(f"{LARGE}: resident", held / 1e9, "GB", 5.0, note),
-            measured(
-                f"{LARGE}: decode", rates["ours"], "tok/s", 100, limit=limit, condition=condition,
-                reference=tuple(rates["memory"]),
-            ),
-        ]  # fmt: skip
     finally:
         ours.leave()
         memory.leave()
-
-
-def _decode(player: OnStage) -> float:
-    times = sorted(player.call("decode", prompt(max(2, DECODED // 6))))
-    return times[len(times) // 2]
+    rates = {name: [1 / s for s in seconds] for name, seconds in turns.items()}
+    reading = tuple(rates.pop("memory"))
+    note = f"weights {ours.facts['weights_bytes'] / 1e9:.2f} GB"
+    return [
+        at_most(f"{LARGE}: load", loaded, "s", 30),
+        at_most(f"{LARGE}: resident", held / 1e9, "GB", 5.0, note),
+        measured(
+            f"{LARGE}: decode", rates["ours"], "tok/s", 100, limit=statistics.median(reading),
+            condition="one reply at a time, no speculation", reference=reading,
+        ),
+        *(measured(f"{LARGE}: decode: {name}", rates[name], "tok/s") for name in others),
+        *ratios(f"{LARGE}: decode", rates, BEST),
+    ]  # fmt: skip

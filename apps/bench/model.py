@@ -82,7 +82,7 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
     del rates["products"]
-    return [*_speeds(name, rates, limit, reference), *_ratios(name, rates, BEST["prefill"])]
+    return [*_speeds(name, rates, limit, reference), *ratios(name, rates, BEST["prefill"])]
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
@@ -104,7 +104,7 @@ def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: 
         shares = [a / b for a, b in zip(rates["ours"], reading, strict=True)]
         most = 0.75 if context == PROMPT else None
         rows.append(measured(f"{name}: share of memory bandwidth", shares, "", most, limit=1.0))
-    return rows + _ratios(name, rates, BEST.get(context, LONG))
+    return rows + ratios(name, rates, BEST.get(context, LONG))
 
 
 def decode_turn(player: OnStage) -> float:
@@ -129,7 +129,7 @@ def _speeds(
     return rows
 
 
-def _ratios(name: str, rates: Turns, target: float) -> list[Row]:
+def ratios(name: str, rates: Turns, target: float) -> list[Row]:
     """Ours against the best setting of each of the others, turn by turn."""
     rows = []
     for kind in NAMES:

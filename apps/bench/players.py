@@ -4,12 +4,15 @@ Each runs in a process of its own (worker.py), so that no one's idle threads slo
 lets them take turns.
 """
 
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from ruvmlx.kv.disk import CacheFolder
 
 
 class Decoding(Protocol):
@@ -74,6 +77,21 @@ class Ruvmlx:
         self._cache = self._backend.new_cache(self._policy)
         started = time.perf_counter()
         self._backend.prefill(tokens, self._cache)
+        return time.perf_counter() - started
+
+    def keep(self, folder: str, tokens: list[int]) -> float:
+        """Write the cache that `fill` made of these tokens down, as the end of a chat does."""
+        started = time.perf_counter()
+        CacheFolder(Path(folder), 1 << 40).save("chat", {}, tokens, self._cache.dump(), math.inf)
+        return time.perf_counter() - started
+
+    def resume(self, folder: str, tokens: list[int], known: int) -> float:
+        """`first`, the known tokens' cache on disk."""
+        started, cache = time.perf_counter(), self._backend.new_cache(self._policy)
+        CacheFolder(Path(folder), 1 << 40).load("chat", {}, tokens, cache)
+        assert cache.offset == known
+        step = self._backend.prefill(tokens[known:], cache)
+        int(np.argmax(step.logits))
         return time.perf_counter() - started
 
     def decode(self, tokens: list[int]) -> list[float]:

@@ -9,13 +9,13 @@ from typing import Any
 
 from ruvmlx.models.load import load_model
 
-from . import energy, kernels, kv, learning, load, machine, model
+from . import chat, energy, kernels, kv, learning, load, machine, model
 from .machine import Limits, Thermometer
 from .peers import Peers, peers
 from .rows import Row, believed
 from .stage import OnStage
 
-NAMES = ("kernels", "model", "kv", "learning", "load")
+NAMES = ("kernels", "model", "kv", "learning", "load", "chat")
 CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
 LONG = {"quick": 2048, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
@@ -97,10 +97,22 @@ def _learning(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
 
 
 def _load(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
-    return load.run(plan.model, plan.backend, plan.threads, not plan.quick, log)
+    return load.run(plan.model, plan.backend, plan.threads, not plan.quick, plan.wanted, log)
 
 
-_SUITES = {"kernels": _kernels, "model": _model, "kv": _kv, "learning": _learning, "load": _load}
+def _chat(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    how = "alone" if tuple(plan.suites) == ("chat",) and not plan.quick else plan.size
+    return chat.run(plan.model, plan.backend, plan.threads, how, log)
+
+
+_SUITES = {
+    "kernels": _kernels,
+    "model": _model,
+    "kv": _kv,
+    "learning": _learning,
+    "load": _load,
+    "chat": _chat,
+}
 
 
 def _rounds(plan: Plan) -> int:

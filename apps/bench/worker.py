@@ -9,6 +9,8 @@ import json
 import os
 import sys
 
+from ruvmlx import memory
+
 from .players import KINDS
 
 
@@ -29,32 +31,13 @@ def main() -> None:
         print(json.dumps(result), file=answers, flush=True)
 
 
-def _resident() -> int:
-    """Bytes of memory that this process holds now (Linux), or its peak elsewhere."""
-    return _status("VmRSS")
-
-
-def _peak() -> int:
-    """Bytes that it held at most since `forget_peak` (Linux), or ever elsewhere."""
-    return _status("VmHWM")
-
-
 def _forget_peak() -> None:
+    """`peak` counts from here on, where the system can do that (Linux)."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
         f.write("5")
 
 
-def _status(field: str) -> int:
-    try:
-        with open("/proc/self/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-OF_THE_PROCESS = {"resident": _resident, "peak": _peak, "forget_peak": _forget_peak}
+OF_THE_PROCESS = {"resident": memory.resident, "peak": memory.peak, "forget_peak": _forget_peak}
 
 
 if __name__ == "__main__":

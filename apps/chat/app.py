@@ -18,12 +18,16 @@ from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
 
+from ruvmlx import config
 from ruvmlx.errors import RuvmlxError
 
 from . import clipboard, commands, describe, ending, keys, palette, theme
+from .chats_screen import ChatsScreen
+from .compare_screen import CompareScreen
 from .comparing import ComparingApp
 from .contract import ChatOptions, OpenRuntime, swap_adapter
 from .messages import KEYS_HELP, Notice, Reply
+from .picker_screen import PickerScreen
 from .prompt import Prompt
 
 QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
@@ -43,26 +47,35 @@ class ChatApp(ComparingApp):
         Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True, id="quit"),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
         Binding("f2", "panel", "Learning", show=False, id="learning"),
+        Binding("f3", "models", "Models", show=False, id="models"),
+        Binding("f4", "adapters", "Adapters", show=False, id="adapters"),
         Binding("f1", "help", "Help", show=False, id="help"),
     ]
 
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions | None = None) -> None:
         super().__init__(open_runtime, options or ChatOptions())
-        self._keymap = keys.parse(self.options.keys, self.BINDINGS)
+        self._keys = keys.parse(self.options.keys, self.bindings_with_names())
         self.failure: BaseException | None = None  # why the app ended by itself
+        self._remembers_theme = False  # until the one that was asked for is in place
         self._interrupted_at = 0.0
         self.ended_by = 0  # the signal that told the app to end
         self._here: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def bindings_with_names(cls) -> list[Binding]:
+        """Of all screens: those that can have other keys."""
+        return [*cls.BINDINGS, *(b for s in (ChatsScreen, CompareScreen, PickerScreen) for b in s.BINDINGS)]
 
     def on_mount(self) -> None:
         for made in theme.ALL:
             self.register_theme(made)
         wanted = theme.preferred(self.options.theme)
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
+        self._remembers_theme = True
         if not self.options.motion:
             self.animation_level = "none"
             self.prompt.cursor_blink = False
-        self.set_keymap(self._keymap)
+        self.set_keymap(self._keys)
         self.prompt.focus()
         self._open()
         if self.options.learn_when_idle:
@@ -71,6 +84,18 @@ class ChatApp(ComparingApp):
         if self.ended_by:
             self.action_leave()
 
+    def watch_theme(self, name: str) -> None:
+        """What is chosen in the palette is there again at the next start."""
+        if self._remembers_theme:
+            self._remember_theme(name)
+
+    @work(thread=True)
+    def _remember_theme(self, name: str) -> None:
+        try:
+            config.save("theme", theme.setting(name))
+        except RuvmlxError as error:
+            self.call_from_thread(self.status.flash, describe.error_line(error))
+
     def watch_phase(self) -> None:
         super().watch_phase()
         self.refresh_bindings()
@@ -78,12 +103,12 @@ class ChatApp(ComparingApp):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that would do nothing now are not offered."""
         if action == "stop":
-            return self.phase == "replying"
-        if action == "rate" and self._is_too_early():
+            return self.phase in ("replying", "opening")
+        if (action == "rate" and self._is_too_early()) or (action == "undo" and self.phase == "opening"):
             return False
         if action in ("again", "more", "edit", "flip"):
             return bool(self.session and self.phase == "idle" and self._may(action))
-        if action == "chats":
+        if action in ("chats", "models", "adapters"):
             return bool(self.session) and self.phase == "idle"
         if action == "cancel_edit":
             return self.editing is not None
@@ -100,12 +125,11 @@ class ChatApp(ComparingApp):
     @work
     async def _open(self) -> None:
         try:
-            await self.runtime.open()
-            if self.phase == "opening":
-                await self._begin(self.options)
+            await self._open_first()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self.failure = error
-            self.exit(getattr(error, "exit_code", 1))
+            if self.phase != "closing":
+                self.failure = error
+                self.exit(getattr(error, "exit_code", 1))
 
     def action_leave(self) -> None:
         if self.phase != "closing":
@@ -142,7 +166,7 @@ class ChatApp(ComparingApp):
         """Ctrl+C copies what is selected, else stops a reply, else leaves when pressed twice."""
         if self._copy_selected():
             return
-        if self.phase == "replying":
+        if self.phase in ("replying", "opening"):
             self.action_stop()
         elif time.monotonic() - self._interrupted_at < QUIT_WINDOW:
             self.action_leave()
@@ -196,9 +220,8 @@ class ChatApp(ComparingApp):
 
     def _must_wait(self, command: commands.Command | None) -> bool:
         name = command.name if command else ""
-        return self.phase != "idle" and name not in (
-            ("quit", "help", "rate", "undo", "learning") if self.session else ("quit",)
-        )
+        free = ("quit", "help", "rate", "undo", "learning") if self.phase == "replying" else ("quit",)
+        return self.phase != "idle" and name not in free
 
     def _wait(self) -> None:
         """What is sent while the model opens goes out by itself, unless it is changed before."""

@@ -1,5 +1,7 @@
 """The chat app's ground: its widgets, its runtime, and how errors show."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,14 +15,21 @@ from ruvmlx.text import sanitize
 
 from . import commands, describe
 from .contract import ChatRuntime, OpenRuntime
-from .messages import Notice, Welcome
+from .messages import Notice
 from .panel import Panel
 from .prompt import Prompt
 from .status import KeyHints, StatusLine
 from .transcript import Transcript
+from .welcome import Welcome
 from .worker import RuntimeThread
 
 T = TypeVar("T")
+
+
+def later(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
+    """show(), soon, in the app's thread; called from the runtime's."""
+    with contextlib.suppress(RuntimeError):  # the app has gone
+        loop.call_soon_threadsafe(show)
 
 
 class ChatBase(App[int]):

@@ -12,12 +12,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from . import describe, shelf
+from . import describe, keys, shelf
 
 if TYPE_CHECKING:
     from .library import LibraryApp
 
-HINTS = "⏎ Open   ^t Rename   ^x Delete   ^z Bring back   esc Close"
 SEARCH = "Search all chats"
 
 
@@ -25,16 +24,10 @@ class ChatsScreen(ModalScreen[str | None]):
     """Its result is the chat to open; None for none. deleted: what was put away, the last at the end."""
 
     BINDINGS: ClassVar = [
-        Binding("escape", "leave", "Close", show=False, priority=True),
-        Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True),
-        Binding("ctrl+c", "leave", "Close", show=False, priority=True),
-        Binding("up", "move(-1)", "Up", show=False, priority=True),
-        Binding("down", "move(1)", "Down", show=False, priority=True),
-        Binding("pageup", "move(-10)", "Page up", show=False, priority=True),
-        Binding("pagedown", "move(10)", "Page down", show=False, priority=True),
-        Binding("ctrl+t", "rename", "Rename", show=False, priority=True),
-        Binding("ctrl+x", "delete", "Delete", show=False, priority=True),
-        Binding("ctrl+z", "bring_back", "Bring back", show=False, priority=True),
+        *keys.OF_LISTS,
+        Binding("ctrl+t", "rename", "Rename", show=False, priority=True, id="chat_rename"),
+        Binding("ctrl+x", "delete", "Delete", show=False, priority=True, id="chat_delete"),
+        Binding("ctrl+z", "bring_back", "Bring back", show=False, priority=True, id="chat_bring_back"),
     ]
 
     def __init__(self, words: str = "") -> None:
@@ -55,10 +48,19 @@ class ChatsScreen(ModalScreen[str | None]):
         with Vertical(id="chats"):
             yield Input(self._words, placeholder=SEARCH, select_on_focus=False)
             yield OptionList()
-            yield Static(HINTS, markup=False, id="hints")
+            yield Static(self._hints, markup=False, id="hints")
 
     def on_mount(self) -> None:
         self.query_one("#chats").border_title = "Chats"
+
+    def _key(self, name: str, default: str) -> str:
+        return keys.shown(self.app, name, default)
+
+    @property
+    def _hints(self) -> str:
+        rename, delete = self._key("chat_rename", "^t"), self._key("chat_delete", "^x")
+        back, close = self._key("chat_bring_back", "^z"), self._key("close", "esc")
+        return f"⏎ Open   {rename} Rename   {delete} Delete   {back} Bring back   {close} Close"
 
     @property
     def options(self) -> OptionList:
@@ -135,12 +137,12 @@ class ChatsScreen(ModalScreen[str | None]):
             self._naming, field = entry, self.query_one(Input)
             field.value, field.placeholder = entry.title, "Title"
             field.cursor_position = len(entry.title)
-            self._say("⏎ Save the title   esc Leave it as it is")
+            self._say(f"⏎ Save the title   {self._key('close', 'esc')} Leave it as it is")
 
     def _end_naming(self) -> None:
         self._naming, field = None, self.query_one(Input)
         field.value, field.placeholder = self._words, SEARCH
-        self._say(HINTS)
+        self._say(self._hints)
 
     @work
     async def _give_title(self, entry: shelf.Entry, title: str) -> None:
@@ -154,7 +156,8 @@ class ChatsScreen(ModalScreen[str | None]):
         if entry and not self._naming and await self._done(lambda runtime: runtime.put_away(entry.id)):
             self.deleted.append(entry.id)
             self._search()
-            self._say(f"Deleted: {entry.title} · ^z brings it back, until you leave ruvmlx")
+            back = self._key("chat_bring_back", "^z")
+            self._say(f"Deleted: {entry.title} · {back} brings it back, until you leave ruvmlx")
 
     @work
     async def action_bring_back(self) -> None:
@@ -163,7 +166,7 @@ class ChatsScreen(ModalScreen[str | None]):
             if await self._done(lambda runtime: runtime.bring_back(session)):
                 self.deleted.pop()
                 self._search(session)
-                self._say(HINTS)
+                self._say(self._hints)
 
     async def _done(self, work) -> bool:
         try:

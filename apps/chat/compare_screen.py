@@ -10,15 +10,12 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from . import compare, describe
+from . import compare, describe, keys
 from .messages import Reply
 from .stream import show_reply
 
 if TYPE_CHECKING:
     from .comparing import ComparingApp
-
-WRITING = "esc Stop"
-CHOOSE = "1 or ← the left is better   2 or → the right   esc Neither"
 
 
 class CompareScreen(ModalScreen[int | None]):
@@ -26,13 +23,15 @@ class CompareScreen(ModalScreen[int | None]):
 
     AUTO_FOCUS = ""  # neither side is marked
     BINDINGS: ClassVar = [
-        Binding("escape", "leave", "Neither", show=False, priority=True),
+        Binding("escape", "leave", "Neither", show=False, priority=True, id="close"),
         Binding("ctrl+c", "leave", "Neither", show=False, priority=True),
-        Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True),
-        Binding("1,left", "choose(0)", "Left", show=False, priority=True),
-        Binding("2,right", "choose(1)", "Right", show=False, priority=True),
-        Binding("up,pageup", "scroll(-5)", "Up", show=False, priority=True),
-        Binding("down,pagedown", "scroll(5)", "Down", show=False, priority=True),
+        Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),
+        Binding("1,left", "choose(0)", "Left", show=False, priority=True, id="choose_left"),
+        Binding("2,right", "choose(1)", "Right", show=False, priority=True, id="choose_right"),
+        Binding("up", "scroll(-5)", "Up", show=False, priority=True, id="list_up"),
+        Binding("down", "scroll(5)", "Down", show=False, priority=True, id="list_down"),
+        Binding("pageup", "scroll(-20)", "Page up", show=False, priority=True, id="list_page_up"),
+        Binding("pagedown", "scroll(20)", "Page down", show=False, priority=True, id="list_page_down"),
     ]
 
     def __init__(self, text: str) -> None:
@@ -55,7 +54,19 @@ class CompareScreen(ModalScreen[int | None]):
                     side = VerticalScroll(Reply(), can_focus=False, classes="side")
                     side.border_title = str(number)
                     yield side
-            yield Static(WRITING, markup=False, id="hints")
+            yield Static(f"{self._close_key} Stop", markup=False, id="hints")
+
+    @property
+    def _close_key(self) -> str:
+        return keys.shown(self.app, "close", "esc")
+
+    @property
+    def _choices(self) -> str:
+        left, right = (
+            keys.shown(self.app, "choose_left", "1 or ←"),
+            keys.shown(self.app, "choose_right", "2 or →"),
+        )
+        return f"{left} the left is better   {right} the right   {self._close_key} Neither"
 
     def on_mount(self) -> None:
         for reply in self.query(Reply):
@@ -79,12 +90,12 @@ class CompareScreen(ModalScreen[int | None]):
                 if self._stopped:
                     break
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(f"{describe.error_line(error)}   esc Close")
+            self._say(f"{describe.error_line(error)}   {self._close_key} Close")
             self.candidates = []
             return
         finally:
             self._busy = False
-        self._say(CHOOSE if len(self.candidates) == 2 else "Stopped   esc Close")
+        self._say(self._choices if len(self.candidates) == 2 else f"Stopped   {self._close_key} Close")
 
     def action_choose(self, side: int) -> None:
         if len(self.candidates) == 2 and not self._busy:

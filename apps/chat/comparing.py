@@ -8,15 +8,20 @@ from textual import work
 from . import compare, describe
 from .compare_screen import CompareScreen
 from .contract import ChatOptions, OpenRuntime
-from .library import LibraryApp
 from .opened import Standing
 from .rating import EFFECT_SHOWN
+from .switching import SwitchingApp
 
 
-class ComparingApp(LibraryApp):
+class ComparingApp(SwitchingApp):
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions) -> None:
         super().__init__(open_runtime, options)
         self._candidates: list[compare.Candidate] = []  # of the newest comparison
+
+    async def _changed(self) -> None:
+        """Another model cannot be told which of two that it did not write is better."""
+        self._candidates = []
+        await super()._changed()
 
     def how(self, cancel: threading.Event) -> dict[str, Any]:
         """Sampling, and what stops the reply."""

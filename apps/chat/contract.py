@@ -7,10 +7,12 @@ set from elsewhere.
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
+from ruvmlx.memory import Held
 from ruvmlx.runtime import LearningState, LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow, Store
 
@@ -23,6 +25,21 @@ class HasShape(Protocol):
 class HasName(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def bits(self) -> float: ...
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
 
     @property
     def config(self) -> HasShape: ...
@@ -135,6 +152,9 @@ class ChatRuntime(Protocol):
     def learning(self) -> LearningState:
         """All that is shown of what was learned. NotFound when it runs without an adapter."""
 
+    def held(self) -> Held:
+        """What the process holds of the machine's memory, and for what."""
+
     def notice(self, reply_id: str, what: str) -> bool:
         """The user "copied" a reply. True if it is heeded: `implicit_feedback` is off by default."""
 
@@ -167,6 +187,14 @@ class ChatRuntime(Protocol):
 
     def adapters(self) -> list[NamedRow]:
         """Those of this model that have learned something."""
+
+    def check_chat(self, session_id: str) -> None:
+        """UsageError or UnsupportedModel where the model cannot read what was said."""
+
+    def hand_over(self) -> frozenset[str]:
+        """The chats that were put away: `close` leaves them to another runtime, which takes them over."""
+
+    def take_over(self, put_away: frozenset[str]) -> None: ...
 
     def close(self) -> None: ...
 

@@ -6,7 +6,6 @@ and what is shown of it: one quiet line while it lasts, one of what came of it.
 """
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from textual import events, work
 
 from . import describe
+from .base import later
 from .contract import ChatRuntime, OpenRuntime
 from .rating import EFFECT_SHOWN, RatingApp
 
@@ -95,8 +95,7 @@ class IdleApp(RatingApp):
         self._resting, here = True, asyncio.get_running_loop()
 
         def show(line: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the app has gone
-                here.call_soon_threadsafe(self._show_work, line)
+            later(here, lambda: self._show_work(line))
 
         try:
             lesson = await self.runtime.rest(lambda runtime, cancel: learn(runtime, cancel, show))

@@ -1,7 +1,12 @@
-"""Keys of one's own: the setting `keys`, as in again=ctrl+t,chats=f3."""
+"""Keys of one's own: the setting `keys`, as in again=ctrl+t,chats=f3.
+
+They hold in all screens; what several screens share (close, quit, list_up ...) has one name.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
+from textual.app import App
 from textual.binding import Binding
 from textual.keys import Keys, key_to_character
 
@@ -10,10 +15,21 @@ from ruvmlx.errors import UsageError
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
+# Of a screen that is a list: it has the actions `leave` and `move`.
+OF_LISTS = (
+    Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
+    Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),
+    Binding("ctrl+c", "leave", "Close", show=False, priority=True),
+    Binding("up", "move(-1)", "Up", show=False, priority=True, id="list_up"),
+    Binding("down", "move(1)", "Down", show=False, priority=True, id="list_down"),
+    Binding("pageup", "move(-10)", "Page up", show=False, priority=True, id="list_page_up"),
+    Binding("pagedown", "move(10)", "Page down", show=False, priority=True, id="list_page_down"),
+)
+
 
 def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
     """What can have a key -> its key. UsageError for a name, or a key, that there is not."""
-    names = [binding.id for binding in bindings if binding.id]
+    names = list(dict.fromkeys(binding.id for binding in bindings if binding.id))
     found: dict[str, str] = {}
     for pair in filter(None, setting.split(",")):
         name, _, key = pair.partition("=")
@@ -30,3 +46,9 @@ def _is_key(key: str) -> bool:
     known = last in _NAMED or key in _NAMED or len(key_to_character(last) or "") == 1
     # A bare character would take the letter away from what is typed.
     return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)
+
+
+def shown(app: App[Any], name: str, default: str) -> str:
+    """How a key is written in a hint: the user's own, else `default`."""
+    own = app._keymap.get(name)
+    return app.get_key_display(Binding(own, "")) if own else default

@@ -29,15 +29,23 @@ class LibraryApp(WritingApp):
     async def _begin(self, options: ChatOptions) -> None:
         """Show a session: the first, or another one later."""
         opened = await self.runtime.call(lambda runtime: Opened.of(runtime, options))
-        self.session = opened.session
         self.system = next((t.content for t in opened.turns if t.role == "system"), options.system)
+        self._show_opened(opened)
+        await self.transcript.restart(opened.turns, opened.model)
+        self.phase = "idle"
+        self._send_waiting()
+
+    def _show_opened(self, opened: Opened) -> None:
+        """All but the conversation."""
+        self.session = opened.session
         self.model = self.prompt.heading = opened.model
         self.prompt.earlier = opened.said
         self.status.backend = opened.backend
         self.status.meter = Meter(max_context=opened.max_context)
         self._learned(opened.learned)
-        await self.transcript.restart(opened.turns, opened.model)
-        self.phase = "idle"
+
+    def _send_waiting(self) -> None:
+        """What was sent while a model was opening, if nobody has changed it since."""
         if self._waiting and self._waiting == self.prompt.text:
             self.prompt.action_submit()
         self._waiting = ""

@@ -1,6 +1,5 @@
 """What stands in the conversation: what the user said, replies, and quiet notices."""
 
-import time
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -19,11 +18,6 @@ from .markdown import ReplyMarkdown
 
 ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
 
-WELCOME = """{model} learns from what you think of its replies.
-
-Ctrl+Y  more like this      Ctrl+N  less like this
-Tab  choose a reply, then 1 to 5      /help  all commands"""
-
 KEYS_HELP = (
     ("", ""),
     ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
@@ -35,6 +29,7 @@ KEYS_HELP = (
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first and last line: what you wrote before"),
     ("F2", "side panel: what was learned, the machine"),
+    ("F3, F4", "models, adapters"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )
@@ -58,26 +53,6 @@ class Notice(Static):
 
     def __init__(self, text: str, kind: str = "info") -> None:
         super().__init__(sanitize(text), markup=False, classes=kind)
-
-
-class Welcome(Static):
-    """The empty conversation: what is loading, then what can be done."""
-
-    def __init__(self, model: str = "") -> None:
-        super().__init__(markup=False)
-        self.model = model
-        self._since = time.monotonic()
-
-    def on_mount(self) -> None:
-        if self.model:
-            self.update(WELCOME.format(model=self.model))
-        else:
-            self._tick()
-            self.set_interval(1, self._tick)
-
-    def _tick(self) -> None:
-        seconds = int(time.monotonic() - self._since)
-        self.update("Opening the model…" + (f" {seconds} s" if seconds > 1 else ""))
 
 
 class Reply(Vertical, can_focus=True):

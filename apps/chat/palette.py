@@ -40,11 +40,14 @@ _TITLES = {  # command, argument -> what people look for
     ("export", ""): "Export this chat to a file",
     ("import", ""): "Import a chat from a file",
     ("system", ""): "System prompt of this chat",
-    ("adapter", ""): "Adapter",
+    ("models", ""): "Models: list and change",
+    ("adapters", ""): "Adapters: list and change",
+    ("model", ""): "Model by its name: a repository, a folder, a file",
+    ("adapter", ""): "Adapter by its name",
     ("status", ""): "Status of model and learning",
     ("help", ""): "All commands and keys",
 }
-_WANT_WORDS = ("rate", "rollback", "choose", "title", "export", "import", "system", "adapter")
+_WANT_WORDS = ("rate", "rollback", "choose", "title", "export", "import", "system", "model", "adapter")
 
 
 def entries() -> Iterator[Entry]:

@@ -1,16 +1,19 @@
 """The side panel (F2): what was learned and what the machine does, as it is now."""
 
-import resource
-import sys
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from ruvmlx import memory
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.memory import Held, size
 from ruvmlx.runtime import LearningState
+from ruvmlx.sensors import Reading
 from ruvmlx.text import one_line
 
 from . import describe
@@ -18,7 +21,8 @@ from .contract import ChatRuntime
 from .status import bar
 
 WIDTH = 34  # cells, of which the frame takes four
-QUESTION = 18  # cells of a rated question
+BAR = 4  # cells of a tier's share
+DETAILS = ("model", "caches", "LoRA", "rest")  # left out where there is little room
 
 
 @dataclass(frozen=True)
@@ -26,28 +30,25 @@ class View:
     """What the panel shows, gathered in the runtime's thread. learning: None without an adapter."""
 
     learning: LearningState | None
-    peak_bytes: int  # of memory, since the start
+    held: Held
+    reading: Reading = field(default_factory=Reading)
 
     @classmethod
-    def of(cls, runtime: ChatRuntime) -> "View":
+    def of(cls, runtime: ChatRuntime) -> Self:
         try:
             learning = runtime.learning()
         except NotFound:
             learning = None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return cls(learning, peak if sys.platform == "darwin" else peak * 1024)
+        return cls(learning, runtime.held())
 
-
-def size(count: float) -> str:
-    """Bytes as people read them: "512 KiB", "1.2 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    def later(self, reading: Reading) -> "View":
+        """With what can be seen from any thread as it is now."""
+        now = replace(self.held, resident=memory.resident(), peak=memory.peak())
+        return replace(self, held=now, reading=reading)
 
 
 Rows = list[tuple[str, str]]  # a word, and what stands beside it
+Sections = list[tuple[str, Rows]]
 
 
 def learning_rows(state: LearningState) -> Rows:
@@ -71,28 +72,75 @@ def recent_rows(state: LearningState) -> Rows:
     ]
 
 
-def machine_rows(kv: KVStats | None, peak_bytes: int) -> Rows:
-    """The tiers of the KV cache by their share of its tokens, and its bytes."""
+def cache_rows(kv: KVStats | None) -> Rows:
+    """The tiers of the chat's KV cache by their share of its bytes, and all of it."""
+    if kv is None:
+        return []
+    tiers = {
+        "hot": (kv.hot_bytes, kv.hot_tokens),
+        "warm": (kv.warm_bytes, kv.warm_tokens),
+        "cold": (kv.cold_bytes, kv.cold_tokens),
+    }
+    total = kv.bytes or 1
+    rows = [
+        (name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
+        for name, (nbytes, tokens) in tiers.items()
+    ]
+    return [*rows, ("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})")]
+
+
+def memory_rows(held: Held) -> Rows:
+    """The process against what it may use, then what it is made of."""
+    limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
+    return [
+        ("memory", f"{bar(held.resident / held.budget if held.budget else 0.0)} {size(held.resident)}"),
+        ("budget", f"{size(held.budget)}, peak {size(held.peak)}"),
+        ("model", size(held.model)),
+        ("caches", size(held.kv) + limit),
+        ("LoRA", size(held.adapters)),
+        ("rest", size(held.rest)),
+    ]
+
+
+def sensor_rows(reading: Reading) -> Rows:
+    """What the platform does not tell is not there."""
     rows: Rows = []
-    if kv:
-        tiers = {"hot": kv.hot_tokens, "warm": kv.warm_tokens, "cold": kv.cold_tokens}
-        total = sum(tiers.values()) or 1
-        rows = [(name, f"{bar(tokens / total)} {tokens:,} tokens") for name, tokens in tiers.items()]
-        rows.append(("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})"))
-    return [*rows, ("memory", f"{size(peak_bytes)} at most")]
+    if reading.celsius is not None:
+        rows.append(("heat", f"{reading.celsius:.0f} °C"))
+    elif reading.heat:
+        rows.append(("heat", reading.heat))
+    if reading.watts:
+        rows.append(("power", f"{reading.watts:.1f} W, {reading.drawn_by}"))
+    return rows
 
 
-def sections(view: View, kv: KVStats | None) -> list[tuple[str, Rows]]:
+def sections(view: View, kv: KVStats | None) -> Sections:
     learning = view.learning
-    shown: list[tuple[str, Rows]] = [("Learning", learning_rows(learning) if learning else [("none", "")])]
+    shown: Sections = [("Learning", learning_rows(learning) if learning else [("none", "")])]
     if learning and learning.recent:
         shown.append(("Recent ratings", recent_rows(learning)))
-    return [*shown, ("Machine", machine_rows(kv, view.peak_bytes))]
+    machine = [*cache_rows(kv), *memory_rows(view.held), *sensor_rows(view.reading)]
+    return [*shown, ("Machine", machine)]
+
+
+def fitted(shown: Sections, height: int) -> Sections:
+    """Without details, and with fewer of the recent ratings, where all would be more lines than there are."""
+    if sum(len(rows) + 2 for _, rows in shown) <= height:
+        return shown
+    brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]
+    over = sum(len(rows) + 1 for _, rows in brief) - height
+    return [(t, rows[: max(1, len(rows) - over)] if t == "Recent ratings" else rows) for t, rows in brief]
 
 
 def lines(view: View, kv: KVStats | None) -> list[str]:
-    """The same in words, a line each, for the plain mode."""
-    return [f"{title}: {word} {text}".rstrip() for title, rows in sections(view, kv) for word, text in rows]
+    """The same in words, a line each, to be read aloud."""
+    shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
+    return [f"{title}: {word} {_spoken(text)}".rstrip() for title, (word, text) in shown]
+
+
+def _spoken(text: str) -> str:
+    """ "▰▱▱▱ 7 MiB, 319 tok" -> "7 MiB, 319 tokens"."""
+    return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))
 
 
 class Panel(VerticalScroll, can_focus=False):
@@ -101,21 +149,39 @@ class Panel(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__(Static(markup=False))
         self.display = False
+        self._shown: tuple[View, KVStats | None] | None = None
 
     def show(self, view: View, kv: KVStats | None) -> None:
+        self._shown = view, kv
+        foot = self._foot(view)
+        height = self.container_size.height or self.size.height
+        shown = fitted(sections(view, kv), height - len(foot))
+        room = height - len(foot) - sum(len(rows) + 1 for _, rows in shown) >= len(shown)
         parts: list[Content] = []
-        for title, rows in sections(view, kv):
-            parts.append(Content.styled(title, "bold $primary"))
-            width = max(len(word) for word, _ in rows)
-            parts += [
-                Content.assemble((f"{word:<{width}}  ", "$secondary"), text).truncate(
-                    WIDTH - 4, ellipsis=True
-                )
-                for word, text in rows
-            ]
-            parts.append(Content(""))
+        for title, rows in shown:
+            parts += [Content.styled(title, "bold $primary"), *self._rows(rows)]
+            parts += [Content("")] * room
+        self.query_one(Static).update(Content("\n").join(parts + foot))
+
+    @property
+    def view(self) -> View | None:
+        """What is shown."""
+        return self._shown[0] if self._shown else None
+
+    def on_resize(self) -> None:
+        if self._shown:
+            self.show(*self._shown)
+
+    @staticmethod
+    def _rows(rows: Rows) -> list[Content]:
+        width = max(len(word) for word, _ in rows)
+        whole = (Content.assemble((f"{word:<{width}}  ", "$secondary"), text) for word, text in rows)
+        return [row.truncate(WIDTH - 4, ellipsis=True) for row in whole]
+
+    @staticmethod
+    def _foot(view: View) -> list[Content]:
+        foot = [Content("^r take back   /rollback N").stylize("$secondary")]
         if view.learning and view.learning.status.versions:
             known = sorted({0, *view.learning.status.versions})[-6:]
-            parts.append(Content(f"versions {', '.join(map(str, known))}").stylize("$secondary"))
-        parts.append(Content("^r take back   /rollback N").stylize("$secondary"))
-        self.query_one(Static).update(Content("\n").join(parts))
+            foot.insert(0, Content(f"versions {', '.join(map(str, known))}").stylize("$secondary"))
+        return foot

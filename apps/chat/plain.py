@@ -11,29 +11,34 @@ Nothing is learned in idle time: a thread that waits for a line cannot train, an
 import contextlib
 import errno
 import io
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Turn
+from ruvmlx.sensors import Sensors
 from ruvmlx.text import Sanitizer, sanitize
 
-from . import clipboard, commands, compare, describe, ending, panel, shelf
+from ..progress import watching
+from . import clipboard, commands, compare, describe, ending, models, panel, shelf
 from .code import code_blocks
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
+from .interrupts import Interrupts
+from .opener import Holder, Opener, Stoppable
 
 
 class PlainChat:
     """One conversation over two text streams. `run` returns the exit code."""
 
-    def __init__(self, runtime: ChatRuntime, options: ChatOptions, source: TextIO, sink: TextIO) -> None:
-        self.runtime = runtime
+    def __init__(
+        self, runtime: ChatRuntime | Holder, options: ChatOptions, source: TextIO, sink: TextIO
+    ) -> None:
+        self._holder = runtime if isinstance(runtime, Holder) else Holder.fixed(runtime)
         self.options = options
         self.source = source
         self.sink = sink
@@ -47,6 +52,11 @@ class PlainChat:
         self.done = False
         self.unread = False  # the reader of what is written here has gone
         self.interrupts = Interrupts()
+        self.sensors = Sensors()
+
+    @property
+    def runtime(self) -> ChatRuntime:
+        return self._holder.opened
 
     def run(self) -> int:
         with self.interrupts:
@@ -156,7 +166,7 @@ class PlainChat:
         self._print(describe.rolled_back(self.runtime.rollback(commands.parse_version(argument))))
 
     def do_learning(self, _: str) -> None:
-        for line in panel.lines(panel.View.of(self.runtime), self.kv):
+        for line in panel.lines(panel.View.of(self.runtime).later(self.sensors.read()), self.kv):
             self._print(line)
 
     # Replies in other words
@@ -279,6 +289,31 @@ class PlainChat:
         swap_adapter(self.runtime, argument)
         self._print(describe.adapter(self.runtime))
 
+    def do_adapters(self, _: str) -> None:
+        self._print("\n".join(models.adapter_lines(self.runtime)))
+
+    def do_model(self, argument: str) -> None:
+        """Ctrl-C keeps the model in use."""
+        if not argument:
+            self._print(models.in_use_line(self.runtime.model))
+            return
+        name = models.find_model(argument, self.runtime.model)
+        with watching(still=True) as watch:
+            stoppable = Stoppable(watch)
+            with self.interrupts.setting(stoppable.stopped):
+                self._switch(name, stoppable)
+        self._print(models.told(self.runtime))
+
+    def _switch(self, name: str, watch: Stoppable) -> None:
+        try:
+            self._holder.switch(name, self.session, watch)
+        finally:
+            self.done = self._holder.runtime is None  # it made room, and cannot come back
+        self.candidates, self.kv = [], None
+
+    def do_models(self, _: str) -> None:
+        self._print("\n".join(models.model_lines(self.runtime.model)))
+
     def do_status(self, _: str) -> None:
         for line in describe.status_lines(self.runtime):
             self._print(line)
@@ -307,69 +342,17 @@ class PlainChat:
                 self._complain(error)
 
 
-class Interrupts:
-    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through.
-
-    A signal that ends the process (`ended_by`) stops the reply and then leaves, too.
-    """
-
-    def __init__(self) -> None:
-        self.ended_by = 0
-        self._heard = contextlib.ExitStack()
-        self._cancel: threading.Event | None = None
-        self._raise = False
-        self._pending = False
-
-    def __enter__(self) -> Self:
-        self._heard.enter_context(ending.heard(self._on_signal, (signal.SIGINT, *ending.SIGNALS)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._heard.close()
-
-    def stop(self) -> None:
-        """End the reply that is being written, if there is one."""
-        if self._cancel is not None:
-            self._cancel.set()
-
-    def _on_signal(self, signum: int) -> None:
-        if signum != signal.SIGINT:
-            self.ended_by, self._pending = signum, True
-        if self._cancel is not None:
-            self._cancel.set()
-        elif self._raise:
-            raise KeyboardInterrupt
-        else:
-            self._pending = True
-
-    @contextlib.contextmanager
-    def setting(self, cancel: threading.Event) -> Iterator[None]:
-        self._cancel = cancel
-        try:
-            yield
-        finally:
-            self._cancel = None
-
-    @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
-        self._raise = True
-        try:
-            if self._pending:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._raise = False
-
-
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Chat over stdin and stdout. Errors while opening are the caller's to show."""
     source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None: `<&-`, `>&-`
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    runtime = open_runtime()
+    holder = Holder(Opener.of(open_runtime))
+    with watching(still=True) as watch:
+        holder.open(watch)
     try:
-        return PlainChat(runtime, options, source, sink).run()
+        return PlainChat(holder, options, source, sink).run()
     finally:
-        runtime.close()
+        holder.close()
         ending.let_go(sys.stdout, sys.stderr)

@@ -7,6 +7,7 @@ modifyOtherKeys gives the odd key name below). Alt+Enter arrives as plain Enter 
 from typing import ClassVar
 
 from textual.binding import Binding
+from textual.content import Content
 from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
@@ -54,7 +55,12 @@ class Prompt(TextArea):
     @heading.setter
     def heading(self, text: str) -> None:
         """Shown in the border: the model's name."""
-        self._title = self.border_title = text
+        self._title = text
+        self._head(text)
+
+    def _head(self, text: str) -> None:
+        """As it is: a name in brackets, as a file may have it, is no markup."""
+        self.border_title = Content(text)  # type: ignore[assignment] - Textual takes both
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:
@@ -115,12 +121,13 @@ class Prompt(TextArea):
     def begin_edit(self, text: str) -> None:
         """Show an earlier message, to be sent in other words; what was being written waits."""
         self._draft, self._at = self.text, -1
-        self.text, self.border_title = text, "In other words · Enter sends, Esc leaves it"
+        self.text = text
+        self._head("In other words · Enter sends, Esc leaves it")
         self.move_cursor(self.document.end)
         self.focus()
 
     def end_edit(self) -> None:
-        self.border_title = self._title
+        self._head(self._title)
         self.text, self._draft = self._draft, ""
         self.move_cursor(self.document.end)
 

@@ -1,5 +1,6 @@
 """Ratings in the chat app: giving them, taking them back, and seeing those of other processes."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from textual import events, work
 
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import LearnStatus
+from ruvmlx.sensors import Reading, Sensors
 
 from . import commands, describe
 from .base import ChatBase
@@ -18,6 +20,7 @@ from .panel import Panel, View
 from .status import KeyHints
 
 EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
+SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is open
 LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
 
 
@@ -26,6 +29,8 @@ class RatingApp(ChatBase):
         super().__init__(open_runtime)
         self._looked_at = time.monotonic()
         self.kv: KVStats | None = None  # of the newest reply's cache
+        self._sensors = Sensors()
+        self._reading = Reading()
 
     def action_rate(self, rating: str) -> None:
         self._rate(rating, "")
@@ -54,8 +59,9 @@ class RatingApp(ChatBase):
                 await self.runtime.call_between(lambda runtime, id_=reply_id: runtime.notice(id_, what))
 
     def _is_too_early(self) -> bool:
-        """While a reply comes, a rating would hit the one before it, unless that is selected."""
-        return self.phase == "replying" and not isinstance(self.focused, Reply)
+        """While a reply comes, a rating would hit the one before it, unless that is selected; while a model
+        opens, that could not learn from it."""
+        return self.phase == "opening" or (self.phase == "replying" and not isinstance(self.focused, Reply))
 
     def _learned(self, learned: LearnStatus | None) -> None:
         self.status.learned = learned
@@ -70,6 +76,7 @@ class RatingApp(ChatBase):
     def action_panel(self) -> None:
         self.panel.display = not self.panel.display
         self._fill_panel()
+        self._sense()
 
     @work(exclusive=True, group="panel")
     async def _fill_panel(self) -> None:
@@ -77,7 +84,17 @@ class RatingApp(ChatBase):
         if self.panel.display and self.session:
             view = await self._attempt(View.of)
             if view:
-                self.panel.show(view, self.kv)
+                self.panel.show(view.later(self._reading), self.kv)
+
+    @work(exclusive=True, group="sense")
+    async def _sense(self) -> None:
+        """Heat, power and memory, as long as the panel is open. Not through the runtime: that would disturb
+        what it does in idle time."""
+        while self.panel.display and self.phase != "closing":
+            self._reading = await asyncio.to_thread(self._sensors.read)
+            if self.panel.view:
+                self.panel.show(self.panel.view.later(self._reading), self.kv)
+            await asyncio.sleep(SENSE_EVERY)
 
     async def do_learning(self, _: str) -> None:
         self.action_panel()

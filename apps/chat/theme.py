@@ -58,6 +58,11 @@ CONTRAST = Theme(
 ALL = (DARK, LIGHT, CONTRAST)
 
 
+def setting(name: str) -> str:
+    """A theme's name as the setting has it."""
+    return name.removeprefix("ruvmlx-")
+
+
 def preferred(wanted: str = "auto") -> str:
     """The theme that is asked for: by the setting, or TEXTUAL_THEME; else light where the terminal says so
     (COLORFGBG), else dark."""

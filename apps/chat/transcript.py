@@ -12,8 +12,9 @@ from textual.widget import Widget
 
 from ruvmlx.runtime import Turn
 
-from .messages import Reply, UserMessage, Welcome
+from .messages import Reply, UserMessage
 from .opened import Standing
+from .welcome import Welcome
 
 NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
 EARLIER = 20  # ... and that are added on top each time
@@ -82,6 +83,23 @@ class Transcript(VerticalScroll, can_focus=False):
         for widget in kept:
             widget.place(spoken[place[widget.message_id]])
         self.anchor()
+
+    async def trim(self, turns: list[Turn]) -> None:
+        """The oldest messages of a chat that grows are let go, some at a time; scrolling there has them back.
+
+        turns: the whole chat. A reader who is elsewhere than at the end is left alone.
+        """
+        shown = self.messages
+        if len(shown) <= NEWEST + EARLIER or self._loading.locked() or not self.is_vertical_scroll_end:
+            return
+        spoken = [turn for turn in turns if turn.role != "system"]
+        place = {turn.id: n for n, turn in enumerate(spoken) if turn.id is not None}
+        first = next((w for w in shown[-NEWEST:] if w.message_id in place), None)
+        children = list(self.children)
+        gone = children[: children.index(first)] if first else []
+        if first and not any(widget.has_focus_within for widget in gone):
+            self._earlier = spoken[: place[first.message_id]]
+            await self.remove_children(gone)
 
     async def cut(self, after: Widget) -> None:
         """Take away what stands below a widget."""

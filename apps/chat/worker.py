@@ -15,8 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from ruvmlx.engine.types import Chunk
+from ruvmlx.progress import Watch
 
 from .contract import ChatRuntime, OpenRuntime
+from .opener import Holder, Opener, Stoppable
 
 T = TypeVar("T")
 Writing = Callable[[ChatRuntime, threading.Event], Iterator[Chunk]]
@@ -24,18 +26,35 @@ Writing = Callable[[ChatRuntime, threading.Event], Iterator[Chunk]]
 
 class RuntimeThread:
     def __init__(self, open_runtime: OpenRuntime) -> None:
-        self._open_runtime = open_runtime
+        self._holder = Holder(Opener.of(open_runtime))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
-        self._runtime: ChatRuntime | None = None
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
         self._cancel: threading.Event | None = None  # of the reply that is being written
         self._disturbed: threading.Event | None = None  # of the newest `rest`
         self._unread: threading.Event | None = None  # of the newest `settle`
+        self._opening: Stoppable | None = None  # the newest
 
-    async def open(self) -> None:
-        await self._run(self._open)
+    async def open(self, watch: Watch) -> None:
+        """The watch is told in the runtime's thread; `stop` ends it."""
+        watch = self._opening = Stoppable(watch)
+        await self._run(lambda: self._holder.open(watch))
+
+    async def switch(self, model: str, session: str, watch: Watch) -> None:
+        """Go on with another model. Where that fails, the one in use stays (Holder.switch)."""
+        self.disturb()
+        self._hurry()
+        watch = self._opening = Stoppable(watch)
+        await self._run(lambda: self._holder.switch(model, session, watch))
+
+    @property
+    def is_open(self) -> bool:
+        return self._holder.runtime is not None
+
+    @property
+    def is_first_run(self) -> bool:
+        return self._holder.first_run
 
     async def call(self, work: Callable[[ChatRuntime], T]) -> T:
         """work(runtime), in the runtime's thread."""
@@ -112,9 +131,11 @@ class RuntimeThread:
         await pumping  # raises what the runtime raised
 
     def stop(self) -> None:
-        """End the reply that is being written, if there is one; its text is kept."""
+        """End the reply that is being written, if there is one; its text is kept. An opening ends, too."""
         if self._cancel is not None:
             self._cancel.set()
+        if self._opening is not None:
+            self._opening.stopped.set()
 
     def _hurry(self) -> None:
         if self._unread is not None:
@@ -129,6 +150,7 @@ class RuntimeThread:
         return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:
+        self._holder.leaving = True
         self.stop()
         self.disturb()
         self._hurry()
@@ -141,14 +163,8 @@ class RuntimeThread:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _open(self) -> None:
-        self._runtime = self._open_runtime()
-
     def _opened(self) -> ChatRuntime:
-        assert self._runtime is not None, "the app calls only after open()"
-        return self._runtime
+        return self._holder.opened
 
     def _close(self) -> None:
-        runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            runtime.close()
+        self._holder.close()

@@ -111,6 +111,7 @@ class WritingApp(IdleApp):
                 await reply.finish(response.text, response.finish_reason)
                 turns = await self.runtime.call(lambda runtime: runtime.turns(session))
                 self._place_last(turns, reply, message)
+                await self.transcript.trim(turns)
                 self._settle()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if self.phase != "closing":
@@ -152,7 +153,7 @@ class WritingApp(IdleApp):
         return turns
 
     def action_stop(self) -> None:
-        if self.phase == "replying":
+        if self.phase in ("replying", "opening"):
             self.runtime.stop()
             self.status.flash("Stopping", 0.5)
 

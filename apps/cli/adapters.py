@@ -9,7 +9,7 @@ import click
 from ruvmlx import config
 from ruvmlx.errors import UsageError
 
-from .options import adapter_name, resolve
+from .options import adapter_name, load_model, resolve
 from .output import json_option, log, print_json, show, show_facts
 from .settings import note_setting
 
@@ -28,7 +28,6 @@ class _Open:
     """The chosen model and adapter, and the store; no weights are loaded."""
 
     def __init__(self, flags: dict[str, Any]):
-        from ruvmlx.models.load import load_model
         from ruvmlx.store import Store
 
         settings = resolve(flags)
@@ -184,7 +183,6 @@ def export(
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
     """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
     from ruvmlx.lora.interchange import load
-    from ruvmlx.models.load import load_model
     from ruvmlx.sona.adopt import adopt
     from ruvmlx.sona.instant import KL_CAP
 

@@ -1,6 +1,5 @@
 """`generate` and `chat`."""
 
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,13 +9,17 @@ from typing import Any
 
 import click
 
+from ruvmlx import memory
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.base import Message
+from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
-from .options import model_options, open_runtime, resolve, sampling_options
+from .options import adapter_name, model_options, open_runtime, resolve, sampling_options
 from .output import json_option, print_json
+
+KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
 
 
 @click.command()
@@ -112,8 +115,8 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
         "examples": list(response.examples),
-        "kv": asdict(response.kv),
-        "peak_rss_bytes": _peak_rss(),
+        "kv": {name: value for name, value in asdict(response.kv).items() if name in KV_FIELDS},
+        "peak_rss_bytes": memory.peak(),
     }
     if response.route is not None:
         report["router"] = {"arm": response.route.arm, "probability": response.route.probability}
@@ -122,11 +125,6 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
             {"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in response.logprobs
         ]
     return report
-
-
-def _peak_rss() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @click.command()
@@ -145,10 +143,16 @@ def _peak_rss() -> int:
 def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
     from ..chat import run_chat
+    from ..chat.opener import Opener
+    from ..progress import is_first_run
 
     settings = resolve(flags)
+
+    def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
+        return open_runtime(settings | {"model": model, "adapter": adapter or "none"}, watch)
+
     code = run_chat(
-        lambda: open_runtime(settings),
+        Opener(opens, settings["model"], adapter_name(settings), is_first_run()),
         plain=plain,
         continue_=continue_,
         session=session,

@@ -14,7 +14,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
-from .options import adapter_name, model_options, open_runtime, resolve
+from .options import adapter_name, load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show, show_facts
 
 
@@ -46,7 +46,6 @@ def learn() -> None:
 
 def _ledger(flags: dict[str, Any]):
     """The ledger of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.models.load import load_model
     from ruvmlx.sona.ledger import Ledger
     from ruvmlx.store import Store
 
@@ -262,7 +261,6 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
 def _router(flags: dict[str, Any]):
     """The router of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.models.load import load_model
     from ruvmlx.sona.ledger import Ledger
     from ruvmlx.sona.router import Router
     from ruvmlx.store import Store
@@ -287,7 +285,6 @@ def _show_router(facts: dict[str, Any]) -> None:
 def _kv_ledger(flags: dict[str, Any]):
     """What is known of the chosen model's KV policies; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
-    from ruvmlx.models.load import load_model
     from ruvmlx.sona.kv_policy import KVLedger
     from ruvmlx.store import Store
 

@@ -25,10 +25,13 @@ def _facts(model: Any) -> dict[str, Any]:
 @click.argument("name")
 @json_option
 def pull(name: str, as_json: bool) -> None:
-    """Fetch a model from Hugging Face (owner/name) and check it."""
+    """Fetch a model from Hugging Face (owner/name) and check it. Stopped, it goes on where it was."""
     from ruvmlx.models.load import load_model
 
-    facts = _facts(load_model(name))
+    from ..progress import PullWatch, watching
+
+    with watching(PullWatch) as watch:
+        facts = _facts(load_model(name, watch))
     if as_json:
         print_json(facts)
     else:

@@ -1,11 +1,15 @@
 """Flags that several verbs share, and the runtime that they describe."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ruvmlx import config
+from ruvmlx.progress import Watch
+
+if TYPE_CHECKING:
+    from ruvmlx.models.base import Model
 
 _MODEL = [
     click.option(
@@ -69,8 +73,23 @@ def adapter_name(settings: dict[str, Any]) -> str | None:
     return None if name == "none" else name
 
 
-def open_runtime(settings: dict[str, Any]):
-    """Load everything; seconds."""
+def load_model(name: str | None) -> "Model":
+    """A model by its name, fetched if need be; the terminal shows how far that has come."""
+    from ruvmlx.models.load import load_model as load
+
+    from ..progress import watching
+
+    with watching() as watch:
+        return load(name, watch)
+
+
+def open_runtime(settings: dict[str, Any], watch: Watch | None = None):
+    """Load everything; seconds. Without a watch the terminal shows what takes long."""
+    if watch is None:
+        from ..progress import watching
+
+        with watching() as shown:
+            return open_runtime(settings, shown)
     from ruvmlx.runtime import Runtime
 
     return Runtime.open(
@@ -87,4 +106,6 @@ def open_runtime(settings: dict[str, Any]):
         kv_limit=settings["kv_limit"],
         router=settings["router"] == "on",
         targets=settings["learn_targets"],
+        kv_disk=settings["kv_disk"],
+        watch=watch,
     )

@@ -10,7 +10,7 @@ import click
 
 from ruvmlx.errors import UsageError
 
-from .options import model_options, resolve
+from .options import load_model, model_options, resolve
 from .output import json_option, log, print_json, show_facts
 
 
@@ -26,7 +26,6 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     """
     from ruvmlx.backends.select import cache_policy, open_backend
     from ruvmlx.engine.perplexity import perplexity as measure
-    from ruvmlx.models.load import load_model
 
     settings = resolve(flags)
     text = _read(file)

@@ -10,7 +10,7 @@ import click
 
 from ruvmlx.errors import UsageError
 
-from .options import model_options, resolve
+from .options import load_model, model_options, resolve
 from .output import json_option, log, print_json, show
 
 
@@ -178,7 +178,6 @@ def _checked(function, given: str):
 
 def _bench(settings: dict[str, Any], say):
     from ruvmlx.backends.select import open_backend
-    from ruvmlx.models.load import load_model
 
     from ..prove.trial import Bench
 

@@ -152,10 +152,44 @@ def fork_session(session_id: str, as_json: bool) -> None:
 
 @sessions.command("rm")
 @chat_id
-def remove_session(session_id: str) -> None:
-    """Delete one chat for good. What was learned from its ratings stays."""
+@click.option("--now", is_flag=True, help="For good, at once.")
+def remove_session(session_id: str, now: bool) -> None:
+    """Delete a chat: `restore` brings it back, for a day. What was learned from its ratings stays."""
+    from ruvmlx import put_away
+
     store = _store()
-    store.delete_session(store.find_session(session_id))
+    session_id = store.find_session(session_id)
+    title = one_line(store.session(session_id).title) or "Untitled"
+    put_away.delete_older(store)
+    if now:
+        put_away.delete(store, session_id)
+        log(f"Deleted for good: {title}")
+    else:
+        store.put_away(session_id)
+        log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back, for a day.")
+
+
+@sessions.command("restore")
+@click.argument("session_id", metavar="ID|last", required=False)
+@json_option
+def restore_session(session_id: str | None, as_json: bool) -> None:
+    """Bring a deleted chat back; without an ID: those that can come back, the one deleted last first."""
+    from ruvmlx import put_away
+
+    store = _store()
+    put_away.delete_older(store)
+    rows = [_facts(s) for s in store.put_away_sessions()]
+    if session_id is not None:
+        session_id = store.find_put_away(session_id)
+        store.bring_back(session_id)
+        rows = [row for row in rows if row["id"] == session_id]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        _show_row(row)
+    if not rows:
+        log("no deleted chat can come back.")
 
 
 VERBS = [sessions]

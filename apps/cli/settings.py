@@ -99,6 +99,15 @@ def _store() -> str:
     return f"{store.path}: {len(store.sessions())} chats"
 
 
+def _kv_caches() -> str:
+    from ruvmlx.kv.disk import CacheFolder
+    from ruvmlx.memory import size
+
+    folder, limit = CacheFolder.beside(settings.store_file()), settings.load()["kv_disk"].value
+    chats, nbytes = folder.contents()
+    return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
+
+
 def _model() -> str:
     from ruvmlx.models.load import load_model
 
@@ -144,6 +153,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "backend": _backend,
     "store": _store,
     "witness log": _witness,
+    "KV caches": _kv_caches,
     "model": _model,
     "adapter": _adapter,
 }

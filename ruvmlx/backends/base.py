@@ -4,13 +4,13 @@ A backend knows nothing of ratings, sessions or text. It is handed token ids, a 
 itself and, perhaps, an adapter; it hands back NumPy arrays that the caller may keep and change.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..kv.cache import KVStats
+from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base import BaseLoRA
 
@@ -51,11 +51,19 @@ class KVCache(Protocol):
     def fork(self) -> "KVCache":
         """A second sequence that begins with the same tokens; either may then go on without the other."""
 
+    def dump(self) -> Dump:
+        """All that it holds, as it is."""
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        """Become what a cache of the same backend and policy dumped; only while empty. read(n): the next n
+        bytes. Any exception leaves it unusable: drop it."""
+
 
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "hybrid" | "reference"
     kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
     lora: BaseLoRA | None  # what `set_lora` was given last; a cache belongs to the one it was filled under
+    nbytes: int  # weights as they are held, and working memory
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         """Change the linear layers named in it from now on, and no others; None: the model as it was, bit for

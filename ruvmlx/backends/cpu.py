@@ -1,7 +1,9 @@
 """What this machine offers a process: cores that are really ours, memory."""
 
+import ctypes
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +26,34 @@ def total_memory() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def available_memory() -> int:
+    """Bytes that a process can still have without others being paged out; the total where nobody tells."""
+    total = total_memory()
+    if sys.platform == "darwin":
+        return total * _darwin_level() // 100
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    free = [int(fields[n].split()[0]) << 10 for n in ("MemAvailable", "SwapFree") if n in fields]
+    return min(sum(free) or total, _cgroup_room(total))
+
+
+def _cgroup_room(total: int) -> int:
+    """What the container's limit leaves; its file cache can be had back."""
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if not (limit.isdigit() and used.isdigit()):
+        return total
+    stat = dict(line.split() for line in _read("/sys/fs/cgroup/memory.stat").splitlines())
+    return int(limit) - int(used) + int(stat.get("inactive_file", 0))
+
+
+def _darwin_level() -> int:
+    """kern.memorystatus_level: percent of the memory that can be had."""
+    level, size = ctypes.c_int(100), ctypes.c_size_t(4)
+    ctypes.CDLL(None).sysctlbyname(
+        b"kern.memorystatus_level", ctypes.byref(level), ctypes.byref(size), None, 0
+    )
+    return level.value
 
 
 class OtherLoad:

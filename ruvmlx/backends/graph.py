@@ -26,12 +26,12 @@ def build(
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     if config.sliding_window:
         _slide(graph.model)
-    shapes = {name: p.shape for name, p in _parameters(graph).items()}
+    shapes = {name: p.shape for name, p in parameters(graph).items()}
     arrays = _convert(weights, shapes, dtype, dequantise, pause)
     formats = {} if dequantise else quantised_formats(weights, shapes)
     if formats:
         nn.quantize(graph, class_predicate=lambda path, _: formats.get(path, False))
-    _check(arrays, _parameters(graph))
+    _check(arrays, parameters(graph))
     graph.load_weights(list(arrays.items()))
     graph.eval()
     mx.eval(graph.parameters())
@@ -170,7 +170,7 @@ def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:
     return array if dtype is None else array.astype(dtype)
 
 
-def _parameters(graph: nn.Module) -> dict[str, mx.array]:
+def parameters(graph: nn.Module) -> dict[str, mx.array]:
     return dict(nn.utils.tree_flatten(graph.parameters()))
 
 

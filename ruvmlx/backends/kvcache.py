@@ -1,11 +1,15 @@
 """The MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from ..kv.cache import KVStats
+import numpy as np
+
+from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16
+from ..kv.storage import Bytes
 from . import mlxlm
 from .mx import mx
 
@@ -97,10 +101,34 @@ class MLXCache:
         other.layers = [_forked(layer) for layer in self.layers]
         return other
 
+    def dump(self) -> Dump:
+        """Keys, then values, of one layer after the other: the tokens that are held, without empty places."""
+        some, held = self.layers[0].keys, self._held
+        shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
+        dtype = str(some.dtype) if some is not None else ""
+        parts = (_bytes(a[0, :, :held]) for a in self.arrays())
+        nbytes = int(np.prod(shape)) * some.dtype.size * len(self.arrays()) if some is not None else 0
+        return Dump({"offset": self.offset, "shape": shape, "dtype": dtype}, nbytes, parts)
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        offset, shape, dtype = facts["offset"], facts["shape"], _DTYPES[facts["dtype"]]
+        if len(shape) != 3 or min(shape) < 1 or shape[1] > offset:
+            raise ValueError(f"no cache has {facts}")
+        nbytes = int(np.prod(shape)) * dtype.size
+        for layer in self.layers:
+            layer.keys, layer.values = (_array(read(nbytes), dtype, shape) for _ in ("keys", "values"))
+            layer.offset = offset
+            if isinstance(layer, SlidingKVCache):
+                layer.end = shape[1]
+
+    @property
+    def _held(self) -> int:
+        last = self.layers[-1]
+        return last.end if isinstance(last, SlidingKVCache) else last.offset
+
     def stats(self) -> KVStats:
-        last, arrays = self.layers[-1], self.arrays()
-        held = last.end if isinstance(last, SlidingKVCache) else last.offset
-        return KVStats(F16.name, held, 0, 0, self.nbytes, 2 * sum(a.size for a in arrays))
+        plain = 2 * sum(a.size for a in self.arrays())
+        return KVStats(F16.name, self._held, 0, 0, self.nbytes, plain, self.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +158,18 @@ class MLXCache:
     @staticmethod
     def _can_trim(layer, n: int) -> bool:
         return layer.can_trim(n) if isinstance(layer, SlidingKVCache) else 0 <= n <= layer.offset
+
+
+_DTYPES = {str(dtype): dtype for dtype in (mx.float16, mx.bfloat16, mx.float32)}
+
+
+def _bytes(a: mx.array) -> Bytes:
+    return np.array(mx.contiguous(a).reshape(-1).view(mx.uint8))
+
+
+def _array(data: bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
+    """[1, n_kv_heads, T, head_dim]"""
+    return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(1, *shape)
 
 
 def _forked(layer):

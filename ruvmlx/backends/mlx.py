@@ -46,6 +46,7 @@ class MLXBackend:
                 cpu_layers.install(self._graph, model.config)
             tiered.install(self._graph, model.config)
             mx.clear_cache()  # what unpacking and joining left behind
+        self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._forward = cpu_layers.forward if how.own_layers else _forward
         self.pool = PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind

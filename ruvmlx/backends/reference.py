@@ -5,13 +5,13 @@ Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Ji
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from ..errors import CorruptFile, RuvmlxError, UsageError
-from ..kv.cache import KVStats
+from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig, Weights
@@ -48,7 +48,23 @@ class ReferenceCache:
         return True
 
     def stats(self) -> KVStats:
-        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes // 2)
+        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes // 2, self.nbytes)
+
+    def dump(self) -> Dump:
+        held = (np.ascontiguousarray(a[:, : self.offset]) for a in self.keys + self.values)
+        parts = (a.view(np.uint8).reshape(-1) for a in held)
+        return Dump({"offset": self.offset}, sum(self._size(a, self.offset) for a in self.keys) * 2, parts)
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        self.offset = facts["offset"]
+        for arrays in (self.keys, self.values):
+            for i, a in enumerate(arrays):
+                held = np.frombuffer(read(self._size(a, self.offset)), np.float32)
+                arrays[i] = held.reshape(a.shape[0], self.offset, a.shape[2])
+
+    @staticmethod
+    def _size(a: np.ndarray, tokens: int) -> int:
+        return a.shape[0] * tokens * a.shape[2] * a.itemsize
 
     def fork(self) -> "ReferenceCache":
         """`append` makes new arrays, so the old ones may be shared."""
@@ -65,6 +81,7 @@ class ReferenceBackend:
         self.config = model.config
         self.chunk = chunk
         self._weights = unpacked(model.load_weights(), model.config)
+        self.nbytes = sum(a.nbytes for a in self._weights.values())
         self._frequencies = rope_frequencies(model.config)
         self.lora: BaseLoRA | None = None
 

@@ -8,7 +8,7 @@ MLX computes nothing until it is asked. So a pass is described as a whole and th
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from ..lora.base import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro import MicroLoRA
-from ..models.base import Model, Weights
-from ..models.gguf_model import LazyWeights
+from ..models.asking import AskingWeights
+from ..models.base import Model
 from . import cpu, cpu_layers, graph
 from .base import Backend
 from .changes import Changed
@@ -35,31 +35,8 @@ Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
 
 
-class _Asking(Mapping[str, np.ndarray]):
-    """Weights that may have to be converted when they are looked at: the caller is asked after each."""
-
-    def __init__(self, weights: Weights, pause: Pause):
-        self._weights, self._pause = weights, pause
-        if isinstance(weights, LazyWeights):
-            weights.pause = pause
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        found = self._weights[name]
-        self._pause()
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
 def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
-    weights = _Asking(model.load_weights(), pause)
+    weights = AskingWeights(model.load_weights(), lambda _: pause(), pause)
     how = plan(weights, kind)
     return graph.build(model.config, weights, how.dtype, how.unpack, pause)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
+from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.base import Model
 from .run import Recorder, Run
@@ -18,11 +19,18 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 class LLMInferenceEngine:
     """Runs requests on one backend, in the thread that built it: one at a time; batch.py: several."""
 
-    def __init__(self, model: Model, backend: Backend, policy: TierPolicy | None = None):
-        """policy: precision of the KV cache by age; None is the backend's plain cache."""
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        policy: TierPolicy | None = None,
+        folder: CacheFolder | None = None,
+    ):
+        """policy: precision of the KV cache by age; None is the backend's plain cache. folder: where the
+        caches of sessions outlive the process."""
         self.model = model
         self.backend = backend
-        self.sessions = SessionManager(backend, policy)
+        self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Token ids of the prompt; UsageError when it is empty or longer than the context."""

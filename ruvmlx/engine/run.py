@@ -58,7 +58,7 @@ class Run:
         self.step: Step | None = None  # what the model said last
         self.started = time.perf_counter()
         self.first_token = self.prefilled_at = self.started
-        self.session: Session = engine.sessions.get_or_create(request.session_id)
+        self.session: Session = engine.sessions.get_or_create(request.session_id, self.prompt)
         self.cached = engine.sessions.rewind(self.session, self.prompt)
 
     @property

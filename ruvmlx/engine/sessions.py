@@ -1,9 +1,13 @@
-"""KV caches that outlive a request, so that turn N prefills only what is new."""
+"""KV caches that outlive a request, so that turn N prefills only what is new, and a process, where there is a
+folder for them."""
 
+import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from ..backends.base import Backend, KVCache
+from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
 from ..kv.policy import TierPolicy
 from ..lora.base import BaseLoRA
 
@@ -11,12 +15,13 @@ from ..lora.base import BaseLoRA
 @dataclass
 class Session:
     """A cache, the policy that it was made with, the token ids that it holds, in order, and the base under
-    which they were read."""
+    which they were read. kept: those that its file holds."""
 
     cache: KVCache
     policy: TierPolicy | None = None
     base: BaseLoRA | None = None
     tokens: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
@@ -28,21 +33,35 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 class SessionManager:
-    """Keeps the caches of the `capacity` sessions used last. policy: of caches made from now on."""
+    """Keeps the caches of the `capacity` sessions used last. policy: of caches made from now on.
 
-    def __init__(self, backend: Backend, policy: TierPolicy | None = None, capacity: int = 4):
+    folder: where the others go, and all of them at the end; model: fingerprint of the one that made them.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: TierPolicy | None = None,
+        capacity: int = 4,
+        folder: CacheFolder | None = None,
+        model: str = "",
+    ):
         self._backend, self.policy = backend, policy
         self._capacity = capacity
+        self._folder, self._model = folder, model
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
-    def get_or_create(self, session_id: str | None) -> Session:
-        """The session's cache; a request without a session gets one of its own, which nobody keeps."""
+    def get_or_create(self, session_id: str | None, prompt: Sequence[int] = ()) -> Session:
+        """The session's cache; a request without a session gets one of its own, which nobody keeps.
+
+        prompt: what is to be read; a cache on disk that begins as it does is taken up.
+        """
         if session_id is None:
             return self._new()
-        session = self._sessions.pop(session_id, None) or self._new()
+        session = self._sessions.pop(session_id, None) or self._resumed(session_id, prompt) or self._new()
         self._sessions[session_id] = session
         while len(self._sessions) > self._capacity:
-            self._sessions.popitem(last=False)
+            self._keep(*self._sessions.popitem(last=False), time.monotonic() + LONGEST)
         return session
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
@@ -66,15 +85,61 @@ class SessionManager:
 
     def _renew(self, session: Session) -> None:
         new = self._new()
-        session.cache, session.policy, session.base = new.cache, new.policy, new.base
+        session.cache, session.policy, session.base, session.kept = new.cache, new.policy, new.base, []
+
+    # On disk ------------------------------------------------------------------------------------
+
+    def keep_all(self) -> None:
+        """Write the caches down, the one used last first, as many as are begun within ENOUGH seconds."""
+        begun = time.monotonic()
+        for session_id, session in reversed(self._sessions.items()):
+            if time.monotonic() < begun + ENOUGH:
+                self._keep(session_id, session, begun + LONGEST)
+
+    def _keep(self, session_id: str, session: Session, until: float) -> None:
+        tokens = session.tokens
+        if self._folder is None or tokens == session.kept or len(tokens) != session.cache.offset:
+            return
+        key = self._key(session.policy, session.base)
+        if self._folder.save(session_id, key, tokens, session.cache.dump(), until):
+            session.kept = list(tokens)
+
+    def _resumed(self, session_id: str, prompt: Sequence[int]) -> Session | None:
+        if self._folder is None:
+            return None
+        session = self._new()
+        tokens = self._folder.load(session_id, self._key(session.policy, session.base), prompt, session.cache)
+        if tokens is None or len(tokens) != session.cache.offset:
+            return None
+        session.tokens, session.kept = tokens, list(tokens)
+        return session
+
+    def _key(self, policy: TierPolicy | None, base: BaseLoRA | None) -> Key:
+        """What keys and values depend on besides the tokens. MicroLoRA is not of it: the head comes after."""
+        return {
+            "model": self._model,
+            "backend": self._backend.name,
+            "kernels": self._backend.kernels,
+            "policy": asdict(policy) if policy else None,
+            "base": base.of_keys if base else "",
+        }
+
+    # --------------------------------------------------------------------------------------------
 
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
         """The policy that a session's cache was made with; one that nobody keeps has the newest."""
         session = self._sessions.get(session_id) if session_id is not None else None
         return session.policy if session else self.policy
 
+    @property
+    def nbytes(self) -> int:
+        return sum(session.cache.nbytes for session in self._sessions.values())
+
     def drop(self, session_id: str) -> None:
+        """Its cache is not to be trusted, nor what that was made from."""
         self._sessions.pop(session_id, None)
+        if self._folder is not None:
+            self._folder.remove(session_id)
 
     def clear(self) -> None:
         self._sessions.clear()

@@ -148,6 +148,14 @@ class DecoderWeights:
     norm: Array
     layers: Sequence[LayerWeights]
 
+    @property
+    def nbytes(self) -> int:
+        """A head that is the embedding counts once."""
+        held = [self.embedding, self.lm_head, self.norm]
+        for layer in self.layers:
+            held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
+        return sum(array.nbytes for array in {id(array): array for array in held}.values())
+
 
 class Decoder:
     """One model, ready to run."""

@@ -4,12 +4,13 @@ Oldest first the pages are cold, then warm, then hot; only the last may be partl
 in follows from the offset before a call alone, so the same calls always give the same bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .policy import EVERYTHING, HOT, PAGE, TIERED, WARM, TierPolicy
+from .policy import COLD, EVERYTHING, HOT, PAGE, TIERED, WARM, TierPolicy
 from .pool import Page, PagePool
+from .storage import Bytes
 
 SLACK = 256  # tokens kept behind a sliding window, so that a trim of so many still finds it whole
 AHEAD = 32  # tokens before a page is due that its lower tier is begun
@@ -17,7 +18,8 @@ AHEAD = 32  # tokens before a page is due that its lower tier is begun
 
 @dataclass(frozen=True)
 class KVStats:
-    """What a cache holds now. bytes: pages with scales, and page table; f16_bytes: were they all f16."""
+    """What a cache holds now. bytes: pages with scales, and page table; f16_bytes: were they all f16;
+    hot_bytes, warm_bytes, cold_bytes: pages by tier."""
 
     policy: str
     hot_tokens: int
@@ -25,6 +27,19 @@ class KVStats:
     cold_tokens: int
     bytes: int
     f16_bytes: int
+    hot_bytes: int = 0
+    warm_bytes: int = 0
+    cold_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A cache as it is written down. facts: what JSON can hold; parts: nbytes bytes, in so many pieces, to be
+    used before the cache changes."""
+
+    facts: dict[str, Any]
+    nbytes: int
+    parts: Iterator[Bytes]
 
 
 Lower = Callable[[], list[Page]]  # pages of the next lower tier, when they are ready
@@ -118,10 +133,34 @@ class PagedCache:
         if hasattr(self, "_begun"):
             self.clear()
 
+    def dump(self) -> Dump:
+        """Every page as it is, the oldest first."""
+        held = [page for page in self.pages if page is not None]
+        facts = {name: getattr(self, name) for name in ("offset", "first", "cold", "low")}
+        storage = self.pool.storage
+        return Dump(facts, self._bytes(), (storage.dump(page.number, page.tier) for page in held))
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        """Become what was dumped; only while empty. read(n) gives the next n bytes. ValueError if the facts
+        are none of a cache of this kind."""
+        offset, first, cold, low = (facts[name] for name in ("offset", "first", "cold", "low"))
+        end = -(-offset // PAGE)
+        if not (0 <= first <= end and 0 <= cold <= low <= offset // PAGE):
+            raise ValueError(f"no cache has {facts}")
+        self.pages, self.first, self.cold, self.low = [None] * first, first, cold, low
+        for i in range(first, end):
+            tier = COLD if i < cold else WARM if i < low else HOT
+            self._put(i, self.pool.load(read(self.pool.sizes[tier]), tier))
+        self._until = self.offset = offset
+
+    def _bytes(self, *tiers: int) -> int:
+        """Of the pages of these tiers, or of all."""
+        held = (page.tier for page in self.pages if page is not None)
+        return sum(self.pool.sizes[tier] for tier in held if tier in tiers or not tiers)
+
     @property
     def nbytes(self) -> int:
-        held = (self.pool.sizes[page.tier] for page in self.pages if page is not None)
-        return sum(held) + self.table.nbytes
+        return self._bytes() + self.table.nbytes
 
     def stats(self) -> KVStats:
         cold, low = PAGE * self.cold, PAGE * self.low
@@ -135,6 +174,7 @@ class PagedCache:
             held(0, cold),
             self.nbytes,
             pages * self.pool.sizes[HOT],
+            *map(self._bytes, (HOT, WARM, COLD)),
         )
 
     # How ----------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ step evaluates `arrays()` with it.
 import heapq
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..backends.mx import mx
 from ..kernels.metal import pages as layout
 from ..kernels.metal.demote import demote_cold, demote_warm
 from ..kernels.metal.pages import View
 from ..models.base import ModelConfig
 from .policy import COLD, HOT, PAGE, WARM
+from .storage import Bytes
 
 GROWTH = (16, 8, 4)  # pages that a pool grows by, by tier
 
@@ -57,6 +60,17 @@ class MLXStorage:
                 target[page] = made[i]
         self._begun = True
         return lambda: to
+
+    def dump(self, page: int, tier: int) -> Bytes:
+        """All layers, one after the other."""
+        return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
+
+    def load(self, data: bytes, tier: int) -> int:
+        to, layers = self.make(tier), np.frombuffer(data, np.uint8).reshape(self.n_layers, -1)
+        for pool, layer in zip(self._pools(tier), layers, strict=True):
+            pool[to] = mx.array(layer).reshape(pool.shape[1:])
+        mx.eval(*self._pools(tier))
+        return to
 
     def new_table(self) -> "MLXTable":
         return MLXTable()

@@ -4,9 +4,12 @@ import ctypes as C
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..kernels.decoder import Decoder
 from ..kernels.pages import PageTable, free_page, make_page
 from .policy import HOT
+from .storage import Bytes
 
 
 class NativeStorage:
@@ -38,6 +41,15 @@ class NativeStorage:
                 self.free(page, tier - 1)
             raise
         return Demotion(self._decoder, pages, made, tier).result
+
+    def dump(self, page: int, tier: int) -> Bytes:
+        """The memory itself, no copy."""
+        return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
+
+    def load(self, data: bytes, tier: int) -> int:
+        to = self.make(tier)
+        C.memmove(to, data, self.page_bytes(tier))
+        return to
 
     def new_table(self) -> PageTable:
         return PageTable()

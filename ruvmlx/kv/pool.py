@@ -45,6 +45,10 @@ class PagePool:
     def make(self) -> Page:
         return self._count(Page(self.storage.make(HOT), HOT))
 
+    def load(self, data: bytes, tier: int) -> Page:
+        """A page that was dumped."""
+        return self._count(Page(self.storage.load(data, tier), tier))
+
     def copy(self, page: Page) -> Page:
         return self._count(Page(self.storage.copy(page.number), HOT))
 

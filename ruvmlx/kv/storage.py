@@ -6,6 +6,10 @@ A page is 64 tokens of all layers and KV heads. Its number means something to it
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
+Bytes = np.ndarray  # uint8, contiguous
+
 
 class PageTable(Protocol):
     """A sequence's pages in the form that the backend's attention reads."""
@@ -34,6 +38,12 @@ class Storage(Protocol):
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start making pages of the next lower tier from full pages of `tier`, which stay as they are until
         the function that is returned, and called once, has given the new pages' numbers."""
+
+    def dump(self, page: int, tier: int) -> Bytes:
+        """The page as it is, to be written down before it changes."""
+
+    def load(self, data: bytes, tier: int) -> int:
+        """A page made of what `dump` gave."""
 
     def new_table(self) -> Any:
         """A PageTable (Any: the backend reads more of its own table than the protocol says)."""

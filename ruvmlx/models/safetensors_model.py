@@ -1,6 +1,6 @@
 """A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,16 +171,32 @@ def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: 
 
 
 def _loader(tensors: Mapping[str, Tensor], plan: Mapping[str, str]) -> Callable[[], Weights]:
-    def load() -> Weights:
-        return {name: _value(tensors[name], kind) for name, kind in plan.items()}
-
-    return load
+    return lambda: FolderWeights(tensors, plan)
 
 
-def _value(tensor: Tensor, kind: str) -> np.ndarray:
-    """A view of the file. bfloat16 scales become float32, which holds them exactly; float16 would not."""
-    array = tensor.array()
-    if kind == "packed":
-        return array
-    check_finite(array, tensor.name)
-    return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
+class FolderWeights(Mapping[str, np.ndarray]):
+    """Views of the files. A tensor's numbers are checked when it is looked at first."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], plan: Mapping[str, str]):
+        self._tensors, self._plan = tensors, plan
+        self._checked: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        kind, tensor = self._plan[name], self._tensors[name]
+        array = tensor.array()
+        if kind == "packed":
+            return array
+        if name not in self._checked:
+            check_finite(array, tensor.name)
+            self._checked.add(name)
+        # float32 holds bfloat16 scales exactly; float16 would not.
+        return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plan
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan)
+
+    def __len__(self) -> int:
+        return len(self._plan)

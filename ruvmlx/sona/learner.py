@@ -19,6 +19,7 @@ from ..lora.body import BodyLoRA, packed, unpacked_body
 from ..lora.micro import RANK
 from ..lora.targets import Targets
 from ..models.base import Model
+from ..progress import QUIET, Watch
 from ..store import HeadMoved, ReplyRow, Store
 from . import instant, objective
 from .below import Below
@@ -41,18 +42,19 @@ class Learner:
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, name: str = "default",
-        learn: bool = True, implicit: bool = False, targets: str = "head",
+        learn: bool = True, implicit: bool = False, targets: str = "head", watch: Watch = QUIET,
     ):  # fmt: skip
         """learn: False records ratings, and the bank follows them, but weights stay as they are.
         implicit: the bank also heeds what the user did with replies that were not rated.
-        targets: the matrices that ratings change (lora/targets.py)."""
+        targets: the matrices that ratings change (lora/targets.py). watch: told of what is measured once for
+        each model, and takes seconds."""
         self._store, self._model, self._backend = store, model, backend
         self._learns = learn
         self._below = Below(store, model, backend, targets)
         self.ledger = Ledger(store, model.fingerprint, name)
         self.memory = Memory(store, model, backend, self.ledger, implicit)
         backend.set_lora(None)
-        self._frozen = self._load_neutral()
+        self._frozen = self._load_neutral(watch)
         self._grounds: OrderedDict[int, Ground] = OrderedDict()
         self._traces: OrderedDict[str, Trace] = OrderedDict()
         self._settled: set[str] = set()  # of those, the ones that the store has
@@ -184,12 +186,13 @@ class Learner:
         micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
         return State(micro, row.base, version, row.kl, unpacked_body(row.state, config))
 
-    def _load_neutral(self) -> Neutral:
+    def _load_neutral(self, watch: Watch) -> Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
         stored = self._store.neutral(self._model.fingerprint)
         known = Neutral.from_bytes(stored, self._backend.head) if stored else None
         if known is None:
-            known = measure(self._backend, tokenizer, RANK, config.vocab_size, config.max_context)
+            shape = (RANK, config.vocab_size, config.max_context)
+            known = measure(self._backend, tokenizer, *shape, watch)
             self._store.put_neutral(self._model.fingerprint, known.to_bytes())
         return known
 
@@ -326,8 +329,8 @@ class Learner:
         reply = self._store.reply(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
-                f"reply {reply.id} came from {reply.model}; the loaded model is {self._model.name}. "
-                f"Rate it with --model {reply.model}."
+                f"{reply.model} wrote that reply, and only that model can learn from its rating; in use is "
+                f"{self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
             )
         return reply
 

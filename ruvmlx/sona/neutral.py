@@ -5,14 +5,11 @@ hidden states over them come the directions in which MicroLoRA reads, what it ca
 tokens), and the contexts on which the distance to the frozen model is measured.
 """
 
-import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import resources
 
 import numpy as np
 
@@ -21,7 +18,9 @@ from ..errors import RuvmlxError
 from ..kernels import matmul
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
-from ..models.base import Message, Tokenizer
+from ..models.base import Tokenizer
+from ..progress import QUIET, Told, Watch
+from . import neutral_text
 
 ACTIVE = 2048  # tokens that ratings may move: what plain replies are made of
 FEATURES = 256  # directions in which they move together
@@ -259,7 +258,7 @@ class Neutral:
         have been asked for a KL before the base was set: its head is the backend's."""
         base, packed, ratio, lost = backend.lora, list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         pause = pause or (lambda: None)
-        states, following, _, answers = read(backend, tokenizer, max_context, pause)
+        states, following, _, answers = neutral_text.read(backend, tokenizer, max_context, pause)
         contexts = np.ascontiguousarray(states[self.rows])
         prose = states[answers:], following[answers:]
         drift = drifting(*prose, backend.head, self.directions, self.tokens, pause)
@@ -293,7 +292,7 @@ class Neutral:
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
         arrays = {name: getattr(self, name) for name in _STORED}
-        np.savez(out, **arrays, text=np.array(_digest()))
+        np.savez(out, **arrays, text=np.array(neutral_text.digest()))
         return out.getvalue()
 
     @classmethod
@@ -301,7 +300,7 @@ class Neutral:
         """None if damaged, or if it is of another text: it can be measured again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
-                if str(f["text"]) != _digest():
+                if str(f["text"]) != neutral_text.digest():
                     return None
                 arrays = {name: f[name] for name in _STORED}
             sound = all(np.isfinite(a).all() for a in arrays.values())
@@ -310,26 +309,41 @@ class Neutral:
             return None
 
 
-def measure(backend: Backend, tokenizer: Tokenizer, rank: int, vocab_size: int, max_context: int) -> Neutral:
+def measure(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    rank: int,
+    vocab_size: int,
+    max_context: int,
+    watch: Watch = QUIET,
+) -> Neutral:
     """Read the neutral text with the frozen model: some 2,700 tokens of prefill."""
-    states, following, at_end, answers = read(backend, tokenizer, max_context)
+    count = Told(watch, "Getting to know the model, once", len(neutral_text.texts()), "texts")
+    pause = None if watch is QUIET else lambda: count.add(0)  # with one it takes longer
+    states, following, at_end, answers = neutral_text.read(backend, tokenizer, max_context, pause, count)
+    count.begin("Getting to know its words, once", 0)
+
+    def head(hidden: np.ndarray) -> np.ndarray:
+        count.add(0)
+        return backend.head(hidden)
+
     if not (np.isfinite(states).all() and np.isfinite(at_end).all()):
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
         )
     ends = sorted(tokenizer.eos_ids)
     every = np.concatenate([states, at_end])
-    in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in texts()]])
-    frequency, cost, ending = survey(every, backend.head, ends)
+    in_reply = np.concatenate([np.arange(len(states)) < answers, [bool(q) for q, _ in neutral_text.texts()]])
+    frequency, cost, ending = survey(every, head, ends)
     tokens, precision = prior(frequency, cost, ends)
     reading = directions(every, in_reply, ending)[:, :rank].copy()
-    along = features(backend.head, states.shape[1], tokens, frequency[tokens])
+    along = features(head, states.shape[1], tokens, frequency[tokens])
     rows, counts = measured(states @ reading, answers)
     return Neutral(
         np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
         reading,
         tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
-        drifting(states[answers:], following[answers:], backend.head, reading, tokens), backend.head,
+        drifting(states[answers:], following[answers:], head, reading, tokens), backend.head,
     )  # fmt: skip
 
 
@@ -413,42 +427,6 @@ def chosen(states: np.ndarray, count: int) -> np.ndarray:
     """`count` rows, or all if they are fewer, evenly spread."""
     rows = np.linspace(0, max(0, len(states) - 1), min(count, len(states))).round().astype(int)
     return np.ascontiguousarray(states[rows])
-
-
-def texts() -> list[tuple[str, str]]:
-    """(question, answer) of the neutral text; what has no question is prose."""
-    return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
-
-
-def _digest() -> str:
-    """The text's name."""
-    return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
-
-
-def read(
-    backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Callable[[], None] | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each text's end
-    [E, D], and how many of the first are in answers; the others are in prose. Where a reply ends is taste:
-    there, no model is bound to the frozen one."""
-    states, following, ends, answers = [], [], [], 0
-    for question, answer in texts():
-        tokens, first = encoded(tokenizer, question, answer, max_context)
-        hidden = backend.hidden_states(tokens, pause)[first - 1 :]
-        states.append(hidden[:-1])
-        ends.append(hidden[-1:])
-        following += tokens[first:]
-        answers = len(following) if question else answers
-    return np.concatenate(states), np.asarray(following, np.int32), np.concatenate(ends), answers
-
-
-def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Tokens of a question with its answer, and where that begins; without a question, of prose."""
-    if not question:
-        return tokenizer.encode(answer)[:limit], 1
-    prompt = tokenizer.encode_chat([Message("user", question)])
-    tokens = prompt + tokenizer.encode(answer, add_bos=False)
-    return tokens[:limit], min(len(prompt), limit // 2)
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:

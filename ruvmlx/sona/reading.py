@@ -19,7 +19,7 @@ from ..lora.base import BaseLoRA, Place, place_shape
 from ..lora.body import BodyLoRA, joined, unpacked_body
 from ..models.base import Model
 from ..store import ReplyRow, Store
-from . import neutral
+from . import neutral_text
 from .trace import Gradient, adapted_logits
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class Reader:
         from ..backends.slices import MAX_TOKENS, Text
 
         found: tuple[list[Text], list[Text]] = [], []
-        for question, answer in neutral.texts():
+        for question, answer in neutral_text.texts():
             limit = min(MAX_TOKENS, self._model.config.max_context)
-            tokens, first = neutral.encoded(self._model.tokenizer, question, answer, limit)
+            tokens, first = neutral_text.encoded(self._model.tokenizer, question, answer, limit)
             found[not question].append(Text(tuple(tokens), first))
         return found
 

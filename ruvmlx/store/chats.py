@@ -58,17 +58,25 @@ class Chats(Messages):
         if beginning == "last":
             found = [row.id for row in self.sessions()[:1]]
         else:
-            rows = self._rows(
-                "SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND deleted IS NULL LIMIT 2",
-                len(beginning),
-                beginning,
-            )
-            found = [row[0] for row in rows if beginning]
-        if len(found) > 1:
-            raise NotFound(f"{beginning!r} is the beginning of more than one chat's id; give more of it.")
+            found = self._beginning_with(beginning, "deleted IS NULL")
         if not found:
             raise NotFound(f"no chat {beginning!r}; `ruvmlx sessions ls` lists them.")
-        return str(found[0])
+        return found[0]
+
+    def _beginning_with(self, beginning: str, where: str) -> list[str]:
+        """The one id that begins so, or none."""
+        found = self._rows(
+            f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
+            len(beginning),
+            beginning,
+        )
+        if beginning and len(found) > 1:
+            raise NotFound(f"{beginning!r} is the beginning of more than one chat's id; give more of it.")
+        return [row[0] for row in found if beginning]
+
+    def session_ids(self) -> set[str]:
+        """Of all chats, empty ones and those that are put away too."""
+        return {row[0] for row in self._rows("SELECT id FROM sessions")}
 
     def sessions(self) -> list[SessionRow]:
         """Chats with at least one message, the newest first."""
@@ -130,6 +138,23 @@ class Chats(Messages):
     def _mark(self, session_id: str, deleted: float | None) -> None:
         with self.transaction():
             self._db.execute("UPDATE sessions SET deleted = ? WHERE id = ?", (deleted, session_id))
+
+    def put_away_sessions(self) -> list[SessionRow]:
+        """What `bring_back` can bring back, what was put away last first."""
+        rows = self._rows(_COLUMNS + "WHERE s.deleted IS NOT NULL ORDER BY s.deleted DESC")
+        return [SessionRow(*row) for row in rows]
+
+    def find_put_away(self, beginning: str) -> str:
+        """The id of one of them, from a unique beginning of it or "last"."""
+        if beginning == "last":
+            found = [row.id for row in self.put_away_sessions()[:1]]
+        else:
+            found = self._beginning_with(beginning, "deleted IS NOT NULL")
+        if not found:
+            raise NotFound(
+                f"no deleted chat {beginning!r}; `ruvmlx sessions restore` lists what can come back."
+            )
+        return found[0]
 
     def put_away_before(self, when: float) -> list[str]:
         """Ids of the chats that were put away before a time (seconds since 1970)."""

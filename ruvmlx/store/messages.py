@@ -91,7 +91,9 @@ class Messages(Witness):
             (role, content, reply_id, now, session_id),
         )
         self._db.execute(
-            "UPDATE sessions SET head = (SELECT max(id) FROM messages), updated = ? WHERE id = ?",
+            # Who writes in a chat that another process put away wants it back.
+            "UPDATE sessions SET head = (SELECT max(id) FROM messages), updated = ?, deleted = NULL"
+            " WHERE id = ?",
             (now, session_id),
         )
 

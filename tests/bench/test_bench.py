@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from ruvmlx.apps.bench import kernels, learning, machine
+from ruvmlx.apps.bench import chat, kernels, learning, machine
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.errors import RuvmlxError
@@ -43,6 +43,8 @@ def test_the_cache_suite_measures_tiers_beside_f16(tiny_bench):
     rows = tiny_bench("kv", "--quick", "--rounds", "3")
     share = next(row for name, row in rows.items() if name.endswith("share of f16"))
     assert 0 < share["value"] <= 1 and rows["decode at 256: tiered / f16"]["value"] > 0
+    resumed = next(row for name, row in rows.items() if name.endswith("resumed / read again"))
+    assert resumed["value"] > 0 and resumed["unit"] == "x" and resumed["better"] == "lower"
 
 
 def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_bench, home, monkeypatch):
@@ -57,6 +59,27 @@ def test_the_load_suite_loads_more_than_once(tiny_bench):
     rows = tiny_bench("load", "--quick")
     assert len(rows["this model: load"]["samples"]) == 3 and rows["this model: peak"]["value"] > 0
     assert any("not in a quick run" in row["note"] for row in rows.values())
+
+
+def test_the_chat_suite_types_into_the_real_app(tiny_bench, home, monkeypatch):
+    """On a pseudo-terminal: keys while a paced reply and the model's come, Esc, memory. Nothing of it is the
+    user's."""
+    monkeypatch.setitem(chat.SIZES, "quick", chat.Size(1, 200, 3, 0, 1, 5))
+    rows = tiny_bench("chat", "--quick")
+    keys = [row for name, row in rows.items() if name.startswith("key while") and name.endswith("median")]
+    assert len(keys) == 2 and all(row["target"] == 50 for row in keys) and keys[0]["value"] > 0
+    assert rows["screen behind a reply of 200 tokens: first quarter"]["value"] > 0
+    assert (
+        rows["Esc in a reply, until idle: median"]["target"] == 200
+    )  # the tiny model may be too fast for it
+    assert "after 5 turns" in rows["memory, paced replies: growth"]["note"]
+    assert "not in a quick run" in rows["key while it trains"]["note"]
+    assert not (home / "ruvmlx.db").exists()
+
+
+def test_a_token_is_drawn_with_its_own_word_or_a_later_one():
+    arrived = [(1.0, b"x w00000 w0"), (2.0, b"0001 \x1b[1m"), (3.0, b"w00003")]
+    assert chat._drawn(arrived) == [1.0, 2.0, 3.0, 3.0]
 
 
 def test_kernels_stand_beside_their_twins_and_limits(run):  # noqa: F811

@@ -39,7 +39,7 @@ def test_a_planted_impossible_number_is_refused(row, refused):
 def test_ratios_are_taken_turn_by_turn():
     """A machine that slows down in the middle hits both: the ratio does not move."""
     rates = {"ours": [200.0, 100, 50], "llama.cpp": [100.0, 50, 25], "llama.cpp flash": [90.0, 45, 20]}
-    (row,) = model._ratios("x", rates, 1.8)
+    (row,) = model.ratios("x", rates, 1.8)
     assert row.name == "x: ours / llama.cpp" and row.value == 2.0 and row.met
 
 
@@ -65,12 +65,12 @@ def test_energy_is_that_of_the_packages(tmp_path):
         package.set(next(spent))
         return 3
 
-    row = energy.row(decode, 4, str(tmp_path))
+    row = energy.row(decode, 4, tmp_path)
     assert row.samples == pytest.approx((2.0, 2.0, 2.0, 2.0)) and row.value == pytest.approx(2.0)
 
 
 def test_energy_that_nobody_may_read_is_left_out(tmp_path):
-    row = energy.row(lambda: 1, 2, str(tmp_path))
+    row = energy.row(lambda: 1, 2, tmp_path)
     assert row.value is None and "left out" in row.note
 
 

@@ -3,11 +3,13 @@
 import itertools
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.memory import Held
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
 
@@ -20,7 +22,13 @@ class ScriptedRuntime:
 
     def __init__(self, *replies, gate=False, free=2, max_context=8192):
         self.model = SimpleNamespace(
-            name="SmolLM2-135M-Instruct", config=SimpleNamespace(max_context=max_context)
+            name="SmolLM2-135M-Instruct",
+            config=SimpleNamespace(max_context=max_context),
+            path=Path("/models/SmolLM2-135M-Instruct.gguf"),
+            format="gguf",
+            bits=5.74,
+            parameters=134515008,
+            bytes=96576768,
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal")
         self.last_reply_id = None
@@ -36,6 +44,7 @@ class ScriptedRuntime:
         self.threads: set[int] = set()
         self.noticed: list[tuple[str, str]] = []  # (reply, what was done with it)
         self._ids = itertools.count(1)
+        self._messages = itertools.count(1)
 
     def _called(self):
         self.threads.add(threading.get_ident())
@@ -73,7 +82,7 @@ class ScriptedRuntime:
         if isinstance(script, Exception):
             raise script
         self.said.append(text)
-        self.chats[session_id].append(Turn("user", text))
+        self.chats[session_id].append(Turn("user", text, id=next(self._messages)))
         yield Chunk("", prefilled=16, prompt_tokens=32)
         yield Chunk("", prefilled=32, prompt_tokens=32)
         shown = []
@@ -96,7 +105,7 @@ class ScriptedRuntime:
     def _commit(self, session_id, shown, reason):
         reply_id = f"r{next(self._ids)}"
         text = "".join(shown)
-        self.chats[session_id].append(Turn("assistant", text, reply_id, None, reason))
+        self.chats[session_id].append(Turn("assistant", text, reply_id, None, reason, next(self._messages)))
         self.last_reply_id = reply_id
         return GenerationResponse(
             "q",
@@ -166,6 +175,9 @@ class ScriptedRuntime:
         self._called()
         return False
 
+    def held(self):
+        return Held(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
+
     def kv_due(self):
         self._called()
         return False
@@ -187,6 +199,15 @@ class ScriptedRuntime:
 
     def adapters(self):
         return [NamedRow("work", "f", "m", 3, 1000)]
+
+    def check_chat(self, session_id):
+        self._called()
+
+    def hand_over(self):
+        return frozenset()
+
+    def take_over(self, put_away):
+        self._called()
 
     def close(self):
         self._called()

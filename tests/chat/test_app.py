@@ -6,7 +6,8 @@ import threading
 import pytest
 from ruvmlx.apps.chat.app import ChatApp, run_app
 from ruvmlx.apps.chat.contract import ChatOptions
-from ruvmlx.apps.chat.messages import Notice, UserMessage, Welcome
+from ruvmlx.apps.chat.messages import Notice, UserMessage
+from ruvmlx.apps.chat.welcome import Welcome
 from textual.events import Paste
 from textual.filter import Monochrome
 

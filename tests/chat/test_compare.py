@@ -4,7 +4,7 @@ import time
 
 import pytest
 from ruvmlx.apps.chat import compare
-from ruvmlx.apps.chat.compare_screen import CHOOSE, CompareScreen
+from ruvmlx.apps.chat.compare_screen import CompareScreen
 
 from ruvmlx.engine import Sampling
 
@@ -47,7 +47,9 @@ async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):
     monkeypatch.setattr(compare, "order", lambda: [True, False])
     async with chatting(size, session=learned) as (app, pilot):
         await send(app, pilot, "/compare")
-        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and CHOOSE in screen_text(app))
+        await until(
+            pilot, lambda: isinstance(app.screen, CompareScreen) and "the left is better" in screen_text(app)
+        )
         assert "learned" not in screen_text(app)
         candidates = app.screen.candidates
         assert [c.learned for c in candidates] == [True, False]
@@ -65,7 +67,7 @@ async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F81
     """Esc chooses neither; /choose may do so later."""
     async with chatting(session=learned) as (app, pilot):
         await send(app, pilot, "/compare Which way?")
-        await until(pilot, lambda: CHOOSE in screen_text(app))
+        await until(pilot, lambda: "the left is better" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: app.phase == "idle" and len(shown(app)) == 4)
         assert shown(app)[2] == "Which way?" and app.transcript.replies[-1].rating is None

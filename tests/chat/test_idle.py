@@ -142,7 +142,7 @@ async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny)
     async with idling(rated(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "step" in status_line(app), 60)
     done = steps[-1]
-    assert 0 < done < 24 and app.runtime._runtime is None
+    assert 0 < done < 24 and not app.runtime.is_open
     assert stored(open_tiny, lambda runtime: runtime.learner.ledger.training() is not None)
     assert stored(open_tiny, lambda runtime: runtime.background_due() and runtime.store.integrity()) == "ok"
     async with idling(rated(settings, steps.append)) as (app, pilot):

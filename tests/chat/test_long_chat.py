@@ -1,6 +1,7 @@
 """A chat of many messages: the newest are shown, earlier ones come when the reader goes there."""
 
 import pytest
+from ruvmlx.apps.chat import transcript
 from ruvmlx.apps.chat.messages import Reply, UserMessage
 from ruvmlx.apps.chat.transcript import EARLIER, NEWEST
 
@@ -107,3 +108,73 @@ async def test_a_new_chat_forgets_the_earlier_ones():
         await pilot.press("pageup")
         await ask(app, pilot)
         assert shown(app) == 2
+
+
+async def say(app, pilot, n):
+    """Question n of a scripted chat; its reply is shown whole."""
+    app.prompt.text = f"question {n}"
+    await pilot.press("enter")
+    wanted = f"reply {n}\n"
+    await until(
+        pilot,
+        lambda: (
+            app.phase == "idle"
+            and app.transcript.replies[-1:]
+            and app.transcript.replies[-1].text.startswith(wanted)
+        ),
+    )
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+async def test_a_chat_that_grows_keeps_so_many(monkeypatch, size, full):
+    """However many turns: what is shown, and held in memory for it, is bounded; nothing moves on the screen
+    when the oldest go, and they are back where the reader goes there."""
+    turns = 500 if full else 60
+    monkeypatch.setattr(transcript, "NEWEST", 12)
+    monkeypatch.setattr(transcript, "EARLIER", 8)
+    runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(turns)])
+    async with chatting(runtime, size) as (app, pilot):
+        trim, widgets, moved = app.transcript.trim, [], []
+
+        async def watched(turns):
+            await pilot.pause()
+            before, first = words(app), app.transcript.messages[0]
+            await trim(turns)
+            await pilot.pause()
+            if not first.is_attached:
+                widgets.append(len(app.query("*")))
+                moved.append(words(app)[:12] != before[:12])
+
+        app.transcript.trim = watched
+        for n in range(turns):
+            await say(app, pilot, n)
+            assert shown(app) <= 12 + 8 + 2
+        assert len(widgets) > turns // 10 and len(set(widgets)) == 1 and not any(moved)
+        while app.transcript.has_earlier:
+            before = shown(app)
+            await pilot.press("ctrl+home")
+            await until(pilot, lambda before=before: shown(app) > before and not app.transcript._held)
+        assert [m.text for m in app.transcript.messages][::2] == [f"question {n}" for n in range(turns)]
+
+
+async def test_who_reads_elsewhere_is_left_alone(monkeypatch):
+    """While the reader has scrolled up, or chosen an old reply, nothing is taken away; later it is."""
+    monkeypatch.setattr(transcript, "NEWEST", 4)
+    monkeypatch.setattr(transcript, "EARLIER", 2)
+    runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(20)], gate=True, free=0)
+    async with chatting(runtime) as (app, pilot):
+        for n in range(3):
+            runtime.released.release()
+            await say(app, pilot, n)
+        assert shown(app) == 6
+        app.prompt.text = "question 3"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.phase == "replying")
+        app.transcript.scroll_to(y=3, animate=False, immediate=True)
+        await pilot.pause()
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle" and len(app.transcript.replies) == 4)
+        assert shown(app) == 8 and app.transcript.scroll_y == 3
+        runtime.released.release()
+        await say(app, pilot, 4)
+        assert shown(app) == 4

@@ -1,11 +1,17 @@
 """Themes, no motion, and keys of one's own."""
 
+from types import SimpleNamespace
+
 import pytest
 from ruvmlx.apps.chat import keys, theme
 from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.chats_screen import ChatsScreen
+from ruvmlx.apps.chat.models import Entry
+from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
-from ruvmlx.errors import UsageError
+from ruvmlx import config
+from ruvmlx.errors import StoreError, UsageError
 
 from .helpers import ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
@@ -76,9 +82,60 @@ async def test_keys_of_ones_own():
         await until(pilot, lambda: runtime.closed)
 
 
+async def test_keys_of_ones_own_hold_in_every_screen():
+    """In the lists and the comparison, too, and their hints show them."""
+    runtime = ScriptedRuntime()
+    runtime.store = SimpleNamespace(sessions=lambda: [])
+    own = "close=f6,list_down=ctrl+e,quit=ctrl+x,chat_rename=f7,models=f8"
+    async with chatting(runtime, keys=own) as (app, pilot):
+        await pilot.press("f8")
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen) and app.screen._entries)
+        screen = app.screen
+        assert "f6 Close" in screen_text(app)
+        screen._entries = [Entry("one", ""), Entry("two", "")]
+        screen._find()
+        await pilot.press("ctrl+e")
+        assert screen.options.highlighted == 1
+        await pilot.press("escape")
+        assert app.screen is screen
+        await pilot.press("f6")
+        await until(pilot, lambda: app.screen is not screen)
+        app.push_screen(ChatsScreen())
+        await until(pilot, lambda: "f7 Rename" in screen_text(app) and "f6 Close" in screen_text(app))
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: runtime.closed)
+
+
+async def test_the_theme_is_remembered(home):
+    """One that is chosen in the palette is there at the next start; the one of the start is not written."""
+    async with chatting(ScriptedRuntime(), theme="light") as (app, pilot):
+        assert not (home / "config.toml").exists()
+        app.theme = "ruvmlx-contrast"
+        await until(pilot, lambda: (home / "config.toml").exists())
+        app.theme = "nord"
+        await until(pilot, lambda: config.load()["theme"].value == "nord")
+        app.theme = "ruvmlx-dark"
+        await until(pilot, lambda: config.load()["theme"].value == "dark")
+    async with chatting(ScriptedRuntime(), theme=config.load()["theme"].value) as (app, _):
+        assert app.theme == "ruvmlx-dark"
+
+
+async def test_a_theme_that_cannot_be_remembered(monkeypatch):
+    """It is used all the same, and one line says so."""
+
+    def save(name, value):
+        raise StoreError("cannot write config.toml: no space left.")
+
+    monkeypatch.setattr(config, "save", save)
+    async with chatting(ScriptedRuntime()) as (app, pilot):
+        app.theme = "nord"
+        await until(pilot, lambda: "cannot write config.toml" in screen_text(app))
+        assert app.theme == "nord"
+
+
 @pytest.mark.parametrize("wrong", ["nothing=f3", "again=hyper+x", "again=nokey", "again=a", "again="])
 def test_wrong_keys(wrong):
     """One line; a bare letter would be missing in the input."""
     with pytest.raises(UsageError) as caught:
-        keys.parse(wrong, ChatApp.BINDINGS)
+        keys.parse(wrong, ChatApp.bindings_with_names())
     assert "\n" not in str(caught.value)

@@ -2,11 +2,15 @@
 
 import random
 
+import pygments.lexers
 import pytest
-from ruvmlx.apps.chat.markdown import ReplyMarkdown
+from ruvmlx.apps.chat.markdown import ReplyMarkdown, known_language, parser
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widget import Widget
+
+from .documents import document
+from .helpers import until
 
 DOCUMENTS = [
     "Plain words.\nA second line.\n\nA second paragraph with **bold**, *em*, `code` and ~~strike~~.",
@@ -60,6 +64,52 @@ async def test_random_chunkings_end_as_one_shot(number):
             assert await streamed(markdown, pilot, text, rng) == wanted
 
 
+SIZES = ((80, 60), (130, 60))  # cells: the second is not a multiple of the first
+
+
+async def test_random_documents_in_random_pieces(full):
+    """1,000 documents (--full) of every kind, cut anywhere: each ends as in one go, at two widths."""
+    async with Host().run_test(size=SIZES[0]) as pilot:
+        markdown = pilot.app.query_one(ReplyMarkdown)
+        for seed in range(1000 if full else 30):
+            text, rng, size = document(seed), random.Random(seed), SIZES[seed % 2]
+            await markdown.update(text)
+            wanted = [await at(pilot, size, markdown) for size in SIZES]
+            await markdown.update("")
+            await at(pilot, size, markdown)
+            await streamed(markdown, pilot, text, rng)
+            found = [await at(pilot, size, markdown) for size in SIZES]
+            assert found == wanted, f"document {seed}: {text!r}"
+            await markdown.update("")
+
+
+async def at(pilot, size, markdown):
+    """What is rendered at another size, once all is laid out: a scrollbar may take its turn, too."""
+    await pilot.resize_terminal(*size)
+    await until(pilot, lambda: size[0] - 2 <= markdown.region.width <= size[0])
+    shown, before = rendered(markdown), None
+    while shown != before:
+        await pilot.pause()
+        before, shown = shown, rendered(markdown)
+    return shown
+
+
+def test_the_random_documents_have_every_kind():
+    """Of every block and every inline form there are some among the first few hundred."""
+    kinds = {t.type for seed in range(300) for t in flat(parser().parse(document(seed)))}
+    assert kinds >= {
+        "heading_open", "fence", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open",
+        "hr", "strong_open", "em_open", "s_open", "code_inline", "link_open", "image", "hardbreak",
+        "code_block",
+    }  # fmt: skip
+
+
+def flat(tokens):
+    for token in tokens:
+        yield token
+        yield from flat(token.children or [])
+
+
 async def test_what_entities_hide_is_sanitised():
     """A direction override or a carriage return that Markdown decodes does not reach a widget."""
     async with Host().run_test() as pilot:
@@ -82,3 +132,21 @@ async def test_html_and_line_breaks_are_kept():
         assert "Use <div> here" in rows
         assert "not <span>" in rows
         assert "<p>block</p>" in rows
+
+
+async def test_the_language_of_code_is_not_guessed(monkeypatch):
+    """Code without a language, or of one that nobody knows, is shown as it is, at once."""
+    monkeypatch.setattr(pygments.lexers, "guess_lexer", lambda *_: pytest.fail("it guesses"))
+    async with Host().run_test() as pilot:
+        markdown = pilot.app.query_one(ReplyMarkdown)
+        await markdown.update("```\nx = 1\n```\n\n    y = 2\n\n~~~klingon\nz = 3\n~~~")
+        await pilot.pause()
+        shown = "".join(strip.text for _, _, strips in rendered(markdown) for strip in strips)
+        assert all(code in shown for code in ("x = 1", "y = 2", "z = 3"))
+
+
+@pytest.mark.parametrize(
+    ("info", "language"), [("python", "python"), ("JS title=x", "js"), ("", "text"), ("klingon", "text")]
+)
+def test_known_languages(info, language):
+    assert known_language(info) == language

@@ -1,11 +1,17 @@
 """The side panel: what was learned and what the machine does."""
 
 import re
+import threading
 
 import pytest
-from ruvmlx.apps.chat.panel import View, lines, size
+from ruvmlx.apps.chat import panel, rating
+from ruvmlx.apps.chat.panel import View, lines
 
-from .helpers import ask, screen_text, until
+from ruvmlx.kv.cache import KVStats
+from ruvmlx.memory import Held
+from ruvmlx.sensors import Reading, Sensors
+
+from .helpers import SMALL, ask, screen_text, until
 from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401
 
 
@@ -16,11 +22,14 @@ async def test_the_panel_follows_what_is_learned(chatting, size):  # noqa: F811
         await ask(app, pilot, "What is blue?")
         await pilot.press("f2")
         await until(pilot, lambda: "default, version 0" in screen_text(app))
-        assert "after 16 more" in screen_text(app) and "iB at most" in screen_text(app)
+        assert "after 16 more" in screen_text(app)
+        assert re.search(r"memory +[▰▱]{5} \d+ MiB", screen_text(app))
+        assert re.search(r"budget +[\d.]+ [MG]iB, peak \d+ MiB", screen_text(app))
         await send(app, pilot, "/rate up very\x1b[2J clear")
         await until(pilot, lambda: "default, version 1" in screen_text(app))
         await until(pilot, lambda: "after 15 more" in screen_text(app))
         assert "very clear" in screen_text(app) and "versions 0, 1" in screen_text(app)
+        assert ("LoRA  " in screen_text(app)) == (size != SMALL)  # details where there is room
         await send(app, pilot, "/rollback 0")
         await until(pilot, lambda: "default, version 0" in screen_text(app))
         await send(app, pilot, "/rollback x")
@@ -42,7 +51,8 @@ def test_the_same_in_words(open_tiny):
         _, said = plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
     assert "Learning: adapter default, version 1" in said
     assert "Recent ratings: ▼ down too short" in said
-    assert re.search(r"Machine: memory [\d.]+ [MG]iB at most", said)
+    assert re.search(r"Machine: memory [\d.]+ MiB\nMachine: budget [\d.]+ [MG]iB, peak \d+ MiB", said)
+    assert re.search(r"Machine: hot \d+ .?i?B, \d+ tokens\n", said) and "▰" not in said
     assert "Version 0 is in use, from 0 ratings." in said
 
 
@@ -62,8 +72,58 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
         assert all(lines(View.of(runtime), None))
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"), [(0, "0 B"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (3 << 29, "1.5 GiB")]
-)
-def test_sizes(count, shown):
-    assert size(count) == shown
+async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch):  # noqa: F811
+    """Heat, power and memory are looked at again and again, in a thread, and no idle work is disturbed."""
+    now, threads = [Reading(41.0)], set()
+
+    def read(_):
+        threads.add(threading.get_ident())
+        return now[0]
+
+    monkeypatch.setattr(Sensors, "read", read)
+    monkeypatch.setattr(rating, "SENSE_EVERY", 0.2)
+    async with chatting() as (app, pilot):
+        await pilot.press("f2")
+        await until(pilot, lambda: "heat    41 °C" in screen_text(app))
+        disturbed = []
+        monkeypatch.setattr(app.runtime, "disturb", lambda: disturbed.append(1))
+        now[0] = Reading(None, "serious", 12.34, "battery")
+        await until(pilot, lambda: "heat    serious" in screen_text(app))
+        assert "power   12.3 W, battery" in screen_text(app)
+        now[0] = Reading()
+        await until(pilot, lambda: "heat" not in screen_text(app))
+        assert "power" not in screen_text(app)
+        assert not disturbed and threading.get_ident() not in threads
+
+
+KV = KVStats("tiered", 319, 1792, 2048, 50 << 20, 94 << 20, 7 << 20, 21 << 20, 22 << 20)
+HELD = Held(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
+
+
+def test_every_tier_with_its_bytes_and_every_part_with_its_name():
+    assert panel.cache_rows(KV) == [
+        ("hot", "▰▱▱▱ 7 MiB, 319 tok"),
+        ("warm", "▰▰▱▱ 21 MiB, 1,792 tok"),
+        ("cold", "▰▰▱▱ 22 MiB, 2,048 tok"),
+        ("cache", "50 MiB (f16: 94 MiB)"),
+    ]
+    assert panel.memory_rows(HELD) == [
+        ("memory", "▰▱▱▱▱ 400 MiB"),
+        ("budget", "8.0 GiB, peak 500 MiB"),
+        ("model", "100 MiB"),
+        ("caches", "50 MiB of 64 MiB"),
+        ("LoRA", "5 MiB"),
+        ("rest", "245 MiB"),
+    ]
+
+
+@pytest.mark.parametrize("height", range(12, 40))
+def test_what_matters_fits(height):
+    """Details go first, then the older of the recent ratings; tiers, memory and heat stay."""
+    recent = [(f"▲ {i}", "q") for i in range(8)]
+    machine = [*panel.cache_rows(KV), *panel.memory_rows(HELD), ("heat", "50 °C")]
+    shown = panel.fitted([("Recent ratings", recent), ("Machine", machine)], height)
+    words = [word for _, rows in shown for word, _ in rows]
+    assert {"▲ 0", "hot", "warm", "cold", "memory", "budget", "heat"} <= set(words)
+    assert len(words) + len(shown) <= max(height, 10)
+    assert ("rest" in words) == (height >= len(recent) + len(machine) + 4)

@@ -1,11 +1,20 @@
-"""What really reaches a terminal when model, its name and a paste are hostile: raw output on a pty."""
+"""What a terminal gets when a model, its name, titles, notes and pastes are hostile: the bytes of a pty."""
 
+import random
 import re
 import sys
 
 import pytest
 
+from ruvmlx.store import Store
+
+from .gallery import PLACES
+from .hostile import OTHERS, SEQUENCES, hostile, leaks, number, sent, word
 from .terminal import Terminal
+
+TALL = 150, 110  # columns and rows, in which nearly all places are in sight
+IN_SIGHT = 0.7  # of the texts, at least: what is drawn over before a frame is shown is not seen
+AT_ONCE = 500  # texts that one process shows
 
 PROGRAM = r"""
 import sys
@@ -44,3 +53,97 @@ def test_no_control_of_theirs_reaches_the_terminal(kind):
     for sign in FORBIDDEN:
         assert sign not in raw
     assert not re.search("[\x80-\x9f\u2066]", raw)
+
+
+def batches(full, few):
+    """Numbers of texts: few, or with --full all 10,000."""
+    return [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
+
+
+def shown(mode, numbers):
+    terminal = Terminal(
+        [sys.executable, "-m", "tests.chat.gallery", mode, str(numbers.start), str(numbers.stop)], TALL
+    )
+    assert terminal.wait(3600) == 0, terminal.seen[-2000:]
+    return terminal.raw
+
+
+def seen(raw, places):
+    """The texts that were in sight, by place."""
+    words = sent(raw)[1]
+    return {place: set(re.findall(rf"{place}(\d{{5}})", words)) for place in places}
+
+
+@pytest.mark.parametrize("attack", SEQUENCES)
+def test_the_look_finds_what_is_sent(attack):
+    """Every sequence, sent as it is, is found; so it can be trusted when it finds nothing."""
+    raw = attack(word(7), number(7))
+    if "\x1b" in raw or re.search("[\x80-\x9f]", raw):
+        assert leaks(raw.encode())
+
+
+def test_the_texts_are_what_they_should_be():
+    """All kinds are among the first few hundred, and the longest have 100 kB."""
+    texts = [hostile(n, random.Random(n)) for n in range(1000)]
+    assert max(map(len, texts)) >= 90_000
+    for attack in [*SEQUENCES, *OTHERS]:
+        assert any(attack(word(n), number(n)) in text for n, text in enumerate(texts))
+
+
+def test_every_widget_shows_hostile_texts(full):
+    """Replies, messages, titles, names, notes, notices, errors, the panel, the input: 10,000 texts in each
+    (--full), and no sequence of theirs, nor any mark in one, nor a control character is sent."""
+    for numbers in batches(full, 120):
+        raw = shown("app", numbers)
+        assert leaks(raw) == []
+        for place, texts in seen(raw, PLACES).items():
+            assert len(texts) >= IN_SIGHT * len(numbers), place
+
+
+def test_plain_mode_shows_hostile_texts(full):
+    """The same, and it sends no sequence at all."""
+    for numbers in batches(full, 120):
+        raw = shown("plain", numbers)
+        assert sent(raw)[0] == [] and leaks(raw) == []
+        for place, texts in seen(
+            raw, ("reply", "error", "title", "name", "adapter", "panel", "system")
+        ).items():
+            assert len(texts) == len(numbers), place
+
+
+@pytest.fixture
+def hostile_store(home, full):
+    """Chats with hostile titles, and one chat of hostile messages; its id."""
+    store = Store(home / "ruvmlx.db")
+    texts = [hostile(n, random.Random(n)) for n in range(10_000 if full else 200)]
+    texts = ["".join(c for c in text if not "\ud800" <= c <= "\udfff") for text in texts]  # no UTF-8 has them
+    for text in texts:
+        store.set_title(store.new_session(f"m {text}", text), f"title {text}")
+    chat = store.new_session("m")
+    for n, text in enumerate(texts):
+        store.add_user_message(chat, f"words{n:05d} {text}")
+    return chat
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("sessions", "ls"),
+        ("sessions", "ls", "--json"),
+        ("sessions", "show", "last"),
+        ("sessions", "search", "words"),
+        ("sessions", "export", "last", "--json"),
+        ("\x1b]0;Zq00001qZ\x07\x9b31m",),
+        ("show", "/tmp/\x1b]0;Zq00001qZ\x07\u202e.gguf"),
+        ("sessions", "show", "\x1b[900001m"),
+        ("adapters", "use", "\x1b]0;Zq00001qZ\x07"),
+    ],
+)
+def test_the_command_line_shows_hostile_texts(verb, hostile_store, home):
+    """Tables, search results and error lines; JSON has its own way to write what is not printable."""
+    terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home))
+    terminal.wait(600)
+    assert len(terminal.raw) > 30
+    assert sent(terminal.raw)[0] == []
+    directions = [c for c in leaks(terminal.raw) if c not in ("U+202E", "U+202C", "U+2066", "U+2069")]
+    assert (directions if "--json" in verb else leaks(terminal.raw)) == []

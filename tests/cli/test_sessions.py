@@ -63,6 +63,31 @@ def test_sessions_change(run, chats):
     assert (code, out) == (1, "") and err.count("\n") == 1
 
 
+def test_sessions_rm_can_be_undone(run, chats, home):
+    """rm says how, restore lists what can come back and brings it; --now and a day later it is gone."""
+    first, second = chats
+    _, out, err = run("sessions", "rm", first)
+    assert out == "" and f"`ruvmlx sessions restore {first}`" in err and "\x1b" not in err
+    assert run("sessions", "rm", "last")[0] == 0
+    assert json.loads(run("sessions", "ls", "--json")[1]) == []
+    assert [row["id"] for row in json.loads(run("sessions", "restore", "--json")[1])] == [second, first]
+    assert "\x1b" not in run("sessions", "restore")[1]
+    (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
+    assert back["id"] == second and back["turns"] == 3
+    assert run("sessions", "restore", first[:8])[1].startswith(first)
+    assert run("sessions", "restore") == (0, "", "no deleted chat can come back.\n")
+    code, _, err = run("sessions", "restore", "unknown")
+    assert code == 1 and err.count("\n") == 1 and "sessions restore" in err
+    assert "for good" in run("sessions", "rm", first, "--now")[2]
+    assert run("sessions", "restore", first)[0] == 1
+    assert run("sessions", "rm", second)[0] == 0
+    store = Store(home / "ruvmlx.db")
+    with store.transaction():
+        store._db.execute("UPDATE sessions SET deleted = deleted - 90000")
+    assert json.loads(run("sessions", "restore", "--json")[1]) == []
+    assert store.session_ids() == set()
+
+
 def test_sessions_to_files_and_back(run, chats, tmp_path):
     """JSON keeps every branch, Markdown the one in use; files are never overwritten."""
     _, second = chats

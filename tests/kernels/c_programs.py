@@ -49,6 +49,17 @@ def for_arm(program):
     return qemu, build(program, cc, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_EXE_LINKER_FLAGS=-static")
 
 
+def for_apple_silicon(source, cpu, *flags):
+    """neon/src/SOURCE.c as clang for arm64 macOS compiles it (PyPI ziglang has the headers): assembly."""
+    pytest.importorskip("ziglang", reason="PyPI ziglang is not installed")
+    target = ["cc", "-target", "aarch64-macos", f"-mcpu={cpu}", "-Wno-unused-command-line-argument"]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "made.s")
+        files = ["-I", NEON / "include", "-S", NEON / f"src/{source}.c", "-o", made]
+        _run(sys.executable, "-m", "ziglang", *target, "-std=c11", "-O3", "-Wall", "-Wextra", *flags, *files)
+        return made.read_bytes()
+
+
 @functools.cache
 def _configured(cmake, cc, options):
     folder = tempfile.TemporaryDirectory(prefix="rvm-build-")

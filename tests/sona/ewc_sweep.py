@@ -22,7 +22,7 @@ from ruvmlx.backends.slices import Text
 from ruvmlx.backends.training import Trainer
 from ruvmlx.lora.base import BaseLoRA, place_shape
 from ruvmlx.models.base import Model
-from ruvmlx.sona import neutral, replay
+from ruvmlx.sona import neutral_text, replay
 from ruvmlx.sona.adamw import Training
 from ruvmlx.sona.background import SCALE, Settings
 from ruvmlx.sona.ewc import Anchor, Fisher, penalty
@@ -96,7 +96,7 @@ class Sweep:
 
     def _texts(self, pairs) -> list[Text]:
         context = self.model.config.max_context
-        encoded = (neutral.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
+        encoded = (neutral_text.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
         return [Text(tuple(tokens), at) for tokens, at in encoded]
 
     def _task(self, pairs) -> Task:

@@ -240,8 +240,8 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
 PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "training._below",
     "training._run", "training.hidden", "adamw.update", "bases.put_training", "background._gradients",
-    "gate.frozen_logprobs", "gate._nll", "gate._loss", "neutral.read", "neutral.drifting", "neutral.under",
-    "gate._grounded", "ledger.promote",
+    "gate.frozen_logprobs", "gate._nll", "gate._loss", "neutral_text.read", "neutral.drifting",
+    "neutral.under", "gate._grounded", "ledger.promote",
 )  # fmt: skip
 
 

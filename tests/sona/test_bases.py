@@ -7,7 +7,7 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.lora.base import BaseLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral import read
+from ruvmlx.sona.neutral_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
 

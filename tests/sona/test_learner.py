@@ -319,7 +319,7 @@ def test_unknown_replies_and_other_models(open_tiny):
             runtime.rate("nope", "up")
         reply_id = reply(runtime)
         runtime.store._db.execute("UPDATE replies SET fingerprint = 'other', model = 'bigger'")
-        with pytest.raises(AdapterMismatch, match="--model bigger"):
+        with pytest.raises(AdapterMismatch, match="/model bigger in a chat"):
             runtime.rate(reply_id, "up")
 
 

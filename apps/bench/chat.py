@@ -1,0 +1,292 @@
+"""The chat suite: the app on a pseudo-terminal, as a user has it: keys, the growing reply, Esc, memory."""
+
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ruvmlx.errors import RuvmlxError
+
+from .chatter import Settings
+from .pseudo_terminal import PseudoTerminal, Typist
+from .rows import Row, at_most, left_out, measured
+
+RATE = 300.0  # tokens a second of the paced source
+KEY, STOP = 50.0, 200.0  # ms: what the design allows a key's echo, and Esc
+FRAME = 1e3 / 30  # ms: how much more than at its beginning a reply may lag at its end
+FLAT = 10.0  # MB that the memory may grow from a fifth of the turns to the last
+ANSWERED = 60.0  # seconds in which a message must be taken
+TYPING = 0.08  # seconds between keys
+RATINGS = 16  # that make training due
+ATTEMPTS = 3  # for each key or Esc that is wanted: a reply may end too soon
+TOO_SHORT = "the model's replies are too short"
+STORY = "Write a long story about a ship and the sea."
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """replies, tokens: paced, and of how many tokens each. keys: while the model replies; trained: while it
+    trains. stops: Esc in a reply. turns: of the chat whose memory is looked at."""
+
+    replies: int
+    tokens: int
+    keys: int
+    trained: int
+    stops: int
+    turns: int
+
+
+SIZES = {
+    "quick": Size(1, 900, 40, 0, 8, 0),
+    "whole": Size(2, 2000, 100, 40, 30, 0),
+    "alone": Size(5, 2000, 300, 100, 100, 500),  # minutes
+}
+
+
+class Chat:
+    """A running chat app, its terminal, and what it says of itself."""
+
+    def __init__(self, source: Settings):
+        self._scratch = tempfile.TemporaryDirectory(prefix="ruvmlx-bench-")
+        events = Path(self._scratch.name) / "events"
+        events.touch()
+        self._file, self._events = events.open(encoding="ascii"), list[dict[str, Any]]()
+        settings = vars(source) | {"events": str(events)}
+        argv = [sys.executable, "-m", "ruvmlx.apps.bench.chatter", json.dumps(settings)]
+        self.terminal = PseudoTerminal(argv, {"RUVMLX_HOME": self._scratch.name})
+
+    def __enter__(self) -> Self:
+        self.until("idle", 600)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.terminal.__exit__(*error)
+        self._file.close()
+        self._scratch.cleanup()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Those with this key, so far."""
+        while (place := self._file.tell(), line := self._file.readline())[1].endswith("\n"):
+            self._events.append(json.loads(line))
+        self._file.seek(place)  # a line that is still being written is left
+        return [event for event in self._events if kind in event]
+
+    @property
+    def phase(self) -> str:
+        changes = self.events("phase")
+        return changes[-1]["phase"] if changes else ""
+
+    def until(self, phase: str, seconds: float = 120) -> float:
+        """When it began: time.monotonic()."""
+        deadline = time.monotonic() + seconds
+        while self.phase != phase:
+            if time.monotonic() > deadline or self.terminal.process.poll() is not None:
+                raise RuvmlxError(f"the chat is {self.phase or 'not open'}, not {phase}; run `ruvmlx chat`.")
+            self.terminal.watch(0.005)
+        return self.events("phase")[-1]["at"]
+
+    def ask(self, text: str) -> None:
+        """Send a message; the reply is under way."""
+        before, deadline = len(self.events("phase")), time.monotonic() + ANSWERED
+        self.terminal.send(f"{text}\r")
+        while len(self.events("phase")) == before:
+            if time.monotonic() > deadline:
+                raise RuvmlxError(
+                    f"the chat ({self.phase}) took no message in {ANSWERED:.0f} s; run `ruvmlx chat`."
+                )
+            self.terminal.watch(0.005)
+
+    @property
+    def resident(self) -> int:
+        rss = subprocess.check_output(["ps", "-o", "rss=", "-p", str(self.terminal.process.pid)])
+        return int(rss) * 1024
+
+
+def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]:
+    """All rows; how: one of SIZES. The chats are in scratch folders; the user's are never touched."""
+    size, rng = SIZES[how], random.Random(0)
+
+    def source(tokens: int, **more: Any) -> Settings:
+        return Settings(model, backend, threads, "", tokens, **more)
+
+    rows = _paced(source(size.tokens, rate=RATE), size)
+    log("a paced reply: measured")
+    rows += _replying(source(1000), size.keys)
+    log("the model's replies: measured")
+    rows += _stopped(source(1000), size.stops, rng)
+    log("Esc: measured")
+    rows += _training(source(32, ratings=RATINGS, idle_after=0.2), size.trained)
+    log("training: measured")
+    rows += _memory("paced replies", source(60, rate=1000.0), size.turns, log)
+    rows += _memory("this model's replies", source(8), size.turns, log)
+    return rows
+
+
+def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
+    name, note = f"key while {doing}", f"{len(took)} keys"
+    if not took:
+        return [left_out(f"{name}: median", "ms", TOO_SHORT, KEY)]
+    return [
+        measured(f"{name}: median", took, "ms", KEY, note=note, better="lower", condition=condition),
+        at_most(f"{name}: p99", float(np.percentile(took, 99)), "ms", KEY, note),
+        at_most(f"{name}: worst", max(took), "ms", KEY, note),
+    ]
+
+
+# A reply at an even pace
+
+
+def _paced(source: Settings, size: Size) -> list[Row]:
+    with Chat(source) as chat:
+        typist, took = Typist(chat.terminal), list[float]()
+        for _ in range(size.replies):
+            chat.ask("Go on.")
+            took += _type_while(chat, typist)
+        chat.terminal.quiet(0.5)  # the last words are drawn
+        given = chat.events("given")
+        first, last, rate = _lags(given, chat.terminal.arrived)
+    condition = f"{rate:.0f} tok/s, keys between"
+    behind = f"screen behind a reply of {size.tokens:,} tokens"
+    return [
+        *_keys(f"a reply comes at {RATE:.0f} tok/s", took, f"{rate:.0f} tok/s"),
+        _behind(f"{behind}: first quarter", first, condition),
+        _behind(f"{behind}: last quarter", last, condition),
+        at_most(
+            f"{behind}: growth", statistics.median(last) - statistics.median(first), "ms", FRAME,
+            "target: a frame",
+        ),
+    ]  # fmt: skip
+
+
+def _type_while(chat: Chat, typist: Typist, most: int = 1 << 30) -> list[float]:
+    """Keys until the reply has ended, or so many; what they took, but for one that came after its end."""
+    before = len(typist.took)
+    while chat.phase == "replying" and len(typist.took) - before < most:
+        typist.type(TYPING)
+        typist.make_room()
+    took = typist.took[before:] if chat.phase == "replying" else typist.took[before:-1]
+    chat.until("idle")
+    typist.make_room(1)
+    return took
+
+
+def _behind(name: str, lags: Sequence[float], condition: str) -> Row:
+    note = f"p99 {np.percentile(lags, 99):.0f} ms, most {max(lags):.0f} ms"
+    return measured(name, lags[:: max(1, len(lags) // 200)], "ms", None, note=note, better="lower",
+                    condition=condition)  # fmt: skip
+
+
+def _lags(
+    given: Sequence[dict[str, Any]], arrived: Sequence[tuple[float, bytes]]
+) -> tuple[list[float], list[float], float]:
+    """ms from a token's being given to its being drawn, in the replies' first and last quarters; tok/s."""
+    drawn = _drawn(arrived)
+    first, last, rates = list[float](), list[float](), list[float]()
+    for reply in given:
+        times = reply["given"]
+        lags = [(drawn[reply["first"] + n] - at) * 1e3 for n, at in enumerate(times)]
+        quarter = len(lags) // 4
+        first, last = first + lags[:quarter], last + lags[-quarter:]
+        rates.append((len(times) - 1) / (times[-1] - times[0]))
+    return first, last, statistics.median(rates)
+
+
+def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
+    """When the words w00000, w00001, ... were on the screen: with their own, or with a later one."""
+    times: list[float] = []
+    tail = b""
+    for at, data in arrived:
+        tail = tail[-5:] + data  # a word may be cut in two
+        newest = max(map(int, re.findall(rb"w(\d{5})", tail)), default=-1)
+        times += [at] * (newest + 1 - len(times))
+    return times
+
+
+# The model's own replies
+
+
+def _replying(source: Settings, keys: int) -> list[Row]:
+    with Chat(source) as chat:
+        typist, took = Typist(chat.terminal), list[float]()
+        for _ in range(ATTEMPTS * keys):
+            if len(took) < keys:
+                chat.ask(STORY)
+                took += _type_while(chat, typist, keys - len(took) + 1)
+    return _keys("this model replies", took, "")
+
+
+def _stopped(source: Settings, stops: int, rng: random.Random) -> list[Row]:
+    """Esc after a random part of a second; until the app waits for the next message."""
+    took: list[float] = []
+    with Chat(source) as chat:
+        for _ in range(ATTEMPTS * stops):
+            if len(took) < stops:
+                took += _stop(chat, rng.random())
+    if not took:
+        return [left_out("Esc in a reply, until idle: median", "ms", TOO_SHORT, STOP)]
+    note = f"{stops} times; 100 ms of it tell the key from the beginning of another"
+    return [
+        measured("Esc in a reply, until idle: median", took, "ms", STOP, note=note, better="lower"),
+        at_most("Esc in a reply, until idle: worst", max(took), "ms", STOP, note),
+    ]
+
+
+def _stop(chat: Chat, after: float) -> list[float]:
+    """ms; none if the reply ended before."""
+    chat.ask(STORY)
+    chat.terminal.watch(after)
+    took = []
+    if chat.phase == "replying":
+        sent = chat.terminal.send("\x1b")
+        took.append((chat.until("idle") - sent) * 1e3)
+    chat.until("idle")
+    chat.terminal.quiet()
+    return took
+
+
+def _training(source: Settings, keys: int) -> list[Row]:
+    """The first key into the running background loop, again and again: it trains on after each."""
+    if not keys:
+        return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
+    with Chat(source) as chat:
+        typist = Typist(chat.terminal)
+        while len(typist.took) < keys:
+            chat.terminal.drawn("learning in the background", 120)
+            typist.type(0.5)
+            chat.terminal.send("\x15")
+    return _keys("it trains", typist.took, "the background loop, disturbed by each key")
+
+
+# Memory
+
+
+def _memory(what: str, source: Settings, turns: int, log: Log) -> list[Row]:
+    """The process from a fifth of the turns on, when all that is made once is made."""
+    name = f"memory, {what}: growth"
+    if not turns:
+        return [left_out(name, "MB", "`bench chat` measures it", FLAT)]
+    marks = {turns // 5: (0.0, 0.0), turns * 3 // 5: (0.0, 0.0), turns: (0.0, 0.0)}
+    with Chat(source) as chat:
+        for turn in range(1, turns + 1):
+            chat.ask(f"Tell me of number {turn}.")
+            chat.until("idle")
+            if turn in marks:
+                chat.terminal.quiet(1.0)
+                marks[turn] = chat.resident / 1e6, chat.events("cache")[-1]["cache"] / 1e6
+    log(f"memory, {what}: measured")
+    (held, cache), *_, (held_last, cache_last) = marks.values()
+    said = ", ".join(f"{h:.0f} MB after {n} turns" for n, (h, _) in marks.items())
+    note = f"{said}; the KV cache, not counted: {cache:.1f} to {cache_last:.1f} MB"
+    return [at_most(name, (held_last - cache_last) - (held - cache), "MB", FLAT, note)]

@@ -1,0 +1,168 @@
+"""The chat app as its suite wants it: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a terminal.
+
+What a user's app does not do: it writes down when its phase changes, when a paced token was given, and what
+the KV cache takes (a JSON value a line, in `events`); it starts to learn after less than a second, and trains
+without an end.
+"""
+
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
+from ruvmlx.kv.cache import KVStats
+from ruvmlx.runtime import Runtime
+
+from ..chat import run_chat
+from ..chat.contract import ChatRuntime
+
+Tell = Callable[[dict[str, Any]], None]
+
+QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
+REPLY_TOKENS = 8  # of those that are rated
+ENDLESS = 100_000  # steps of training
+
+# Each {} is a token of its own, and holds its number: Markdown of every kind that models write.
+_SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
+_ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
+_LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]
+_CODE = ["```python\n", *_LINES, "```\n", *_LINES]
+_TABLE = ["| {} | ", "{} |\n|---|---|\n", *["| {} | ", "{} |\n"] * 5, "\n"]
+BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTENCE, *_TABLE]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """rate: tokens a second of a paced source, 0 for the model itself. tokens: of each reply at most.
+    ratings: that are given before, so that training is due. idle_after: seconds."""
+
+    model: str
+    backend: str
+    threads: int
+    events: str
+    tokens: int
+    rate: float = 0.0
+    ratings: int = 0
+    idle_after: float = 1e6
+
+
+def pieces(first: int, count: int) -> Iterator[str]:
+    """`count` tokens of a Markdown document; the words w00007, w00008, ... number them."""
+    number = itertools.count(first)
+    blocks = itertools.cycle(BLOCKS)
+    for _ in range(count):
+        text = ""
+        while "{}" not in (block := next(blocks)):
+            text += block
+        yield text + block.format(f"w{next(number):05d}")
+
+
+class PacedEngine:
+    """An engine whose replies are written in advance and come at an even pace."""
+
+    def __init__(self, engine: Any, rate: float, tell: Tell):
+        self._engine, self._rate, self._tell = engine, rate, tell
+        self._given = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def stream(self, request: GenerationRequest, adapter: Any, trace: Any) -> Iterator[Chunk]:
+        prompt = len(request.input_ids or ())
+        started, times, words = time.monotonic(), list[float](), list[str]()
+        for n, piece in enumerate(pieces(self._given, request.max_new_tokens), 1):
+            time.sleep(max(0.0, started + n / self._rate - time.monotonic()))
+            if request.cancel.is_set():
+                break
+            times.append(time.monotonic())
+            words.append(piece)
+            yield Chunk(piece, generated=n, prefilled=prompt, prompt_tokens=prompt)
+        self._tell({"first": self._given, "given": times})
+        self._given += len(times)
+        ended = "cancelled" if request.cancel.is_set() else "stop"
+        response = GenerationResponse(
+            request.request_id, request.session_id, "".join(words), [], prompt, 0, len(words), ended,
+            1.0, 1e3 * (time.monotonic() - started), 0.0, self._rate, prompt + len(words),
+            KVStats("tiered", prompt + len(words), 0, 0, 0, 0),
+        )  # fmt: skip
+        yield Chunk("", len(words), response=response)
+
+
+def opened(settings: Settings, tell: Tell) -> ChatRuntime:
+    adapter = "bench" if settings.ratings else None
+    runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
+    if settings.rate:
+        runtime.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
+    if settings.ratings:
+        _rate_replies(runtime, settings.ratings)
+        _train_on_and_on(runtime)
+    _tell_of_caches(runtime, tell)
+    return runtime
+
+
+def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
+    generate = runtime.generate
+
+    def told(*request: Any) -> Iterator[Chunk]:
+        for chunk in generate(*request):
+            if chunk.response:
+                tell({"cache": chunk.response.kv.bytes})
+            yield chunk
+
+    runtime.generate = told  # type: ignore[method-assign]
+
+
+def _rate_replies(runtime: Runtime, ratings: int) -> None:
+    """Fresh short replies, liked and disliked in turn."""
+    for i in range(ratings):
+        chat = runtime.new_chat()
+        for _ in runtime.say(
+            chat,
+            QUESTIONS[i % len(QUESTIONS)],
+            sampling=Sampling(0.8, seed=i),
+            max_new_tokens=REPLY_TOKENS,
+            cancel=threading.Event(),
+        ):
+            pass
+        runtime.rate("last", "up" if i % 2 else "down")
+
+
+def _train_on_and_on(runtime: Runtime) -> None:
+    from ruvmlx.sona.background import Settings as Training
+
+    consolidate, endless = runtime.consolidate, Training(steps=ENDLESS)
+    runtime.consolidate = lambda progress, cancel: consolidate(  # type: ignore[method-assign, misc, assignment]
+        progress, cancel, endless
+    )
+
+
+def main() -> int:
+    settings = Settings(**json.loads(sys.argv[1]))
+    from ..chat import idle
+    from ..chat.app import ChatApp
+
+    idle.IDLE_AFTER = settings.idle_after
+    with Path(settings.events).open("a", encoding="ascii", buffering=1) as events:
+
+        def tell(event: dict[str, Any]) -> None:
+            events.write(json.dumps(event) + "\n")
+
+        watched = ChatApp.watch_phase
+
+        def watch_phase(app: ChatApp) -> None:
+            watched(app)
+            tell({"phase": app.phase, "at": time.monotonic()})
+
+        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign]
+        greedy = Sampling(temperature=0.0)
+        return run_chat(lambda: opened(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""A program on a pseudo-terminal, as a user has it: keys go in, and what is drawn comes with its time."""
+
+import fcntl
+import os
+import pty
+import random
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+from ruvmlx.errors import RuvmlxError
+
+SIZE = 100, 30  # columns, rows
+# Letters that no reply has, one cell wide each: an echo is told from everything else that is drawn.
+LETTERS = "".join(chr(c) for c in range(0x100, 0x180) if c not in (0x149, 0x17F))
+AT_ONCE = 30  # letters in the input, at most
+_SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[\]P_^X][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
+
+
+class PseudoTerminal:
+    """arrived: (time.monotonic(), bytes) of everything that was drawn."""
+
+    def __init__(self, argv: Sequence[str], environment: dict[str, str]):
+        self._fd, inside = pty.openpty()
+        columns, rows = SIZE
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process = subprocess.Popen(
+            argv,
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+            env=os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | environment,
+        )
+        os.close(inside)
+        self.arrived: list[tuple[float, bytes]] = []
+        self._unread = b""  # drawn since the last match
+
+    def send(self, text: str) -> float:
+        """Type it; when that was."""
+        at = time.monotonic()
+        os.write(self._fd, text.encode())
+        return at
+
+    def drawn(self, pattern: str, seconds: float = 120) -> float:
+        """Wait for words that are drawn from now, or the last match, on; when they came."""
+        wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
+        while not (match := wanted.search(plain := _SEQUENCE.sub(b"", self._unread))):
+            if time.monotonic() > deadline or not self._read(deadline):
+                said = plain[-300:].decode(errors="replace")
+                raise RuvmlxError(f"the chat did not show {pattern!r}; the last it showed is {said!r}")
+        self._unread = plain[match.end() :]
+        return self.arrived[-1][0]
+
+    def watch(self, seconds: float) -> None:
+        """Only look, for so long; what is drawn meanwhile is not matched."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._read(deadline):
+            pass
+        self._unread = b""
+
+    def quiet(self, seconds: float = 0.1, most: float = 3.0) -> None:
+        """Wait until nothing has been drawn for so long; not for ever, for a cursor may blink."""
+        deadline = time.monotonic() + most
+        while select.select([self._fd], [], [], seconds)[0] and time.monotonic() < deadline:
+            if not self._read(time.monotonic()):
+                break
+        self._unread = b""
+
+    def _read(self, until: float) -> bool:
+        """Take what there is, or the first that comes; False if the program has ended."""
+        if not select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
+            return True
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except OSError:  # Linux: the other side has gone
+            data = b""
+        self.arrived.append((time.monotonic(), data))
+        self._unread = (self._unread + data)[-(1 << 16) :]
+        return bool(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._fd)
+
+
+def _take_terminal() -> None:
+    """Of a new session: so the program hears when its terminal goes, even where this process was killed."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Typist:
+    """Types letters and waits for the echo of each. took: ms from every key to its echo."""
+
+    def __init__(self, terminal: PseudoTerminal, seed: int = 0):
+        self._terminal = terminal
+        self._rng = random.Random(seed)
+        self._in_line = 0
+        self.took: list[float] = []
+
+    def type(self, pause: float) -> None:
+        """One letter, after 0.5 to 1.5 times so many seconds: keys keep no time with frames."""
+        self._terminal.watch(pause * (0.5 + self._rng.random()))
+        letter = LETTERS[len(self.took) % len(LETTERS)]
+        sent = self._terminal.send(letter)
+        self.took.append((self._terminal.drawn(letter, 30) - sent) * 1e3)
+        self._in_line += 1
+
+    def make_room(self, at: int = AT_ONCE) -> None:
+        """Empty the input once it has `at` letters."""
+        if self._in_line >= at:
+            self._in_line = 0
+            self._terminal.send("\x15")  # Ctrl+U
+            self._terminal.watch(0.1)

@@ -1,0 +1,152 @@
+"""Blocks of Markdown that grow in place: what would look the same stays, the first that differs grows, the
+rest is built anew. So a frame of a long list or table costs what is new in it.
+
+A block's shape is everything of it that is shown; two blocks of one shape look the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from markdown_it.token import Token
+from textual.app import ComposeResult
+from textual.widget import Widget
+from textual.widgets._markdown import (
+    MarkdownBlock,
+    MarkdownBlockQuote,
+    MarkdownBullet,
+    MarkdownFence,
+    MarkdownList,
+    MarkdownListItem,
+    MarkdownParagraph,
+    MarkdownTable,
+    MarkdownTableContent,
+)
+
+Shape = tuple[Any, ...]  # a tuple for each token, its nesting first
+
+
+def shape_of(tokens: list[Token]) -> Shape:
+    return tuple(
+        (
+            t.nesting,
+            t.type,
+            t.tag,
+            t.info,
+            t.content,
+            tuple(sorted(t.attrs.items())),
+            shape_of(t.children or []),
+        )
+        for t in tokens
+    )
+
+
+def inner(shape: Shape) -> list[Shape]:
+    """Of a block that holds others: the shape of each."""
+    parts: list[list[Any]] = []
+    depth = 0
+    for token in shape[1:-1]:
+        if depth == 0:
+            parts.append([])
+        parts[-1].append(token)
+        depth += token[0]
+    return [tuple(part) for part in parts]
+
+
+def common_prefix(left: Sequence[Shape], right: Sequence[Shape]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+async def swap(
+    parent: Widget,
+    old: Sequence[Widget],
+    new: Sequence[MarkdownBlock],
+    was: Sequence[Shape],
+    now: Sequence[Shape],
+) -> None:
+    """The last children of `parent`, `old`, become `new`; was, now: their shapes."""
+    if old and new and await _grow(old[0], new[0], was[0], now[0]):
+        old, new = old[1:], new[1:]
+    if old:
+        await parent.remove_children(old)
+    if new:
+        await parent.mount_all(new)
+
+
+async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool:
+    """Make `old` what `new` is, in place; False where that cannot be."""
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, MarkdownParagraph | MarkdownFence):
+        await old._update_from_block(new)
+        return True
+    if isinstance(old, MarkdownList):
+        return await _grow_list(old, new, inner(was), inner(now))
+    if isinstance(old, MarkdownBlockQuote):
+        await _grow_inside(old, new._blocks, inner(was), inner(now))
+        return True
+    if isinstance(old, Table) and isinstance(new, Table):
+        return await _grow_table(old, new, inner(was), inner(now))
+    return False
+
+
+async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape], now: list[Shape]) -> None:
+    """The blocks in `parent` become `new`."""
+    same = common_prefix(was, now)
+    await swap(parent, list(parent.children)[same:], new[same:], was[same:], now[same:])
+
+
+async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
+    """A row is a bullet and the item's blocks. All are built anew when the bullets change: from 9. to 10."""
+    blocks = [list(item._blocks) for item in new._blocks if isinstance(item, MarkdownListItem)]
+    rows, new_rows = list(old.children), list(new.compose())
+    same = common_prefix(was, now)
+    bullets = [_bullet(row.children) for row in rows[: len(new_rows)]]
+    if bullets != [_bullet(row._pending_children) for row in new_rows[: len(rows)]]:
+        return False
+    if same < min(len(rows), len(new_rows)):
+        await _grow_inside(rows[same].children[1], blocks[same], inner(was[same]), inner(now[same]))
+        same += 1
+    if rows[same:]:
+        await old.remove_children(rows[same:])
+    if new_rows[same:]:
+        await old.mount_all(new_rows[same:])
+    return True
+
+
+def _bullet(row: Sequence[Widget]) -> str:
+    return next(widget.symbol for widget in row if isinstance(widget, MarkdownBullet))
+
+
+async def _grow_table(old: "Table", new: "Table", was: list[Shape], now: list[Shape]) -> bool:
+    """Head and body; the cells are children of one grid, row by row."""
+    if was[0] != now[0] or not old.children:
+        return False
+    content, (fresh, *_) = old.children[0], list(new.compose())
+    assert isinstance(content, TableContent) and isinstance(fresh, TableContent)
+    same = common_prefix(*(inner(shape[1]) if len(shape) > 1 else [] for shape in (was, now)))
+    cells, kept = list(fresh.compose()), (same + 1) * len(fresh.headers)
+    await content.remove_children(list(content.children)[kept:])
+    await content.mount_all(cells[kept:])
+    content.rows, content.last_row = fresh.rows, fresh.last_row
+    old._rows = new._rows
+    return True
+
+
+class TableContent(MarkdownTableContent):
+    def compose(self) -> ComposeResult:
+        """Without tooltips, which say the same again and take a cell's brackets for markup."""
+        for cell in super().compose():
+            cell.tooltip = None
+            yield cell
+
+
+class Table(MarkdownTable):
+    def compose(self) -> ComposeResult:
+        for content in super().compose():
+            assert isinstance(content, MarkdownTableContent)
+            yield TableContent(content.headers, content.rows)

@@ -1,0 +1,63 @@
+"""Ctrl-C and the ends that come from outside, in the plain chat."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+from . import ending
+
+
+class Interrupts:
+    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through.
+
+    A signal that ends the process (`ended_by`) stops the reply and then leaves, too.
+    """
+
+    def __init__(self) -> None:
+        self.ended_by = 0
+        self._heard = contextlib.ExitStack()
+        self._cancel: threading.Event | None = None
+        self._raise = False
+        self._pending = False
+
+    def __enter__(self) -> Self:
+        self._heard.enter_context(ending.heard(self._on_signal, (signal.SIGINT, *ending.SIGNALS)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._heard.close()
+
+    def stop(self) -> None:
+        """End the reply that is being written, if there is one."""
+        if self._cancel is not None:
+            self._cancel.set()
+
+    def _on_signal(self, signum: int) -> None:
+        if signum != signal.SIGINT:
+            self.ended_by, self._pending = signum, True
+        if self._cancel is not None:
+            self._cancel.set()
+        elif self._raise:
+            raise KeyboardInterrupt
+        else:
+            self._pending = True
+
+    @contextlib.contextmanager
+    def setting(self, cancel: threading.Event) -> Iterator[None]:
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        self._raise = True
+        try:
+            if self._pending:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raise = False

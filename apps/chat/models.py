@@ -1,0 +1,113 @@
+"""The models and adapters that both kinds of chat offer: listed, found, told."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ruvmlx.models.resolve import list_local_models
+from ruvmlx.plan import Plan
+from ruvmlx.progress import Progress, megabytes, parameters
+from ruvmlx.text import one_line
+
+from . import commands
+from .contract import ChatRuntime, HasName
+
+NO_ADAPTER = "none"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of a list, safe to show. name: what opens it. aloud: the facts in words, where they differ.
+    problem: why it cannot be chosen."""
+
+    name: str
+    facts: str
+    in_use: bool = False
+    problem: str = ""
+    aloud: str = ""
+
+    @property
+    def words(self) -> str:
+        """The same, to be read aloud."""
+        facts = self.aloud or self.facts.replace(" · ", ", ")
+        return ", ".join(filter(None, (self.name, "in use" if self.in_use else "", facts, self.problem)))
+
+
+def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: str = "") -> list[str]:
+    """ "gguf", "5.7 bits", "135 M", "97 MB"; what could not be read is left out."""
+    read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
+    return [form, *read, megabytes(size)]
+
+
+def _words(model: HasName) -> str:
+    return ", ".join(_facts(model.format, model.bits, model.parameters, model.bytes, " parameters"))
+
+
+def models(in_use: HasName) -> list[Entry]:
+    """What `ruvmlx ls` lists, and the one in use where that lies elsewhere. Reads headers: not in the app's
+    own thread."""
+    rows = list_local_models()
+    entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
+    if any(entry.in_use for entry in entries):
+        return entries
+    own = _facts(in_use.format, in_use.bits, in_use.parameters, in_use.bytes)
+    return [Entry(str(in_use.path), " · ".join(own), True, aloud=_words(in_use)), *entries]
+
+
+def _entry(row: dict[str, Any], in_use: bool) -> Entry:
+    known = (row["format"], row["bits"], row["parameters"], row["bytes"])
+    short, aloud = " · ".join(_facts(*known)), ", ".join(_facts(*known, " parameters"))
+    return Entry(row["name"], short, in_use, one_line(row["problem"]), aloud)
+
+
+def model_lines(in_use: HasName) -> list[str]:
+    """The list as /models says it."""
+    return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
+
+
+def find_model(argument: str, in_use: HasName) -> str:
+    """ "2" is the second of the list; anything else a name as --model takes it."""
+    if not argument.isdigit():
+        return argument
+    listed = models(in_use)
+    number = commands.parse_number(argument, len(listed), "models")
+    assert number is not None
+    return listed[number - 1].name
+
+
+def adapters(runtime: ChatRuntime) -> list[Entry]:
+    """None, those of this model, and those of others, which `ruvmlx adapters ls` lists, too."""
+    label = runtime.adapter_label
+    in_use = label.rpartition("@")[0] if label else NO_ADAPTER
+    mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
+    if in_use not in mine and in_use != NO_ADAPTER:
+        mine = {in_use: "version 0"} | mine
+    own = {row.fingerprint for row in runtime.adapters()}
+    others = [row for row in runtime.store.named_adapters() if row.fingerprint not in own]
+    return [
+        Entry(NO_ADAPTER, "the model as it is; nothing is learned", in_use == NO_ADAPTER),
+        *[Entry(name, facts, name == in_use) for name, facts in mine.items()],
+        *[Entry(r.name, f"version {r.version}", problem=f"of {one_line(r.model)}") for r in others],
+    ]
+
+
+def adapter_lines(runtime: ChatRuntime) -> list[str]:
+    """The list as /adapters says it."""
+    return [f"{entry.words}." for entry in adapters(runtime)]
+
+
+def told(runtime: ChatRuntime) -> str:
+    """What a change of the model says when it is done."""
+    model = runtime.model
+    label = runtime.adapter_label
+    learns = f"adapter {label}" if label else "no adapter"
+    return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat anew."
+
+
+def in_use_line(in_use: HasName) -> str:
+    """What /model says in plain mode."""
+    return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
+
+
+def opening_line(what: Plan | Progress) -> str:
+    """One line of an opening."""
+    return one_line(what.line if isinstance(what, Progress) else f"Opening {what.facts.name}…")

@@ -1,0 +1,129 @@
+"""A list to choose from by typing: models, adapters."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len, set_cell_size
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.fuzzy import FuzzySearch
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from ruvmlx.text import one_line
+
+from . import describe, keys
+from .models import Entry
+
+Load = Callable[[], "list[Entry]"]
+
+
+class PickerScreen(ModalScreen[str | None]):
+    """Its result is the name that was chosen, None for none. What is typed may be a name that is not listed,
+    where `new` has a line for it."""
+
+    BINDINGS: ClassVar = [*keys.OF_LISTS]
+
+    def __init__(self, title: str, load: Load, new: Callable[[str], str], words: str = "") -> None:
+        """load: the entries; called in a thread of its own. new: "Fetch owner/name" for what was typed, or
+        ""."""
+        super().__init__()
+        self._title, self._load, self._new, self._words = title, load, new, words
+        self._entries: list[Entry] = []
+        self._shown: list[Entry] = []
+        self._search = FuzzySearch()
+        self._missing = "Looking…"
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="picker"):
+            yield Input(self._words, placeholder="Type to find", select_on_focus=False)
+            yield OptionList()
+            yield Static(markup=False, id="hints")
+
+    def on_mount(self) -> None:
+        self.query_one("#picker").border_title = self._title
+        close = keys.shown(self.app, "close", "esc")
+        self._say(f"⏎ Use   {close} Close")
+        self._fill()
+
+    @property
+    def options(self) -> OptionList:
+        return self.query_one(OptionList)
+
+    @work(exclusive=True)
+    async def _fill(self) -> None:
+        try:
+            self._entries = await asyncio.to_thread(self._load)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            self._say(describe.error_line(error))
+        self._missing = "Nothing has these letters"
+        self._find()
+
+    def _find(self) -> None:
+        """Show what has the letters of the input in it, the best first."""
+        words = self._words.strip()
+        scored = [(self._match(entry.name)[0] if words else 1.0, entry) for entry in self._entries]
+        self._shown = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
+        rows = [Option(self._row(entry), disabled=bool(entry.problem)) for entry in self._shown]
+        if words and not any(entry.name == words for entry in self._shown) and self._new(words):
+            self._shown.append(Entry(words, ""))
+            rows.append(Option(Content(f"  {one_line(self._new(words))}")))
+        self.options.clear_options()
+        self.options.add_options(rows or [Option(self._missing, disabled=True)])
+        places = [n for n, entry in enumerate(self._shown) if not entry.problem]
+        in_use = [n for n in places if self._shown[n].in_use]
+        self.options.highlighted = next(iter(in_use if not words and in_use else places), None)
+
+    def _match(self, name: str) -> tuple[float, Sequence[int]]:
+        """How well what is typed fits, 0 for not at all, and where its letters stand."""
+        return self._search.match(self._words.strip(), name)
+
+    def _row(self, entry: Entry) -> Content:
+        """One line, cut to the list's width: the name, then at the right end what it is."""
+        mark = "● " if entry.in_use else "  "
+        room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)
+        safe = one_line(entry.name)
+        name = safe if cell_len(safe) <= room else set_cell_size(safe, room - 1) + "…"
+        found = Content(name)
+        for at in self._match(name)[1] if self._words.strip() else ():
+            found = found.stylize("bold $accent", at, at + 1)
+        rest = " " * (room - cell_len(name) + 1)
+        row = Content.assemble((mark, "$accent"), found, rest, (entry.facts, "$secondary"))
+        if not entry.problem:
+            return row
+        problem = Content.styled(f"    {entry.problem}", "$error")
+        return row + "\n" + problem.truncate(self.options.size.width - 2, ellipsis=True)
+
+    def on_resize(self) -> None:
+        self._find()
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        if event.value != self._words:
+            self._words = event.value
+            self._find()
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _chosen(self) -> None:
+        at = self.options.highlighted
+        if at is not None and at < len(self._shown) and not self._shown[at].problem:
+            self.dismiss(self._shown[at].name)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_move(self, step: int) -> None:
+        """To the next one that can be chosen, or as far as there is one."""
+        places = [n for n, entry in enumerate(self._shown) if not entry.problem]
+        if places:
+            at = self.options.highlighted
+            now = places.index(at) if at in places else 0
+            self.options.highlighted = places[max(0, min(now + step, len(places) - 1))]
+
+    def _say(self, text: str) -> None:
+        self.query_one("#hints", Static).update(Content(text))

@@ -1,0 +1,100 @@
+"""What is shown of an opening on a terminal: by `pull`, `generate`, the plain chat, all that load."""
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.cells import cell_len, set_cell_size
+
+from ruvmlx import config
+from ruvmlx.models.facts import Facts
+from ruvmlx.plan import Plan
+from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
+from ruvmlx.text import one_line
+
+PATIENCE = 0.7  # seconds before anything is said: most openings are over by then
+STILL = 10.0  # seconds between two lines where nothing may move
+
+
+def is_first_run() -> bool:
+    """Was nothing kept yet? Asked before the store is opened, which makes it."""
+    return not config.store_file().exists()
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """A word, and what stands beside it."""
+    rows = plan.rows()
+    width = max(len(word) for word, _ in rows)
+    return [f"{word:<{width}}  {one_line(text)}" for word, text in rows]
+
+
+class TerminalWatch(Watch):
+    """One line that is written over; where nothing may move, a line now and then."""
+
+    def __init__(self, sink: TextIO, first: bool = False, still: bool = False):
+        """first: tell what will be used, as on the first run. still: for screen readers."""
+        self._sink, self._first, self._still = sink, first, still
+        self._quiet_until = time.monotonic() + (STILL if still else PATIENCE)
+        self._told, self._open = False, False  # the plan; a line that is written over
+
+    def planned(self, plan: Plan) -> None:
+        if (self._first or plan.facts.to_fetch) and not self._told:
+            self._told = True
+            self._say(*plan_lines(plan))
+
+    def progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now < self._quiet_until:
+            return
+        if self._still:
+            self._quiet_until = now + STILL
+            self._say(one_line(progress.line))
+        else:
+            self._write_over(one_line(progress.line))
+
+    def _say(self, *lines: str) -> None:
+        self.erase()
+        self._sink.write("".join(f"{line}\n" for line in lines))
+        self._sink.flush()
+
+    def _write_over(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        shown = line if cell_len(line) <= width else set_cell_size(line, width)
+        self._open = True
+        self._sink.write(f"\r{shown}\x1b[K")
+        self._sink.flush()
+
+    def erase(self) -> None:
+        """What comes next begins on a clean line."""
+        if self._open:
+            self._open = False
+            self._sink.write("\r\x1b[K")
+            self._sink.flush()
+
+
+class PullWatch(TerminalWatch):
+    """For `pull`: what will be fetched, and nothing about running it."""
+
+    def found(self, facts: Facts) -> None:
+        if facts.to_fetch:
+            size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
+            self._say(
+                f"{one_line(facts.name)}: {size}, {megabytes(facts.bytes)}, "
+                f"of which {megabytes(facts.to_fetch)} are missing"
+            )
+
+
+@contextmanager
+def watching(kind: type[TerminalWatch] = TerminalWatch, still: bool = False) -> Iterator[Watch]:
+    """A watch on stderr; it says nothing where that is no terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield QUIET
+        return
+    watch = kind(sys.stderr, is_first_run(), still)
+    try:
+        yield watch
+    finally:
+        watch.erase()

@@ -1,0 +1,45 @@
+"""Weights whose reader is asked, and counted, after each tensor: loading takes its time."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from ..progress import Told, Watch
+from .base import Model, Weights
+from .gguf_model import LazyWeights
+from .layout import matrices, vectors
+
+
+class AskingWeights(Mapping[str, np.ndarray]):
+    """looked(name) is called after each look at a tensor, pause() inside those that take long to convert;
+    both may raise to leave."""
+
+    def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
+        self._weights, self._looked = weights, looked
+        if isinstance(weights, LazyWeights):
+            weights.pause = pause
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self._weights[name]
+        self._looked(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def watched_weights(model: Model, watch: Watch) -> Weights:
+    """The model's weights; the watch is told how many bytes have been looked at for the first time."""
+    shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
+    left = shapes | {name: size for name, (size,) in vectors(model.config)}
+    each = model.bytes / model.parameters
+    count = Told(watch, f"Loading {model.name}", model.bytes)
+    return AskingWeights(
+        model.load_weights(), lambda name: count.add(round(each * left.pop(name, 0))), lambda: count.add(0)
+    )

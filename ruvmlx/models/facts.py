@@ -1,0 +1,28 @@
+"""What is known of a model from its headers alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import Model, ModelConfig
+
+
+@dataclass(frozen=True)
+class Facts:
+    """bytes: of its tensors, as stored. to_fetch: bytes of it that are not on this machine yet."""
+
+    name: str
+    path: Path
+    format: str  # "gguf" | "safetensors"
+    config: ModelConfig
+    parameters: int
+    bytes: int
+    to_fetch: int = 0
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per parameter, scales and biases included."""
+        return 8 * self.bytes / self.parameters
+
+    @classmethod
+    def of(cls, model: Model) -> "Facts":
+        return cls(model.name, model.path, model.format, model.config, model.parameters, model.bytes)

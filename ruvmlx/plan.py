@@ -1,0 +1,160 @@
+"""What opening a model will use, and whether this machine has it: known before weights are read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import config
+from .backends import cpu
+from .backends.select import Choice
+from .errors import RuvmlxError
+from .models.asking import watched_weights
+from .models.base import Model
+from .models.facts import Facts
+from .models.load import load_model
+from .progress import QUIET, Progress, Watch, megabytes, parameters
+
+CONTEXT = 4096  # tokens of keys and values that are counted in
+# Beyond weights and cache: the program, and what learning knows of the model. The starter model, whose
+# vocabulary is 49,152, has come to 268 MB on its first opening (native backend, x86-64).
+PROGRAM, PER_WORD = 170 << 20, 2048
+SPARE = 0.95  # of what is free
+GPU_SHARE = 0.75  # of unified memory that Metal lets one process have, about
+
+
+class NotEnoughMemory(RuvmlxError):
+    """A model that this machine has no room for."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model will take."""
+
+    weights: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice) -> "Need":
+        c = facts.config
+        cache = 2 * c.n_layers * c.n_kv_heads * c.head_dim * 2 * min(c.max_context, CONTEXT)
+        return cls(_held(facts, backend), cache, PROGRAM + PER_WORD * c.vocab_size)
+
+
+def _held(facts: Facts, backend: Choice) -> int:
+    """Bytes of the weights in memory: the C decoder and GPUs keep what is stored, the others unpack it."""
+    whole = 4 * facts.parameters
+    if backend.name == "reference":
+        return whole
+    if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:
+        return whole
+    return facts.bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the machine. limit: what one model may take, whatever is going on; available: what is free."""
+
+    total: int
+    available: int
+    limit: int
+
+    @classmethod
+    def now(cls, backend: Choice) -> "Memory":
+        total, available = cpu.total_memory(), cpu.available_memory()
+        # macOS makes room by itself, as far as the GPU may go; elsewhere what is not free ends the process.
+        limit = int(total * GPU_SHARE) if backend.device == "metal" else int(available * SPARE)
+        return cls(total, available, limit)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, what it runs on, what that takes. chosen: the name that was asked for; None: nobody chose."""
+
+    facts: Facts
+    backend: Choice
+    need: Need
+    memory: Memory
+    chosen: str | None
+    data: Path
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice, chosen: str | None) -> "Plan":
+        return cls(facts, backend, Need.of(facts, backend), Memory.now(backend), chosen, config.home())
+
+    @property
+    def fits(self) -> bool:
+        return self.need.total <= self.memory.limit
+
+    def check(self, held: int = 0) -> None:
+        """NotEnoughMemory where it does not fit, with what would. held: bytes that will be given back."""
+        memory = self.memory if self.fits else Memory.now(self.backend)  # room may have been made since
+        if self.need.total <= memory.limit + held:
+            return
+        raise NotEnoughMemory(
+            f"{self.facts.name} needs about {megabytes(self.need.total)} of memory; there is room for "
+            f"{megabytes(max(0, memory.limit))} ({megabytes(memory.available)} of "
+            f"{megabytes(memory.total)} are free). {_what_fits(memory.limit, self.backend)}"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """A word, and what stands beside it; for people."""
+        f, m = self.facts, self.memory
+        why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
+        size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
+        if f.to_fetch:
+            size += f", of which {megabytes(f.to_fetch)} are to be fetched from Hugging Face"
+        free = f"{megabytes(m.available)} of {megabytes(m.total)} are free"
+        tight = "" if self.need.total <= m.available else "; other programs will have to give way"
+        kernels = self.backend.kernels
+        named = kernels if kernels.startswith(self.backend.name) else f"{self.backend.name} on {kernels}"
+        return [
+            ("model", f"{f.name} ({why})" if self.chosen != f.name else f.name),
+            ("size", size),
+            ("runs on", f"{named}: {self.backend.why}"),
+            ("memory", f"about {megabytes(self.need.total)}; {free}{tight}"),
+            ("your data", str(self.data)),
+        ]
+
+
+class Planning(Watch):
+    """Makes a plan of what is found, tells it, and checks it."""
+
+    def __init__(self, watch: Watch, backend: Choice, chosen: str | None):
+        self._watch, self._backend, self._chosen = watch, backend, chosen
+
+    def found(self, facts: Facts) -> None:
+        self._watch.found(facts)
+        plan = Plan.of(facts, self._backend, self._chosen)
+        self._watch.planned(plan)
+        plan.check(self._watch.held if facts.to_fetch else 0)  # what is held is there until weights are read
+
+    def progress(self, progress: Progress) -> None:
+        self._watch.progress(progress)
+
+    def load(self, name: str | None) -> Model:
+        """The model, fetched if need be, which fits."""
+        model = load_model(name, self)
+        self.found(Facts.of(model))
+        return model
+
+    def counted(self, model: Model) -> Model:
+        """The same model, whose weights the watch sees being read."""
+        if self._watch is QUIET:
+            return model
+        return replace(model, load_weights=lambda: watched_weights(model, self))
+
+
+def _what_fits(limit: int, backend: Choice) -> str:
+    """Models of this machine that would, or how large one may be."""
+    from .models.local import sized
+
+    known = [(f.name, Need.of(f, backend).total) for f in sized()]
+    fitting = sorted((total, name) for name, total in known if total <= limit)
+    if not fitting:
+        return "No model that is here does; close other programs."
+    names = ", ".join(f"{name} ({megabytes(total)})" for total, name in reversed(fitting[-3:]))
+    return f"These fit: {names}. Or close other programs."

@@ -1,0 +1,169 @@
+"""How hot the machine is and what it draws, where the platform tells it without asking for rights.
+
+Linux: the processor's sensors (hwmon, thermal zones), RAPL's counters where this user may read them, a
+battery that is being emptied. macOS: the system's own word for its heat (NSProcessInfo) and the battery;
+degrees, and watts from the mains, it tells its administrator alone.
+"""
+
+import ctypes
+import plistlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+SYS = Path("/sys")
+HEAT = ("nominal", "fair", "serious", "critical")  # NSProcessInfoThermalState
+_PROCESSORS = re.compile("coretemp|k10temp|zenpower|cpu_?thermal|soc_?thermal")
+_ZONES = re.compile("cpu|soc|pkg", re.IGNORECASE)
+_RECENT, _BRIEF = 60.0, 0.1  # seconds: a mean over more says little of now; over less, nothing
+
+
+@dataclass(frozen=True)
+class Reading:
+    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: drawn by what `drawn_by` names.
+    None and "" where the platform does not tell."""
+
+    celsius: float | None = None
+    heat: str = ""
+    watts: float | None = None
+    drawn_by: str = ""  # "processor" | "battery"
+
+
+class Sensors:
+    """`read` takes milliseconds, up to a tenth of a second: not for a thread that draws."""
+
+    def __init__(self, root: Path = SYS, platform: str = sys.platform):
+        self._root, self._darwin = root, platform == "darwin"
+        self._counters = packages(root / "class/powercap")
+        self._last = self._joules()
+
+    def read(self) -> Reading:
+        if self._darwin:
+            watts = battery_watts(_ioreg())
+            return Reading(None, thermal_state(), watts, "battery" if watts else "")
+        watts, drawn_by = self._processor_watts(), "processor"
+        if watts is None:
+            watts, drawn_by = self._battery_watts(), "battery"
+        return Reading(self._celsius(), "", watts, drawn_by if watts else "")
+
+    # Linux --------------------------------------------------------------------------------------
+
+    def _celsius(self) -> float | None:
+        chips = self._root.glob("class/hwmon/hwmon*")
+        inputs = [t for c in chips if _PROCESSORS.search(_text(c / "name")) for t in c.glob("temp*_input")]
+        if not inputs:
+            zones = self._root.glob("class/thermal/thermal_zone*")
+            inputs = [zone / "temp" for zone in zones if _ZONES.search(_text(zone / "type"))]
+        found = [t / 1000 for t in map(_number, inputs) if t is not None and 0 < t < 150_000]
+        return max(found, default=None)
+
+    def _joules(self) -> tuple[float, list[int | None]]:
+        """(when, microjoules of each package)"""
+        return time.monotonic(), [counter.read() for counter in self._counters]
+
+    def _processor_watts(self) -> float | None:
+        """Since the last reading, or, where that is long ago, over a moment."""
+        if not self._counters:
+            return None
+        if not _BRIEF <= time.monotonic() - self._last[0] <= _RECENT:
+            self._last = self._joules()
+            time.sleep(_BRIEF)
+        (then, before), self._last = self._last, self._joules()
+        spent = sum(c.since(b) for c, b in zip(self._counters, before, strict=True) if b is not None)
+        return spent / (self._last[0] - then)
+
+    def _battery_watts(self) -> float | None:
+        """uW, or uA times uV."""
+        for supply in sorted(self._root.glob("class/power_supply/*")):
+            if _text(supply / "type") != "Battery" or _text(supply / "status") != "Discharging":
+                continue
+            power, current, voltage = (_number(supply / f"{x}_now") for x in ("power", "current", "voltage"))
+            if power is None and current is not None and voltage is not None:
+                power = current * voltage // 10**6
+            return abs(power) / 1e6 if power else None
+        return None
+
+
+class Counter:
+    """energy_uj of one package; it starts again at 0 after max_energy_range_uj."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def read(self) -> int | None:
+        """Microjoules; None for who may not read it."""
+        return _number(self._path / "energy_uj")
+
+    def since(self, before: int) -> float:
+        """Joules."""
+        now, around = self.read(), _number(self._path / "max_energy_range_uj")
+        if now is None:
+            return 0.0
+        return ((now - before) if now >= before else (now - before + (around or 0))) / 1e6
+
+
+def packages(folder: Path) -> Sequence[Counter]:
+    """The counters that this user may read; parts of packages are in them already."""
+    found = [Counter(path) for path in sorted(folder.glob("*:*")) if path.name.count(":") == 1]
+    return [counter for counter in found if counter.read() is not None]
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# macOS ----------------------------------------------------------------------------------------------
+
+
+def thermal_state() -> str:
+    """[[NSProcessInfo processInfo] thermalState], in words; "" where it cannot be asked."""
+    try:
+        ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
+        objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        named = ctypes.CFUNCTYPE(pointer, ctypes.c_char_p)
+        class_, selector = (named((name, objc)) for name in ("objc_getClass", "sel_registerName"))
+        # One function, called by the types of the method that it is to find.
+        asked = ctypes.CFUNCTYPE(pointer, pointer, pointer)(("objc_msgSend", objc))
+        counted = ctypes.CFUNCTYPE(number, pointer, pointer)(("objc_msgSend", objc))
+        state = counted(asked(class_(b"NSProcessInfo"), selector(b"processInfo")), selector(b"thermalState"))
+    except (OSError, AttributeError):
+        return ""
+    return HEAT[state] if 0 <= state < len(HEAT) else ""
+
+
+def battery_watts(found: Any) -> float | None:
+    """What ioreg says of the battery -> W that it gives; None while it gives none."""
+    try:
+        battery = found[0]
+        current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative when it is emptied; mV
+        current -= (current >= 1 << 63) << 64
+        return -current * voltage / 1e6 if current < 0 else None
+    except (LookupError, TypeError):
+        return None
+
+
+def _ioreg() -> Any:
+    """A list with the battery's properties; empty for machines without one."""
+    command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=5, check=False)
+        return plistlib.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, ExpatError):
+        return []

@@ -1,0 +1,199 @@
+"""Shows hostile texts in every widget of the chat app, or in plain mode: `python -m tests.chat.gallery ...`.
+
+Run on a pseudo-terminal by test_terminal_safety. Each text is shown as it could come: as a reply in pieces,
+an earlier chat's messages, its title, a model's name, a note, an error's words. In front of it stands a tag
+that says where it is shown, and which text it is: "reply00007".
+"""
+
+import asyncio
+import io
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from ruvmlx.apps.chat import app, describe, stream
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.chats_screen import ChatsScreen
+from ruvmlx.apps.chat.commands import Command
+from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.messages import Notice, Reply, UserMessage
+from ruvmlx.apps.chat.panel import View
+from ruvmlx.apps.chat.plain import PlainChat
+from textual.events import Paste
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.runtime import LearningState, Rated, Turn
+from ruvmlx.sona.memory import MemoryStatus
+from ruvmlx.store import NamedRow, SessionRow
+
+from .hostile import hostile
+from .scripted import ScriptedRuntime
+
+PLACES = ("reply", "turn", "name", "notice", "error", "panel", "title", "paste", "adapter", "system", "flash")
+LISTED = 10  # titles in the list of chats
+
+
+def tagged(place: str, n: int) -> str:
+    """Text number n as it is shown there."""
+    assert place in PLACES
+    return f"{place}{n:05d} {hostile(n, random.Random(n))}"
+
+
+class Store:
+    """Chats with hostile titles, which are their messages, too; the newest is "s"."""
+
+    def __init__(self) -> None:
+        self.titles = [""]
+
+    def session(self, _: str = "s", at: int = 0) -> SessionRow:
+        return SessionRow("s" if not at else f"s{at}", self.titles[at], None, "m", 2, time.time())
+
+    def sessions(self) -> list[SessionRow]:
+        return [self.session(at=at) for at in range(len(self.titles))]
+
+    def search(self, words: str) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(session=s, message_id=1, role="user", content=s.title) for s in self.sessions()
+        ]
+
+    def set_title(self, session: str, title: str) -> None:
+        self.titles[0] = title
+
+
+class HostileRuntime(ScriptedRuntime):
+    """Every name, note and title of it is the hostile text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.panel = "", ""
+        self.store = Store()
+
+    def show(self, n: int) -> None:
+        self.text, self.panel = hostile(n, random.Random(n)), tagged("panel", n)
+        self.model.name, self.adapter = tagged("name", n), tagged("adapter", n)
+        self.store.titles = [self.text, *self.store.titles][:LISTED]
+        turns = [Turn("system", self.text), Turn("user", f"{tagged('turn', n)}\n\nturn{n:05d}")]
+        seen = self.text[:500]  # a longer one would push the turn's end out of sight
+        self.chats["s"] = [*turns, Turn("assistant", seen, "r1", "4", "length", 3, 1, 2)]
+
+    def learning(self) -> LearningState:
+        rated = [Rated("r", "up", self.text, self.text), Rated("r", "2", "", self.text)]
+        return LearningState(self.panel, self.status(), MemoryStatus(1, 1, 0, 1, 0, 0), 3, rated)
+
+    def adapters(self) -> list[NamedRow]:
+        return [NamedRow(self.text, "f", "m", 3, 1000)]
+
+
+class Gallery(ChatApp):
+    """The app, which shows the texts by itself and then leaves."""
+
+    CSS_PATH = Path(app.__file__).with_name("app.tcss")
+
+    def __init__(self, runtime: HostileRuntime, numbers: range):
+        super().__init__(lambda: runtime, ChatOptions(learn_when_idle=False))
+        self.scripted, self.numbers = runtime, numbers
+
+    async def _begin(self, options: ChatOptions) -> None:
+        await super()._begin(options)
+        if options.session == "new":
+            self.run_worker(self._show_all())
+
+    async def _show_all(self) -> None:
+        self.panel.display = True
+        for n in self.numbers:
+            await self._show(n)
+        self.action_leave()
+
+    async def _show(self, n: int) -> None:
+        """In all places, each in a frame; the list of chats is looked at once for all its titles."""
+        self.scripted.show(n)
+        text = self.scripted.text
+        await self._begin(replace(self.options, session="s"))
+        await self._drawn()
+        await self._in_the_conversation(n)
+        self.panel.show(View.of(self.scripted), None)
+        self.status.flash(describe.error_line(NotFound(tagged("flash", n))))
+        self.prompt.text = ""
+        self.prompt.post_message(Paste(tagged("paste", n)))
+        await self._drawn()
+        await self._obey(Command("title", tagged("title", n)))
+        self.status.background = describe.lesson({"promoted": True, "reason": text})
+        self.prompt.begin_edit(UserMessage(text).text)
+        await self._drawn()
+        self.prompt.end_edit()
+        self.status.background = ""
+        if n % LISTED == LISTED - 1:
+            await self._in_the_list()
+
+    async def _in_the_conversation(self, n: int) -> None:
+        await self._obey(Command("adapter"))
+        await self._drawn()
+        await self._obey(Command("status"))
+        await self._obey(Command("system", tagged("system", n)))
+        await self._drawn()
+        reply = Reply()
+        await self.transcript.add(Notice(tagged("notice", n)), reply)
+        await self._drawn()
+        await self._fail(UsageError(tagged("error", n)))
+        await stream.show_reply(reply, chunks(tagged("reply", n)), self.status)
+        await reply.finish(tagged("reply", n), "cancelled")
+
+    async def _in_the_list(self) -> None:
+        screen = ChatsScreen("words")
+        await self.push_screen(screen)
+        await self.workers.wait_for_complete([w for w in self.workers if w.node is screen])
+        await self._drawn()
+        screen.action_rename()
+        await self._drawn()
+        await self.pop_screen()
+
+    async def _drawn(self) -> None:
+        drawn = asyncio.Event()
+        self.screen.call_after_refresh(drawn.set)
+        await drawn.wait()
+
+
+def cut(text: str) -> list[str]:
+    """A reply as it comes, in pieces: some hundred at most."""
+    step = max(7, len(text) // 100)
+    return [text[start : start + step] for start in range(0, len(text), step)]
+
+
+async def chunks(text: str) -> AsyncIterator[list[Chunk]]:
+    """The same for a screen that draws only now and then."""
+    parts = cut(text)
+    for n in range(0, len(parts), at_once := len(parts) // 2 + 1):
+        yield [Chunk("".join(parts[n : n + at_once]), generated=n + 1)]
+
+
+def plain(runtime: HostileRuntime, numbers: range) -> int:
+    """The same in plain mode: every command that quotes somebody."""
+    for n in numbers:
+        runtime.show(n)
+        runtime.replies = [cut(tagged("reply", n)), UsageError(tagged("error", n))]
+        lines = ["hi", "hi", f"/title {tagged('title', n)}", "/chats", "/chats words", "/open 1", "/learning"]
+        lines += ["/status", "/adapter", "/system"]
+        options = ChatOptions(session="s", system=tagged("system", n))
+        PlainChat(runtime, options, io.StringIO("\n".join(lines)), sys.stdout).run()
+    return 0
+
+
+def main(mode: str, first: str, last: str) -> int:
+    runtime, numbers = HostileRuntime(), range(int(first), int(last))
+    if mode == "plain":
+        return plain(runtime, numbers)
+    stream.FRAME = 0
+    gallery = Gallery(runtime, numbers)
+    gallery.run()
+    if gallery.failure:
+        print(f"failed: {describe.error_line(gallery.failure)}", file=sys.stderr)
+    return int(bool(gallery.failure))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Another model in the place of the one in use: side by side, one after the other, or not at all."""
+
+import threading
+
+import pytest
+from ruvmlx.apps.chat.opener import Holder, Opener, Stoppable, Unchanged
+
+from ruvmlx.backends.select import Choice
+from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
+from ruvmlx.models.facts import Facts
+from ruvmlx.plan import Memory, Need, Plan
+from ruvmlx.progress import QUIET, Progress, Watch
+
+from .scripted import ScriptedRuntime
+
+NATIVE = Choice("native", "cpu", "native avx2", "")
+GB = 10**9
+
+
+class Shop:
+    """Opens scripted runtimes by name, and notes in which order things happen. Each needs `size` bytes."""
+
+    def __init__(self, size=GB, room=100 * GB, **errors):
+        self.size, self.room, self.errors = size, room, errors
+        self.events: list[str] = []
+        self.open: dict[str, ScriptedRuntime] = {}
+        self.holder = Holder(Opener(self._opens, "old"))
+        self.holder.open()
+
+    def _opens(self, model, adapter, watch):
+        memory = Memory(
+            100 * GB, self.room - self.size * len(self.open), self.room - self.size * len(self.open)
+        )
+        facts = Facts(model, None, "gguf", None, 1000, self.size)
+        watch.planned(Plan(facts, NATIVE, Need(self.size, 0, 0), memory, model, None))
+        watch.progress(Progress(f"Loading {model}", 1, 2))
+        if model in self.errors and (model != "old" or "new" in self.events):
+            raise self.errors[model]
+        self.events.append(model)
+        runtime = self.open[model] = ScriptedRuntime()
+        runtime.adapter, close = adapter, runtime.close
+
+        def closes():
+            self.events.append(f"-{model}")
+            del self.open[model]
+            close()
+
+        runtime.close = closes
+        return runtime
+
+
+def test_side_by_side():
+    """The old one is closed once the new one is there; the adapter's name stays."""
+    shop = Shop()
+    shop.holder.opened.adapter = "work"
+    shop.holder.switch("new", "s1")
+    assert shop.events == ["old", "new", "-old"] and shop.holder.opened is shop.open["new"]
+    assert shop.holder.opened.adapter == "work" and shop.holder.model == "new"
+    shop.holder.opened.adapter = None
+    shop.holder.switch("third", "s1")
+    assert shop.holder.opened.adapter is None
+
+
+def test_one_after_the_other_where_there_is_no_room_for_both():
+    shop = Shop(size=6 * GB, room=10 * GB)
+    shop.holder.switch("new", "s1")
+    assert shop.events == ["old", "-old", "new"] and shop.holder.opened is shop.open["new"]
+
+
+def test_both_never_take_more_than_three_quarters():
+    """Though each fits into what is free."""
+    shop = Shop(size=40 * GB, room=100 * GB)
+    shop.holder.switch("new", "s1")
+    assert shop.events == ["old", "-old", "new"]
+
+
+@pytest.mark.parametrize(("size", "events"), [(GB, ["old"]), (60 * GB, ["old", "-old", "old"])])
+@pytest.mark.parametrize("error", [CorruptFile("cut short."), MemoryError(), ModelNotFound("none.")])
+def test_a_failure_leaves_the_old_one(size, events, error):
+    """Open as it was, or opened again if it had made room; one line says why."""
+    shop = Shop(size, new=error)
+    with pytest.raises(Unchanged) as caught:
+        shop.holder.switch("new", "s1")
+    assert shop.events == events and shop.holder.opened is shop.open["old"] and shop.holder.model == "old"
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("The model stays as it was.")
+    assert caught.value.exit_code == getattr(error, "exit_code", 1)
+
+
+def test_too_large_for_the_machine_keeps_the_old_one_open():
+    """Closing it would not have helped, so it was never closed."""
+    shop = Shop(size=60 * GB, new=CorruptFile("too large"))
+    shop.room = 50 * GB
+    shop.size = 200 * GB
+    with pytest.raises(Unchanged):
+        shop.holder.switch("new", "s1")
+    assert shop.events == ["old"]
+
+
+def test_a_template_that_refuses_the_chat():
+    """The new one is closed again."""
+    shop = Shop()
+    refusal = UsageError("the model's chat template refuses this conversation: no system.")
+
+    def opens(model, adapter, watch):
+        runtime = shop._opens(model, adapter, watch)
+        runtime.check_chat = lambda session: (_ for _ in ()).throw(refusal)
+        return runtime
+
+    shop.holder._opener = Opener(opens, "old")
+    with pytest.raises(Unchanged, match="no system"):
+        shop.holder.switch("new", "s1")
+    assert shop.events == ["old", "new", "-new"] and shop.holder.opened is shop.open["old"]
+
+
+@pytest.mark.parametrize("size", [GB, 60 * GB])
+def test_deleted_chats_can_still_be_brought_back(size):
+    """What closing would delete for good is handed on, in both orders."""
+    shop = Shop(size)
+    shop.holder.opened.hand_over = lambda: frozenset({"s7"})
+    taken = []
+    opens = shop._opens
+
+    def noted(model, adapter, watch):
+        runtime = opens(model, adapter, watch)
+        runtime.take_over = lambda put_away: taken.append((model, put_away))
+        return runtime
+
+    shop.holder._opener = Opener(noted, "old")
+    shop.holder.switch("new", "s1")
+    assert taken == [("new", frozenset({"s7"}))]
+
+
+def test_stopped():
+    """From another thread, at any time; then nothing has changed."""
+    shop, told = Shop(), []
+
+    class Notes(Watch):
+        def progress(self, progress):
+            told.append(progress)
+
+    watch = Stoppable(Notes())
+    threading.Thread(target=watch.stopped.set).start()
+    watch.stopped.wait(10)
+    with pytest.raises(Unchanged, match="stopped before the model was open"):
+        shop.holder.switch("new", "s1", watch)
+    assert shop.events == ["old"] and told == []
+    with pytest.raises(Interrupted):
+        shop.holder.open(watch)
+
+
+def test_a_plain_function_opens_the_only_runtime():
+    """Such a chat cannot change its model, and says so."""
+    runtime = ScriptedRuntime()
+    opener = Opener.of(lambda: runtime)
+    assert opener() is runtime and Opener.of(opener) is opener
+    holder = Holder.fixed(runtime)
+    with pytest.raises(Unchanged, match="one model only"):
+        holder.switch("new", "s1", QUIET)
+    assert holder.opened is runtime and not runtime.closed

@@ -1,0 +1,103 @@
+"""Esc at random tokens of the real model: idle soon, the words kept, each next turn as if nothing was cached.
+
+`pytest tests/chat/test_stopping.py --full -s` does it 1,000 times. The test prints how long the app took; the
+benchmark that measures it, from the key to the terminal, is `ruvmlx bench chat`.
+"""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.contract import ChatOptions
+
+from ruvmlx.backends.native import NativeBackend
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import Store
+
+from .helpers import ask, until
+
+GREEDY = Sampling(temperature=0.0)
+LATEST = 40  # token at which Esc comes at the latest
+TURNS = 6  # of one chat; then a new one begins
+QUESTIONS = ("Tell me a story about the sea.", "Why is the sky blue?", "List ten animals.", "And then?")
+
+
+@pytest.fixture(scope="module")
+def backend(starter):
+    return NativeBackend(starter, threads=1)
+
+
+class Pressing:
+    """Presses Esc when token number `at` has been given to the app, and looks when the app is idle."""
+
+    def __init__(self, app):
+        self.app, self.at, self.took = app, 0, []
+        self._pressed = 0.0
+
+    def within(self, runtime):
+        say = runtime.say
+
+        def pressing(*arguments, **options):
+            for chunk in say(*arguments, **options):
+                yield chunk
+                if self.at and chunk.generated >= self.at and not chunk.response:
+                    self.at, self._pressed = 0, time.perf_counter()
+                    self.app.call_from_thread(self.app.simulate_key, "escape")
+
+        runtime.say = pressing
+        return runtime
+
+    def changed(self, phase):
+        if phase == "idle" and self._pressed:
+            self.took.append((time.perf_counter() - self._pressed) * 1e3)
+            self._pressed = 0.0
+
+
+async def test_esc_at_random_tokens(starter, backend, home, full):
+    """Greedy. The words that were shown are those that were kept; and every reply, with the stopped ones
+    before it in its cache, has the tokens of a run that reads its whole prompt anew."""
+
+    def opened():
+        return pressing.within(Runtime(Store(home / "ruvmlx.db"), starter, backend, None))
+
+    rng, said = random.Random(6), []
+    app = ChatApp(opened, ChatOptions(sampling=GREEDY, max_new_tokens=1000, learn_when_idle=False))
+    pressing = Pressing(app)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.watch(app, "phase", pressing.changed, init=False)
+        await until(pilot, lambda: app.phase == "idle" or app.failure)
+        for turn in range(1000 if full else 8):
+            if turn % TURNS == 0:
+                await new_chat(app, pilot)
+            pressing.at = rng.randrange(1, LATEST)
+            reply = await ask(app, pilot, rng.choice(QUESTIONS))
+            said.append((reply.reply_id, reply.text))
+        app.runtime.close_now()
+    times = pressing.took
+    print(
+        f"\n{len(times)} of {len(said)} replies stopped; idle after: median {np.median(times):.1f} ms,"
+        f" p99 {np.percentile(times, 99):.1f} ms, worst {max(times):.1f} ms"
+    )
+    assert len(times) >= 0.8 * len(said)  # a few end by themselves before
+    store = Store(home / "ruvmlx.db")
+    for reply_id, text in said:
+        kept = store.reply(reply_id)
+        assert kept.text == text and kept.sampled_ids == uncached(starter, backend, kept)
+
+
+async def new_chat(app, pilot):
+    before, app.prompt.text = app.session, "/new"
+    await pilot.press("enter")
+    await until(pilot, lambda: app.session != before and app.phase == "idle")
+    return app.session
+
+
+def uncached(model, backend, reply):
+    """As many tokens from the same prompt, by an engine that has no session yet."""
+    request = GenerationRequest(
+        input_ids=reply.prompt_ids, max_new_tokens=len(reply.sampled_ids), sampling=GREEDY
+    )
+    return LLMInferenceEngine(model, backend).generate(request).token_ids

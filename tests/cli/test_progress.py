@@ -1,0 +1,110 @@
+"""What a terminal sees of an opening, and that nothing else sees anything."""
+
+import io
+import os
+import sys
+
+import pytest
+from ruvmlx.apps import progress
+from ruvmlx.apps.progress import PullWatch, TerminalWatch, watching
+
+from ruvmlx.backends.select import Choice
+from ruvmlx.models.facts import Facts
+from ruvmlx.plan import Plan
+from ruvmlx.progress import QUIET, Progress
+
+from ..chat.terminal import Terminal
+from ..models.test_fetching import served  # noqa: F401
+
+LOADING = Progress("Loading m", 45_000_000, 97_000_000)
+NATIVE = Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU")
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that stands still until it is told to go on."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def plan_of(tiny, to_fetch=0, name="m"):
+    f = tiny
+    facts = Facts(name, f.path, f.format, f.config, f.parameters, f.bytes, to_fetch)
+    return Plan.of(facts, NATIVE, None)
+
+
+def test_what_is_quick_is_not_shown(now):
+    sink = io.StringIO()
+    watch = TerminalWatch(sink)
+    watch.progress(LOADING)
+    watch.erase()
+    assert sink.getvalue() == ""
+
+
+def test_one_line_that_is_written_over_and_erased(now, monkeypatch):
+    """Cut to the terminal's width: a line that wraps could not be written over."""
+    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: os.terminal_size((20, 5)))
+    sink = io.StringIO()
+    watch = TerminalWatch(sink)
+    now[0] += 1
+    watch.progress(LOADING)
+    watch.erase()
+    assert sink.getvalue() == "\rLoading m: 45 MB of\x1b[K\r\x1b[K"
+
+
+def test_where_nothing_may_move(now):
+    """Whole lines, one in ten seconds."""
+    sink = io.StringIO()
+    watch = TerminalWatch(sink, still=True)
+    for _ in range(25):
+        watch.progress(LOADING)
+        now[0] += 1
+    watch.erase()
+    assert sink.getvalue() == "Loading m: 45 MB of 97 MB\n" * 2
+
+
+@pytest.mark.parametrize(("first", "to_fetch", "told"), [(True, 0, 1), (False, 9, 1), (False, 0, 0)])
+def test_the_plan_is_told_once_where_it_matters(now, tiny, first, to_fetch, told):
+    """On the first run, and before anything is fetched."""
+    sink = io.StringIO()
+    watch = TerminalWatch(sink, first)
+    for _ in range(2):
+        watch.planned(plan_of(tiny, to_fetch))
+    assert sink.getvalue().count("your data") == told and "\x1b" not in sink.getvalue()
+
+
+def test_names_cannot_control_the_terminal(now, tiny):
+    sink = io.StringIO()
+    watch = PullWatch(sink, first=True)
+    now[0] += 1
+    hostile = "m\x1b]0;x\x07\x9b2J\u202e\n"
+    watch.planned(plan_of(tiny, 5, hostile))
+    watch.found(plan_of(tiny, 5, hostile).facts)
+    watch.progress(Progress(f"Loading {hostile}", 1, 2))
+    watch.erase()
+    assert not set(sink.getvalue().replace("\x1b[K", "")) & set("\x1b\x07\x9b\u202e")
+
+
+def test_no_terminal_no_words():
+    """Not even for what takes long."""
+    with watching() as watch:
+        assert watch is QUIET
+
+
+def test_pull_on_a_terminal(served, tmp_path):  # noqa: F811
+    """The size, the progress, Ctrl-C; then the rest of it."""
+    served.pace = 0.15
+    argv = [sys.executable, "-m", "ruvmlx", "pull", "owner/tiny"]
+    known = {"HF_ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "RUVMLX_HOME": str(tmp_path)}
+    terminal = Terminal(argv, **known)
+    terminal.expect(r"owner/tiny: 1\.5 M parameters of 16\.0 bits, 3 MB, of which 3 MB are missing")
+    terminal.expect(r"Fetching owner/tiny: \d+ kB of 3 MB, \d+ kB/s, \d+ s left")
+    terminal.send("\x03")
+    terminal.expect("ruvmlx: interrupted")
+    assert terminal.wait() == 130
+    served.pace = 0.0
+    again = Terminal(argv, **known)
+    again.expect("parameters +1")
+    assert again.wait() == 0
+    assert len(served.ranges) == 2 and served.ranges[1] > 0

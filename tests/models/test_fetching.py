@@ -1,0 +1,190 @@
+"""Fetching from a hub: what is told, stopped, gone on with, and what a bad line does."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, RuvmlxError, StoreBusy, UnsupportedModel
+from ruvmlx.models import fetching, hub
+from ruvmlx.models.load import load_model
+from ruvmlx.progress import Watch
+
+from .fake_hub import FakeHub
+from .make_models import make_safetensors_model
+
+NAME = "owner/tiny"
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A hub with a model of 3 MB, an empty cache, and huggingface-hub that asks there."""
+    import huggingface_hub.constants as constants
+
+    folder = make_safetensors_model(tmp_path / "served", hidden_size=256, intermediate_size=768)
+    made = FakeHub(folder, NAME)
+    template = made.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", made.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    yield made
+    made.close()
+
+
+class Noted(Watch):
+    """Remembers what it was told; leaves after so many bytes."""
+
+    def __init__(self, leave_at=None):
+        self.facts, self.lines, self.leave_at = [], [], leave_at
+
+    def found(self, facts):
+        self.facts.append(facts)
+
+    def progress(self, progress):
+        self.lines.append(progress.line)
+        if (
+            self.leave_at is not None
+            and progress.what.startswith("Fetching")
+            and progress.done > self.leave_at
+        ):
+            raise Interrupted("enough")
+
+
+def partial(tmp_path):
+    """huggingface-hub's own such files, of the small ones, have one more dot in their names."""
+    found = (tmp_path / "hub").glob("models--owner--tiny/blobs/*.incomplete")
+    return [path for path in found if path.name.count(".") == 1]
+
+
+def test_fetched_told_and_used(served):
+    """The size is known before the weights come; afterwards it is an ordinary cached model."""
+    watch = Noted()
+    model = load_model(NAME, watch)
+    (facts,) = watch.facts
+    weights = (served.folder / "model.safetensors").stat().st_size
+    assert facts.name == NAME and facts.to_fetch == facts.bytes == weights
+    assert facts.parameters == model.parameters and 15 < facts.bits < 17
+    assert dict(model.load_weights())
+    served.close()
+    assert load_model(NAME, watch).fingerprint == model.fingerprint and len(watch.facts) == 1
+
+
+def test_stopped_and_gone_on_with(served, tmp_path):
+    """What came before the stop is not fetched again."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, Noted(leave_at=300_000))
+    (left,) = partial(tmp_path)
+    # The thread that fetched notices at its next piece, and lets go of the file.
+    for thread in threading.enumerate():
+        if thread.name == "fetch":
+            thread.join(10)
+    held = left.stat().st_size
+    assert 300_000 < held < (served.folder / "model.safetensors").stat().st_size
+    assert hub.cached_folder(NAME) is None
+    served.pace, watch = 0.0, Noted()
+    load_model(NAME, watch)
+    assert served.ranges == [0, held] and not partial(tmp_path)
+    assert watch.facts[0].to_fetch == watch.facts[0].bytes - held
+
+
+def test_killed_and_gone_on_with(served, tmp_path):
+    """The same when the process is killed."""
+    served.pace = 0.05
+    code = f"from ruvmlx.models.load import load_model\nload_model({NAME!r})"
+    env = {**os.environ, "HF_ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env)
+    while not (partial(tmp_path) and partial(tmp_path)[0].stat().st_size > 200_000):
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    held, served.pace = partial(tmp_path)[0].stat().st_size, 0.0
+    assert load_model(NAME).name == NAME
+    assert served.ranges == [0, held]
+
+
+def test_a_line_that_breaks(served):
+    """It goes on by itself where it was."""
+    served.drops = [100_000, 500_000]
+    assert load_model(NAME).name == NAME
+    assert served.ranges == [0, 100_000, 600_000]
+
+
+def test_a_line_that_stays_broken(served, tmp_path):
+    """One line in the end, and what came is kept."""
+    served.drops = [100_000] + [0] * 20
+    with pytest.raises(ModelNotFound) as caught:
+        load_model(NAME)
+    assert "\n" not in str(caught.value) and partial(tmp_path)[0].stat().st_size == 100_000
+    served.drops = []
+    assert load_model(NAME).name == NAME
+
+
+def test_damaged_on_the_way(served, tmp_path):
+    """Bytes that are not those of the hub never become a model; the next attempt begins anew."""
+    served.damaged = True
+    with pytest.raises(CorruptFile, match="arrived damaged"):
+        load_model(NAME)
+    assert hub.cached_folder(NAME) is None and partial(tmp_path)[0].stat().st_size == 0
+    served.damaged = False
+    assert dict(load_model(NAME).load_weights())
+
+
+def test_not_enough_room_on_the_disk(served, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")(10, 10, 1000)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RuvmlxError, match=r"needs 3 MB more on the disk, where 1 kB are free"):
+        load_model(NAME)
+    assert served.ranges == []
+
+
+def test_two_processes(served, tmp_path):
+    """The second is told to wait; it does not write into the first one's file."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, Noted(leave_at=100_000))
+    for thread in threading.enumerate():
+        if thread.name == "fetch":
+            thread.join(10)
+    with partial(tmp_path)[0].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreBusy, match="another process is fetching"):
+            load_model(NAME)
+
+
+def test_a_model_that_is_not_run_is_not_fetched(served):
+    """config.json says so before the weights come."""
+    config = served.folder / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"qwen2"'))
+    with pytest.raises(UnsupportedModel, match="qwen2"):
+        load_model(NAME)
+    assert served.ranges == []
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_repository_without_safetensors(served, missing):
+    """A repository of GGUF files or pickles is named as what it is not."""
+    (served.folder / missing).unlink()
+    (served.folder / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelNotFound, match=r"no config\.json with model"):
+        load_model(NAME)
+
+
+def test_stopped_before_anything_came(served):
+    """A watch that leaves at once does not wait for the network."""
+
+    class Leaves(Watch):
+        def progress(self, progress):
+            raise Interrupted("at once")
+
+    with pytest.raises(Interrupted):
+        load_model(NAME, Leaves())
+    assert served.ranges == []
