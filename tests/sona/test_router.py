@@ -146,7 +146,8 @@ def test_a_deleted_chat_takes_its_choices_along(open_tiny):
         router = runtime._routing.of(runtime.learner)
         chat, nothing = runtime.new_chat(), learned(router)
         for text in ("one", "two"):
-            chunks = list(runtime.say(chat, text, max_new_tokens=4, cancel=threading.Event()))
+            given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
+            chunks = list(runtime.say(chat, text, **given))  # seeded: an empty reply would be left out
             runtime.settle()
         made = chunks[-1].response
         assert made.route.turns.shape == (3, INPUTS) and np.abs(made.route.turns[0, :4]).max() > 0

@@ -89,8 +89,8 @@ def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
 def chat(runtime, *texts):
     session = runtime.new_chat()
     for text in texts:
-        for _ in runtime.say(session, text, max_new_tokens=4, cancel=threading.Event()):
-            pass
+        given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
+        list(runtime.say(session, text, **given))  # seeded: an empty reply would say nothing
         runtime.settle()
     return session
 
