@@ -21,7 +21,7 @@ from textual.screen import Screen
 from ruvmlx import config
 from ruvmlx.errors import RuvmlxError
 
-from . import clipboard, commands, describe, ending, keys, palette, theme
+from . import clipboard, commands, describe, ending, garbage, keys, palette, theme
 from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .comparing import ComparingApp
@@ -78,11 +78,15 @@ class ChatApp(ComparingApp):
         self.set_keymap(self._keys)
         self.prompt.focus()
         self._open()
+        self.set_interval(garbage.EVERY, self._tidy)
         if self.options.learn_when_idle:
             self._learn_when_idle()
         self._here = asyncio.get_running_loop()
         if self.ended_by:
             self.action_leave()
+
+    def on_unmount(self) -> None:
+        self._garbage.leave()
 
     def watch_theme(self, name: str) -> None:
         """What is chosen in the palette is there again at the next start."""

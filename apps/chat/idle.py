@@ -16,6 +16,7 @@ from textual import events, work
 from . import describe
 from .base import later
 from .contract import ChatRuntime, OpenRuntime
+from .garbage import QUIET, Garbage
 from .rating import EFFECT_SHOWN, RatingApp
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
@@ -56,6 +57,8 @@ class IdleApp(RatingApp):
         self._resting = False  # and nothing has disturbed it yet
         self._stuck = 0  # times in a row that it was stuck
         self._lesson = ""  # shown, until somebody is there to see it
+        self._disturbed_at = time.monotonic()
+        self._garbage = Garbage()
 
     async def on_event(self, event: events.Event) -> None:
         """Keys, clicks, the wheel and pastes are somebody's; a mouse is moved by accident, too."""
@@ -66,10 +69,21 @@ class IdleApp(RatingApp):
 
     def watch_phase(self) -> None:
         self._disturb()
+        if self.phase == "idle" and self._garbage.is_late:
+            self._garbage.search()
+
+    def _tidy(self) -> None:
+        """From time to time."""
+        quiet = self.phase == "idle" and time.monotonic() - self._disturbed_at > QUIET
+        if quiet:
+            self._garbage.search()
+        else:
+            self._garbage.set_aside()
 
     def _disturb(self) -> None:
         """Somebody is there: stop learning at once, and wait anew."""
         self.runtime.disturb()
+        self._disturbed_at = time.monotonic()
         self._wait_for_rest()
         if self._resting or self._lesson:
             self.status.background = ""

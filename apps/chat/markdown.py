@@ -28,6 +28,7 @@ from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 from ruvmlx.text import sanitize
 
 from .growing import Shape, Table, common_prefix, shape_of, swap
+from .windowed import Windowed
 
 
 @cache
@@ -81,7 +82,7 @@ class Code(MarkdownFence):
         return super().highlight(code, known_language(language), ansi, dark)
 
 
-class ReplyMarkdown(Markdown):
+class ReplyMarkdown(Windowed, Markdown):
     """Markdown whose text is grown with `show(text)` and completed with `show(text, final=True)`."""
 
     BLOCKS: ClassVar = {**Markdown.BLOCKS, "fence": Code, "code_block": Code, "table_open": Table}

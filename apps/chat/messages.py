@@ -15,6 +15,7 @@ from ruvmlx.text import sanitize
 from . import describe
 from .code import code_blocks
 from .markdown import ReplyMarkdown
+from .windowed import Windowed
 
 ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
 
@@ -55,7 +56,7 @@ class Notice(Static):
         super().__init__(sanitize(text), markup=False, classes=kind)
 
 
-class Reply(Vertical, can_focus=True):
+class Reply(Windowed, Vertical, can_focus=True):
     """A reply, its rating, and what the rating did. Focus selects it; then bare keys rate it."""
 
     BINDINGS: ClassVar = [

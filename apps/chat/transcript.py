@@ -5,18 +5,20 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from textual.containers import VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from ruvmlx.runtime import Turn
 
+from . import windowed
 from .messages import Reply, UserMessage
 from .opened import Standing
 from .welcome import Welcome
 
 NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
+WIDEST = 1 << 16  # columns of a terminal
 EARLIER = 20  # ... and that are added on top each time
 
 
@@ -126,6 +128,8 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._load()
 
     async def _load(self) -> None:
+        await self._drawn()
+        await self.stop_animation("scroll_y", complete=False)  # where it was going is elsewhere soon
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = Held(first, first.virtual_region.y, self.scroll_y)
@@ -133,11 +137,15 @@ class Transcript(VerticalScroll, can_focus=False):
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
             await self._held.moved.wait()
-            drawn = asyncio.Event()
-            self.call_after_refresh(drawn.set)
-            await drawn.wait()
+            await self._drawn()
         finally:
             self._held = None
+
+    async def _drawn(self) -> None:
+        """What was asked for so far, scrolling included, has begun."""
+        drawn = asyncio.Event()
+        self.call_after_refresh(drawn.set)
+        await drawn.wait()
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         """While earlier messages come in, the first of the others keeps its line on the screen.
@@ -149,7 +157,14 @@ class Transcript(VerticalScroll, can_focus=False):
             moved = self._held.moved_by(arranged)
             if moved:
                 self._put_scroll(self._held.scroll_y + moved)
+        windowed.tell(arranged, self._window(arranged, size.height))
         return arranged
+
+    def _window(self, arranged: DockArrangeResult, height: int) -> Region:
+        """What is on the screen, and a screen above and below."""
+        follows = self._anchored and not self._anchor_released
+        top = arranged.total_region.bottom - height if follows else self.scroll_y
+        return Region(0, int(top) - height, WIDEST, 3 * height)
 
     def _put_scroll(self, y: float) -> None:
         self.set_reactive(Widget.scroll_y, y)

@@ -1,0 +1,51 @@
+"""Long conversations that cost no more than what is seen of them.
+
+Textual gives every widget of a scrolling container its place anew whenever anything in it grows, seen or not:
+25 us each, and a long reply has hundreds. `Windowed` widgets place only those children that are near the
+window; what they measure, and where everything is, stays the same.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from textual.geometry import Region, Size
+from textual.layout import DockArrangeResult
+from textual.widget import Widget
+
+_Base = Widget if TYPE_CHECKING else object  # Textual's CSS goes by the first widget among a class's bases
+
+
+class Windowed(_Base):
+    """Mix in before a container whose height is that of its children.
+
+    window: what of it is to be placed; None is all. Set anew in every layout, by what it is in.
+    """
+
+    window: Region | None = None
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        # With the height that it had, every child would be measured anew for each line that it grows.
+        arranged = super().arrange(Size(size.width, 0), optimal)
+        return arranged if self.window is None or optimal else seen(arranged, self.window)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        window, self.window = self.window, None
+        try:
+            return super().get_content_height(container, viewport, width)
+        finally:
+            self.window = window
+
+
+def tell(arranged: DockArrangeResult, window: Region) -> None:
+    """The children hear what of them is in the window."""
+    for placement in arranged.placements:
+        if isinstance(placement.widget, Windowed):
+            placement.widget.window = window.translate(-placement.region.offset)
+
+
+def seen(arranged: DockArrangeResult, window: Region) -> DockArrangeResult:
+    tell(arranged, window)
+    near = [p for p in arranged.placements if p.region.overlaps(window)]
+    return replace(
+        arranged, placements=near, widgets={p.widget for p in near}, _spatial_map=arranged.spatial_map
+    )

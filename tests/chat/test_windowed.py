@@ -1,0 +1,81 @@
+"""Only what is near the window is placed, and nobody can tell."""
+
+import gc
+
+import pytest
+from ruvmlx.apps.chat import windowed
+from ruvmlx.apps.chat.garbage import Garbage
+from ruvmlx.apps.chat.messages import Reply, UserMessage
+
+from ruvmlx.runtime import Turn
+
+from .documents import document
+from .helpers import SMALL, WIDE, chatting, lines_of
+from .scripted import ScriptedRuntime
+
+
+def long_chat(seed):
+    runtime = ScriptedRuntime(["New."])
+    turns = runtime.chats["s0"] = []
+    for n in range(8):
+        text = "\n\n".join(document(100 * seed + 10 * n + k) for k in range(6))
+        turns += [Turn("user", f"question {n}"), Turn("assistant", text, f"a{n}")]
+    return runtime
+
+
+async def screens(runtime, size, steps):
+    """The conversation's height, and the screen at each place in it."""
+    async with chatting(runtime, size, session="continue", motion=False) as (app, pilot):
+        found, transcript = [], app.transcript
+        for share in steps:
+            transcript.scroll_to(y=share * transcript.max_scroll_y, animate=False, immediate=True)
+            await pilot.pause()
+            await pilot.pause()
+            found.append((transcript.scroll_y, lines_of(app.screen)))
+        return transcript.virtual_size, found
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_it_looks_the_same_as_when_all_is_placed(monkeypatch, size, seed):
+    steps = [0.5, 0.52, 0.1, 0.9, 0.0, 1.0, 0.31]
+    near = await screens(long_chat(seed), size, steps)
+    assert near[0].height > 10 * size[1]
+    monkeypatch.setattr(windowed, "seen", lambda arranged, _: arranged)
+    assert near == await screens(long_chat(seed), size, steps)
+
+
+async def test_what_is_far_costs_nothing():
+    """The compositor has few of a long reply's widgets, the same number while it grows."""
+    async with chatting(ScriptedRuntime(["x"]), SMALL) as (app, pilot):
+        reply, placed = Reply(), []
+        await app.transcript.add(UserMessage("Go on."), reply)
+        for _ in range(6):
+            await reply.grow("- one\n- two\n\nand a paragraph\n\n" * 20)
+            await pilot.pause()
+            await pilot.pause()
+            assert app.transcript.is_vertical_scroll_end
+            placed.append(len(app.screen._compositor.full_map))
+        assert len(reply.query("*")) > 700
+        assert max(placed) < 400 and placed[-1] < placed[1] + 20
+
+
+def test_garbage_is_found_by_the_full_search_and_left_to_python_in_the_end():
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+    def alive():
+        return sum(isinstance(thing, Cycle) for thing in gc.get_objects())
+
+    garbage, before = Garbage(), alive()
+    kept = [Cycle() for _ in range(5)]
+    garbage.set_aside()
+    frozen = gc.get_freeze_count()
+    assert frozen > 0
+    del kept
+    gc.collect()
+    garbage.search()
+    assert gc.get_freeze_count() < frozen + 1000
+    garbage.leave()
+    assert gc.get_freeze_count() == 0 and alive() == before
