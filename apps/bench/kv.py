@@ -4,7 +4,10 @@ chats that are gone on with from disk."""
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pydoc_data.topics import topics
 from typing import Any
+
+from ruvmlx.kv.policy import TIERED
 
 from .model import NEW, prompt
 from .peers import Peers
@@ -14,6 +17,8 @@ from .stage import OnStage, take_turns
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns meet one demotion
 READ_AGAIN = 4  # turns at most of what takes seconds
+USUAL, TIGHTEST = (TIERED.hot, TIERED.warm), (64, 64)
+COST = 0.4, 0.004  # % of perplexity, nats: what the usual tiers may cost
 LEAVING = 300  # ms that the end of a chat may take
 BEST = 2.5  # times llama.cpp, far into a context
 FAR = 4096  # tokens from which on the design promises a share of f16
@@ -24,6 +29,9 @@ def run(
 ) -> list[Row]:
     """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
     rows = _memory(ours, long, log)
+    for (hot, warm), tokens in ((USUAL, long), (TIGHTEST, long // 2)):
+        rows += _quality(ours["tiered"], tokens, hot, warm)
+    log(f"perplexity and KL over {long} tokens: measured")
     rows += _resuming(ours["tiered"], long, min(rounds, READ_AGAIN))
     log(f"a chat of {long} tokens, resumed and read again: measured")
     rows += _rows(SHORT, _speeds(ours, SHORT, 4 * rounds))
@@ -53,6 +61,24 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     return [
         at_most(half, share, "", 0.45, note) if tokens >= FAR else Row(half, rounded(share), "", note=note),
         at_most(reading, peaks["tiered"], "MB", round(peaks["f16"], 1), "target: f16"),
+    ]
+
+
+def _quality(ours: OnStage, tokens: int, hot: int, warm: int) -> list[Row]:
+    """On Python's own reference manual, with the usual tiers and with those that are left when memory is
+    short."""
+    found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, hot, warm)
+    policy, note = f"hot {hot}, warm {warm}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
+    usual = (hot, warm) == USUAL
+    rows = (
+        ("perplexity over f16's", 100 * found["change"], "%", COST[0]),
+        ("KL to f16", found["kl"], "nats", COST[1]),
+    )
+    return [
+        at_most(f"{name}: {policy}", value, unit, most, note)
+        if usual
+        else Row(f"{name}: {policy}", rounded(value), unit, note=note, better="lower")
+        for name, value, unit, most in rows
     ]
 
 

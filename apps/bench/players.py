@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ruvmlx.engine.perplexity import perplexity
 from ruvmlx.kv.disk import CacheFolder
+from ruvmlx.kv.policy import TierPolicy
 
 
 class Decoding(Protocol):
@@ -109,6 +111,14 @@ class Ruvmlx:
 
     def kv(self) -> dict[str, Any]:
         return asdict(self._cache.stats())
+
+    def quality(self, text: str, tokens: int, hot: int, warm: int) -> dict[str, float]:
+        """What a policy costs on the first tokens of a text, token by token beside an f16 cache."""
+        ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
+        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", hot, warm))
+        assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
+        share = found.kv.bytes / found.kv.f16_bytes
+        return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
 
 
 class LlamaCpp:

@@ -23,7 +23,7 @@ SUITES = ("all", "kernels", "model", "kv", "learning", "load", "chat", "compare"
 @click.option(
     "--quick", is_flag=True, help="Under two minutes instead of ten: fewer turns, contexts, ratings."
 )
-@click.option("--report", type=click.Path(), help="Write a page with charts: FILE.html.")
+@click.option("--report", type=click.Path(), help="Write it to FILE.html (charts, too) or FILE.md.")
 @click.option("--rounds", type=click.IntRange(min=3), help="Turns of each.")
 @click.option(
     "--context", "contexts", type=click.IntRange(min=1), multiple=True, help="Decode here; may be repeated."
@@ -50,7 +50,7 @@ def bench(
         return
     if reports:
         raise UsageError(f"{suite} takes no files; `bench compare OLD.json NEW.json` does.")
-    from ..bench import page, suites, terminal
+    from ..bench import suites, terminal
 
     settings = resolve(flags)
     plan = suites.Plan(
@@ -65,13 +65,30 @@ def bench(
     )
     found = suites.run(plan, log)
     if report is not None:
-        Path(report).write_text(page.html(found), encoding="utf-8")
-        log(f"wrote {report}")
+        _write(Path(report), found, suite, vs, quick)
     if as_json:
         print_json(found)
         return
     for line in terminal.lines(found):
         show(line)
+
+
+def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool) -> None:
+    from ..bench import markdown, page
+
+    if report.suffix == ".md":
+        words = [
+            "ruvmlx bench",
+            suite if suite != "all" else "",
+            f"--vs {vs}" if vs else "",
+            "--quick" * quick,
+        ]
+        command = " ".join(filter(None, [*words, f"--report {report.name}"]))
+        text = "\n".join(markdown.lines(found, command)) + "\n"
+    else:
+        text = page.html(found)
+    report.write_text(text, encoding="utf-8")
+    log(f"wrote {report}")
 
 
 def _compare(reports: tuple[str, ...], as_json: bool) -> None:

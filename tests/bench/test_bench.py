@@ -5,6 +5,7 @@ import json
 
 import pytest
 from ruvmlx.apps.bench import chat, kernels, learning, machine
+from ruvmlx.apps.bench.players import Ruvmlx
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.errors import RuvmlxError
@@ -43,8 +44,18 @@ def test_the_cache_suite_measures_tiers_beside_f16(tiny_bench):
     rows = tiny_bench("kv", "--quick", "--rounds", "3")
     share = next(row for name, row in rows.items() if name.endswith("share of f16"))
     assert 0 < share["value"] <= 1 and rows["decode at 256: tiered / f16"]["value"] > 0
+    usual, tight = (row for name, row in rows.items() if name.startswith("KL to f16"))
+    assert usual["target"] == 0.004 and usual["met"]  # so short a context is all hot
+    assert tight["target"] is None and tight["value"] >= 0
     resumed = next(row for name, row in rows.items() if name.endswith("resumed / read again"))
     assert resumed["value"] > 0 and resumed["unit"] == "x" and resumed["better"] == "lower"
+
+
+def test_what_a_policy_costs_is_told_by_tiers_that_hold_something(tiny_folder):
+    ours, text = Ruvmlx(str(tiny_folder), "native", 1), "the words of a text, again and again " * 40
+    wide, tight = (ours.quality(text, 240, *tiers) for tiers in ((256, 2048), (64, 64)))
+    assert wide["kl"] == 0 and wide["change"] == 0 and wide["share"] == pytest.approx(1, abs=0.01)
+    assert tight["kl"] > 0 and tight["change"] != 0 and tight["share"] < 0.8
 
 
 def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_bench, home, monkeypatch):

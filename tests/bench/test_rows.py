@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ruvmlx.apps.bench import energy, model, page, projection, terminal
+from ruvmlx.apps.bench import energy, markdown, model, page, projection, terminal
 from ruvmlx.apps.bench.rows import Row, at_most, believed, measured, spread
 
 
@@ -102,6 +102,14 @@ def test_the_page_holds_every_row_and_needs_nothing_else():
     assert all(part in text for part in ("prove: better", "43%", "80%", "M4 Pro", "8% slower", "<svg"))
     assert "<b>llama" not in text and "&lt;b&gt;llama" in text
     assert "src=" not in text and "href=" not in text and "not measured" in text
+
+
+def test_the_sheet_has_every_row_and_its_command():
+    text = "\n".join(markdown.lines(REPORT, "ruvmlx bench --report x.md"))
+    assert "Made by `ruvmlx bench --report x.md`" in text and "8% slower" in text
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(any(row["name"].replace("|", "\\|") in line for line in table) for row in REPORT["rows"])
+    assert {line.replace("\\|", "").count("|") for line in table} == {8}
 
 
 def test_the_table_has_every_row_and_bars_by_context():

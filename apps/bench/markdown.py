@@ -1,0 +1,33 @@
+"""A report as Markdown, to be kept beside the code: every row of one run."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from .terminal import footer
+
+_MET = {True: "yes", False: "**no**", None: ""}
+_HEAD = ("| what | median | ± | target | met | of limit | |", "|---|---|---|---|---|---|---|")
+
+
+def lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
+    """command: the one that the report was made by."""
+    yield from (
+        "# What ruvmlx does on one machine",
+        "",
+        f"Made by `{command}`; nothing here is written by hand.",
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in report["machine"]["versions"].items())
+    yield from ("", f"Model: {report['model']}. {versions}.", "", *footer(report))
+    for suite, rows in groupby(report["rows"], lambda row: row["suite"]):
+        yield from ("", f"## {suite}", "", *_HEAD, *map(_row, rows))
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    number = lambda x: "" if x is None else f"{x:g}"  # noqa: E731
+    value = f"{number(row['value'])} {row['unit']}".strip() if row["value"] is not None else "-"
+    spread = f"{row['spread']:.0%}" if row["spread"] else ""
+    share = "" if row["share"] is None else f"{row['share']:.0%}"
+    note = "; ".join(part for part in (row["condition"], row["note"]) if part)
+    cells = (row["name"], value, spread, number(row["target"]), _MET[row["met"]], share, note)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
