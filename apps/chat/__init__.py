@@ -1,5 +1,6 @@
 """The chat: a Textual app, and a linear mode for pipes and screen readers."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
@@ -9,6 +10,9 @@ from ruvmlx.errors import RuvmlxError
 
 if TYPE_CHECKING:
     from .contract import ChatOptions
+
+# Textual reads it when it is imported: how often a second it draws what is due, the echo of a key, too.
+os.environ.setdefault("TEXTUAL_FPS", "120")
 
 
 def run_chat(

@@ -33,6 +33,13 @@ def later(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
 
 
 class ChatBase(App[int]):
+    """Its widgets are attributes: to look for one would be to pass by every widget of the conversation."""
+
+    panel: Panel
+    transcript: Transcript
+    prompt: Prompt
+    status: StatusLine
+    key_hints: KeyHints
     phase: var[str] = var("opening")  # then "idle", "replying", "closing"
 
     def __init__(self, open_runtime: OpenRuntime) -> None:
@@ -41,25 +48,15 @@ class ChatBase(App[int]):
         self.session = ""
 
     def compose(self) -> ComposeResult:
-        yield Panel()
-        with Transcript():
+        self.panel, self.transcript, self.prompt = Panel(), Transcript(), Prompt()
+        self.status, self.key_hints = StatusLine(), KeyHints()
+        yield self.panel
+        with self.transcript:
             yield Welcome()
         with Vertical(id="dock"):
-            yield Prompt()
-            yield StatusLine()
-            yield KeyHints()
-
-    @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one(Prompt)
-
-    @property
-    def status(self) -> StatusLine:
-        return self.query_one(StatusLine)
+            yield self.prompt
+            yield self.status
+            yield self.key_hints
 
     async def on_event(self, event: events.Event) -> None:
         """What is pasted is made safe before any input of any screen has it."""

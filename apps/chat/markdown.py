@@ -21,7 +21,7 @@ from pygments.lexers import find_lexer_class_by_name
 from pygments.util import ClassNotFound
 from textual.await_complete import AwaitComplete
 from textual.content import Content
-from textual.widget import Widget
+from textual.geometry import Size
 from textual.widgets import Markdown
 from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
@@ -92,7 +92,6 @@ class ReplyMarkdown(Windowed, Markdown):
         self._text = text
         self._shapes: list[Shape] = []
         self._starts: list[int] = []  # each block's first line
-        self._last: Widget | None = None
 
     @property
     def source(self) -> str:
@@ -121,18 +120,12 @@ class ReplyMarkdown(Windowed, Markdown):
         if old or new:
             with self.app.batch_update():
                 await swap(self, old, new, was[same:], now[same:])
-                self._mark_last()
 
-    def _mark_last(self) -> None:
-        """Of all blocks the last has no margin below. With `:last-child` Textual would style every block of
-        the reply anew whenever one is added."""
-        last = self.children[-1] if self.children else None
-        if last is not self._last:
-            if self._last:
-                self._last.remove_class("last")
-            if last:
-                last.add_class("last")
-            self._last = last
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """Of all blocks the last has no margin below. As a rule of the style sheet that would style the last
+        two, and all that is in them, anew whenever a block is added."""
+        height = super().get_content_height(container, viewport, width)
+        return max(0, height - self.children[-1].styles.margin.bottom) if self.children else height
 
 
 def _from_line(text: str, line: int) -> str:

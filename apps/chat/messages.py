@@ -123,7 +123,7 @@ class Reply(Windowed, Vertical, can_focus=True):
 
     @property
     def body(self) -> ReplyMarkdown:
-        return self.query_one(ReplyMarkdown)
+        return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def go_on(self) -> None:
         """More of it will come."""
@@ -156,12 +156,12 @@ class Reply(Windowed, Vertical, can_focus=True):
             self.rating, self.effect = rating, ""
 
     def _show_note(self) -> None:
-        if not self.query(".note"):
+        if not self.children:
             return  # not composed yet; on_mount calls again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
         where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
         lines = [line for line in (where, self.progress or rating) if line]
-        note = self.query_one(".note", Static)
+        note = self.query_children(".note").first(Static)
         note.update(self._coloured("\n".join(lines)))
         note.display = bool(lines)
         note.set_class(bool(self.progress), "progress")

@@ -16,8 +16,7 @@ from .base import ChatBase
 from .contract import OpenRuntime
 from .messages import Reply
 from .opened import Standing
-from .panel import Panel, View
-from .status import KeyHints
+from .panel import View
 
 EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
 SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is open
@@ -65,13 +64,9 @@ class RatingApp(ChatBase):
 
     def _learned(self, learned: LearnStatus | None) -> None:
         self.status.learned = learned
-        self.query_one(KeyHints).can_take_back = bool(learned and learned.ratings)
+        self.key_hints.can_take_back = bool(learned and learned.ratings)
         self._fill_panel()
         self.refresh_bindings()
-
-    @property
-    def panel(self) -> Panel:
-        return self.query_one(Panel)
 
     def action_panel(self) -> None:
         self.panel.display = not self.panel.display

@@ -5,6 +5,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from textual.widget import Widget
+
 from ruvmlx.engine.types import Chunk, GenerationResponse
 from ruvmlx.text import Sanitizer
 
@@ -17,18 +19,31 @@ FRAME = 1 / 30  # seconds between two looks at a growing reply
 async def show_reply(
     reply: Reply, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
-    """Show chunks as they come; the response, once it is complete."""
+    """Show chunks as they come; the response, once it is complete.
+
+    After each frame keys have at least as much time as it took, on slow machines, too.
+    """
     safe, asked_at, response = Sanitizer(), time.perf_counter(), None
     status.meter = replace(Meter(), max_context=status.meter.max_context)
     async for chunks in arriving:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.thread_time()
         reply.begun = True
         for chunk in chunks:
             status.meter = status.meter.after(chunk, asked_at)
         await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
         response = chunks[-1].response
-        await asyncio.sleep(max(FRAME, 1.5 * (time.perf_counter() - started)) if not response else 0)
+        if not response:
+            await _drawn(status)
+            took, rest = time.perf_counter() - started, time.thread_time() - busy
+            await asyncio.sleep(max(FRAME - took, rest))
     return response
+
+
+async def _drawn(widget: Widget) -> None:
+    """What was asked for so far is on the screen."""
+    drawn = asyncio.Event()
+    widget.call_after_refresh(drawn.set)
+    await drawn.wait()
 
 
 async def _show(reply: Reply, newest: Chunk, text: str) -> None:

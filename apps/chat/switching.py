@@ -41,7 +41,7 @@ class SwitchingApp(LibraryApp):
         if self.phase == "opening":
             await self._begin(self.options)
             if self.runtime.is_first_run:
-                for welcome in self.query(Welcome):
+                for welcome in self.transcript.query_children(Welcome):
                     welcome.plan = self._plan
 
     _plan: Plan | None = None
@@ -49,7 +49,7 @@ class SwitchingApp(LibraryApp):
     def _show_first(self, what: Plan | Progress) -> None:
         if isinstance(what, Plan):
             self._plan = what
-        for welcome in self.query(Welcome):
+        for welcome in self.transcript.query_children(Welcome):
             welcome.tell(what)
 
     # Another one

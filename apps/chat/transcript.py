@@ -57,7 +57,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def add(self, *widgets: Widget) -> None:
         """What the user asked for is always in view; what grows then is followed from there."""
-        await self.query(Welcome).remove()
+        await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
 
@@ -192,7 +192,7 @@ class Transcript(VerticalScroll, can_focus=False):
     @property
     def replies(self) -> list[Reply]:
         """Those that are shown and can be rated, oldest first."""
-        return [reply for reply in self.query(Reply) if reply.finished and reply.reply_id]
+        return [m for m in self.messages if isinstance(m, Reply) and m.finished and m.reply_id]
 
     def neighbour(self, of: Reply, step: int) -> Reply:
         replies = self.replies

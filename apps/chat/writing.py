@@ -176,7 +176,9 @@ class WritingApp(IdleApp):
     def _begin_edit(self) -> bool:
         reply = self._chosen()
         message = self.transcript.question_of(reply) if reply else None
-        message = message or next((m for m in reversed(self.transcript.query(UserMessage))), None)
+        message = message or next(
+            (m for m in reversed(self.transcript.messages) if isinstance(m, UserMessage)), None
+        )
         if self.phase != "idle" or message is None or message.message_id is None:
             self.status.flash("There is no question to put in other words yet")
             return False
