@@ -2,40 +2,36 @@
 
 A full search visits every object of the process and stops the app for 0.2 s in a long chat. It is due after
 so many new widgets, so it came while a reply grew. Here what has lived for a moment is set aside, where no
-search goes, so each is short; and all is searched when nobody is there, or at the end of a reply after a
-minute without such a time.
+search goes, so each is short; all is searched when nobody is there. Where that never comes, it is late once
+there is a fifth more than after the last, and overdue once there is half as much again: memory stays flat.
 """
 
 import gc
-import time
 
 EVERY = 0.5  # seconds between two times of setting aside
-QUIET = 5.0  # seconds without a key or a reply before the full search
-AT_LEAST_EVERY = 60.0  # seconds
+QUIET = 2.0  # seconds without a key or a reply before the full search
+NEW, LATE, OVERDUE = 1.02, 1.2, 1.6  # times the objects that the last full search left
 
 
 class Garbage:
     def __init__(self) -> None:
-        self._aside = False  # something has been since the last full search
-        self._searched_at = time.monotonic()
+        self._left = self._aside = 0  # objects: after the last full search, now
 
     def set_aside(self) -> None:
         """Some milliseconds: the newest objects are searched, and what is left is not looked at again."""
         gc.collect(1)
         gc.freeze()
-        self._aside = True
+        self._aside = gc.get_freeze_count()
+
+    def is_more_than(self, times: float) -> bool:
+        return self._aside > times * self._left
 
     def search(self) -> None:
-        """All of it, if there is anything new."""
-        if self._aside:
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()
-            self._aside, self._searched_at = False, time.monotonic()
-
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() - self._searched_at > AT_LEAST_EVERY
+        """All of it."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._left = self._aside = gc.get_freeze_count()
 
     def leave(self) -> None:
         """The app has gone: all is as Python would have it."""

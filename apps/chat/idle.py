@@ -16,7 +16,7 @@ from textual import events, work
 from . import describe
 from .base import later
 from .contract import ChatRuntime, OpenRuntime
-from .garbage import QUIET, Garbage
+from .garbage import LATE, NEW, OVERDUE, QUIET, Garbage
 from .rating import EFFECT_SHOWN, RatingApp
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
@@ -69,16 +69,14 @@ class IdleApp(RatingApp):
 
     def watch_phase(self) -> None:
         self._disturb()
-        if self.phase == "idle" and self._garbage.is_late:
-            self._garbage.search()
 
     def _tidy(self) -> None:
         """From time to time."""
-        quiet = self.phase == "idle" and time.monotonic() - self._disturbed_at > QUIET
-        if quiet:
+        self._garbage.set_aside()
+        quiet = time.monotonic() - self._disturbed_at > QUIET
+        allowed = OVERDUE if self.phase != "idle" else NEW if quiet else LATE
+        if self._garbage.is_more_than(allowed):
             self._garbage.search()
-        else:
-            self._garbage.set_aside()
 
     def _disturb(self) -> None:
         """Somebody is there: stop learning at once, and wait anew."""

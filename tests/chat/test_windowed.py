@@ -69,13 +69,18 @@ def test_garbage_is_found_by_the_full_search_and_left_to_python_in_the_end():
         return sum(isinstance(thing, Cycle) for thing in gc.get_objects())
 
     garbage, before = Garbage(), alive()
-    kept = [Cycle() for _ in range(5)]
     garbage.set_aside()
-    frozen = gc.get_freeze_count()
-    assert frozen > 0
+    assert garbage.is_more_than(1.6)  # nothing was searched yet
+    garbage.search()
+    assert not garbage.is_more_than(1.02)
+    kept = [Cycle() for _ in range(100_000)]
+    garbage.set_aside()
+    assert garbage.is_more_than(1.02)
     del kept
     gc.collect()
+    garbage.set_aside()
+    assert garbage.is_more_than(1.02)  # set aside: not found by the usual search
     garbage.search()
-    assert gc.get_freeze_count() < frozen + 1000
+    assert not garbage.is_more_than(1.02)
     garbage.leave()
     assert gc.get_freeze_count() == 0 and alive() == before
