@@ -69,9 +69,11 @@ class IdleApp(RatingApp):
 
     def watch_phase(self) -> None:
         self._disturb()
+        if self.phase == "idle":
+            self.call_later(self._tidy)
 
     def _tidy(self) -> None:
-        """From time to time."""
+        """After a reply, and from time to time."""
         self._garbage.set_aside()
         quiet = time.monotonic() - self._disturbed_at > QUIET
         allowed = OVERDUE if self.phase != "idle" else NEW if quiet else LATE
