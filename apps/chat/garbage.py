@@ -3,14 +3,15 @@
 A full search visits every object of the process and stops the app for 0.2 s in a long chat. It is due after
 so many new widgets, so it came while a reply grew. Here what has lived for a moment is set aside, where no
 search goes, so each is short; all is searched when nobody is there. Where that never comes, it is late once
-there is a fifth more than after the last, and overdue once there is half as much again: memory stays flat.
+there is a fifth more than after the last, and done at the end of a reply: memory stays flat. Within a reply
+it is done only where there is so much that memory would run out.
 """
 
 import gc
 
 EVERY = 0.5  # seconds between two times of setting aside
 QUIET = 2.0  # seconds without a key or a reply before the full search
-NEW, LATE, OVERDUE = 1.02, 1.2, 1.6  # times the objects that the last full search left
+NEW, LATE, OVERDUE = 1.02, 1.2, 4.0  # times the objects that the last full search left
 
 
 class Garbage:
