@@ -41,9 +41,14 @@ class Plan:
         return "quick" if self.quick else "whole"
 
 
-def run(plan: Plan, log: Log) -> dict[str, Any]:
-    """The report: rows by suite, machine, limits, drift, seconds."""
+def run(plan: Plan, say: Log) -> dict[str, Any]:
+    """The report: rows by suite, machine, limits, drift, seconds. say: takes each line of progress."""
     started, warmth = time.monotonic(), Thermometer()
+
+    def log(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - started), 60)
+        say(f"{minutes}:{seconds:02d}  {line}")
+
     limits = machine.limits(plan.threads)
     warmth.read()
     log(f"the machine reads {limits.memory / 1e9:.1f} GB/s and multiplies {limits.products / 1e9:.0f} G/s")
