@@ -26,10 +26,17 @@ class Terminal:
             os.execvp(argv[0], argv)
         columns, rows = size
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.seen = ""
-        self.raw = b""
+        self.raw = bytearray()
+        self._seen, self._looked_at = "", 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._plain = Sanitizer()
+
+    @property
+    def seen(self):
+        """Since the last match. Only here is what came looked at: it can be much."""
+        fresh, self._looked_at = bytes(self.raw[self._looked_at :]), len(self.raw)
+        self._seen += self._plain.feed(self._decoder.decode(fresh))
+        return self._seen
 
     def send(self, text):
         os.write(self.fd, text.encode())
@@ -39,7 +46,7 @@ class Terminal:
         while not (match := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-3000:]!r}"
             assert self._read(), f"it ended without {pattern!r}: {self.seen[-3000:]!r}"
-        self.seen = self.seen[match.end() :]
+        self._seen = self._seen[match.end() :]
         return match
 
     def wait(self, seconds=60):
@@ -58,5 +65,4 @@ class Terminal:
         except OSError:
             return False
         self.raw += data
-        self.seen += self._plain.feed(self._decoder.decode(data))
         return bool(data)
