@@ -40,7 +40,8 @@ def run(
         rates = _speeds({**ours, **others}, long, rounds)
     log(f"decode at {long}: measured")
     best = _best(rates)
-    return [*rows, *_rows(long, rates), *([_against(long, rates, best, BEST)] if best else [])]
+    against = [_against(long, rates, best, BEST, "llama.cpp")] if best else []
+    return [*rows, *_rows(long, rates), *against]
 
 
 def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]) -> list[Row]:
@@ -118,7 +119,7 @@ def _rows(context: int, rates: Mapping[str, Sequence[float]]) -> list[Row]:
     name = f"decode at {context}"
     return [
         *(measured(f"{name}: {player}", turns, "tok/s") for player, turns in rates.items()),
-        _against(context, rates, "f16", 1.0),
+        _against(context, rates, "f16", 1.0, "f16"),
     ]
 
 
@@ -127,7 +128,10 @@ def _best(rates: Mapping[str, Sequence[float]]) -> str | None:
     return max(others, key=lambda name: others[name]) if others else None
 
 
-def _against(context: int, rates: Mapping[str, Sequence[float]], other: str, target: float) -> Row:
+def _against(
+    context: int, rates: Mapping[str, Sequence[float]], other: str, target: float, called: str
+) -> Row:
     """Tiered against one of them, turn by turn."""
     ratios = [a / b for a, b in zip(rates["tiered"], rates[other], strict=True)]
-    return measured(f"decode at {context}: tiered / {other}", ratios, "x", target)
+    note = "" if other == called else f"its best: {other}"
+    return measured(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)

@@ -130,7 +130,8 @@ def _speeds(
 
 
 def ratios(name: str, rates: Turns, target: float) -> list[Row]:
-    """Ours against the best setting of each of the others, turn by turn."""
+    """Ours against the best setting of each of the others, turn by turn; which one that was is noted, for it
+    changes from run to run."""
     rows = []
     for kind in NAMES:
         others = {
@@ -139,9 +140,8 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
         if others:
             best = max(others, key=lambda player: others[player])
             ratios = [a / b for a, b in zip(rates["ours"], rates[best], strict=True)]
-            rows.append(
-                measured(f"{name}: ours / {best}", ratios, "x", target if kind == "llama.cpp" else None)
-            )
+            wanted, note = target if kind == "llama.cpp" else None, f"its best: {best}"
+            rows.append(measured(f"{name}: ours / {kind}", ratios, "x", wanted, note=note))
     return rows
 
 

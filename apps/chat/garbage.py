@@ -3,7 +3,7 @@
 A full search visits every object of the process and stops the app for 0.2 s in a long chat. It is due after
 so many new widgets, so it came while a reply grew. Here what has lived for a moment is set aside, where no
 search goes, so each is short; all is searched when nobody is there. Where that never comes, it is late once
-there is a fifth more than after the last, and done at the end of a reply; and within one at twice as much.
+there is a fifth more than after the last, and done at the end of a reply; and within one only where it is long beyond all others.
 """
 
 import gc
@@ -11,6 +11,7 @@ import gc
 EVERY = 0.5  # seconds between two times of setting aside
 QUIET = 2.0  # seconds without a key or a reply before the full search
 NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # times the objects that the last full search left
+A_REPLY = 400_000  # objects: four times what a reply of 2,000 tokens is made of
 
 
 class Garbage:
@@ -23,10 +24,11 @@ class Garbage:
         self._aside += len(gc.get_objects())
         gc.freeze()
 
-    def is_more_than(self, times: float) -> bool:
-        if self._aside > times * self._left:
+    def is_more_than(self, times: float, more: int = 0) -> bool:
+        allowed = times * self._left + more
+        if self._aside > allowed:
             self._aside = gc.get_freeze_count()  # many have gone by themselves
-        return self._aside > times * self._left
+        return self._aside > allowed
 
     def search(self) -> None:
         """All of it."""

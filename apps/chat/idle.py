@@ -16,7 +16,7 @@ from textual import events, work
 from . import describe
 from .base import later
 from .contract import ChatRuntime, OpenRuntime
-from .garbage import LATE, NEW, OVERDUE, QUIET, Garbage
+from .garbage import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 from .rating import EFFECT_SHOWN, RatingApp
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
@@ -76,8 +76,8 @@ class IdleApp(RatingApp):
         """After a reply, and from time to time."""
         self._garbage.set_aside()
         quiet = time.monotonic() - self._disturbed_at > QUIET
-        allowed = OVERDUE if self.phase != "idle" else NEW if quiet else LATE
-        if self._garbage.is_more_than(allowed):
+        allowed = (OVERDUE, A_REPLY) if self.phase != "idle" else (NEW,) if quiet else (LATE,)
+        if self._garbage.is_more_than(*allowed):
             self._garbage.search()
 
     def _disturb(self) -> None:

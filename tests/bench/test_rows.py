@@ -41,6 +41,8 @@ def test_ratios_are_taken_turn_by_turn():
     rates = {"ours": [200.0, 100, 50], "llama.cpp": [100.0, 50, 25], "llama.cpp flash": [90.0, 45, 20]}
     (row,) = model.ratios("x", rates, 1.8)
     assert row.name == "x: ours / llama.cpp" and row.value == 2.0 and row.met
+    (row,) = model.ratios("x", rates | {"llama.cpp flash": [400.0, 200, 100]}, 1.8)
+    assert row.name == "x: ours / llama.cpp" and row.value == 0.5 and "llama.cpp flash" in row.note
 
 
 class Package:
