@@ -3,7 +3,8 @@
 A full search visits every object of the process and stops the app for 0.2 s in a long chat. It is due after
 so many new widgets, so it came while a reply grew. Here what has lived for a moment is set aside, where no
 search goes, so each is short; all is searched when nobody is there. Where that never comes, it is late once
-there is a fifth more than after the last, and done at the end of a reply; and within one only where it is long beyond all others.
+there is a fifth more than after the last, and done at the end of a reply; within one only where that is long
+beyond all others.
 """
 
 import gc
