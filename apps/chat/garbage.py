@@ -12,7 +12,7 @@ import gc
 EVERY = 0.5  # seconds between two times of setting aside
 QUIET = 2.0  # seconds without a key or a reply before the full search
 NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # times the objects that the last full search left
-A_REPLY = 400_000  # objects: four times what a reply of 2,000 tokens is made of
+A_REPLY = 400_000  # objects that one reply may add before it is interrupted by a full search
 
 
 class Garbage:

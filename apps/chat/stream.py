@@ -33,17 +33,17 @@ async def show_reply(
         await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
         response = chunks[-1].response
         if not response:
-            await _drawn(status)
+            await drawn(status)
             took, rest = time.perf_counter() - started, time.thread_time() - busy
             await asyncio.sleep(max(FRAME - took, rest))
     return response
 
 
-async def _drawn(widget: Widget) -> None:
-    """What was asked for so far is on the screen."""
-    drawn = asyncio.Event()
-    widget.call_after_refresh(drawn.set)
-    await drawn.wait()
+async def drawn(widget: Widget) -> None:
+    """Until what was asked for so far is on the screen, and scrolling that was asked for has begun."""
+    done = asyncio.Event()
+    widget.call_after_refresh(done.set)
+    await done.wait()
 
 
 async def _show(reply: Reply, newest: Chunk, text: str) -> None:

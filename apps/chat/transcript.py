@@ -15,6 +15,7 @@ from ruvmlx.runtime import Turn
 from . import windowed
 from .messages import Reply, UserMessage
 from .opened import Standing
+from .stream import drawn
 from .welcome import Welcome
 
 NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
@@ -128,7 +129,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._load()
 
     async def _load(self) -> None:
-        await self._drawn()
+        await drawn(self)
         await self.stop_animation("scroll_y", complete=False)  # where it was going is elsewhere soon
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
@@ -137,15 +138,9 @@ class Transcript(VerticalScroll, can_focus=False):
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
             await self._held.moved.wait()
-            await self._drawn()
+            await drawn(self)
         finally:
             self._held = None
-
-    async def _drawn(self) -> None:
-        """What was asked for so far, scrolling included, has begun."""
-        drawn = asyncio.Event()
-        self.call_after_refresh(drawn.set)
-        await drawn.wait()
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         """While earlier messages come in, the first of the others keeps its line on the screen.
