@@ -17,8 +17,9 @@ import numpy as np
 
 from ruvmlx.errors import UsageError
 
+from .rows import ALONE, WORTH, verdict
+
 LEVEL = 0.05
-WORTH, ALONE = 0.04, 0.15
 EXACT = 20_000  # permutations that are all tried
 _DRAWN = 20_000
 
@@ -56,6 +57,13 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
     return [
         _change(a, b, ratio, p, good) for (a, b), (ratio, p), good in zip(pairs, tests, found, strict=True)
     ]
+
+
+def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name and the two verdicts of each row that both have a value for, and a target."""
+    before = {row["name"]: verdict(row) for row in old["rows"]}
+    pairs = [(row["name"], before.get(row["name"], ""), verdict(row)) for row in new["rows"]]
+    return [(name, was, now) for name, was, now in pairs if was and now]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -68,11 +68,10 @@ def _point(point: Point, judged: int) -> Row:
     note = (
         f"{low:.0%} to {high:.0%}, {judged} questions; KL {point.kl:.3f}, perplexity {point.ppl_change:+.1%}"
     )
-    name, target = f"prove: better than the untouched model after {point.ratings} ratings", None
-    if point.ratings >= PROVED[0]:
-        target = 0.65
-    met = None if target is None else high >= target
-    return Row(name, point.win_rate, "", target, None, met, note, condition="a simulated user")
+    name = f"prove: better than the untouched model after {point.ratings} ratings"
+    target = 0.65 if point.ratings >= PROVED[0] else None
+    off = (high - low) / 2 / point.win_rate if point.win_rate else 0.0
+    return Row(name, point.win_rate, "", target, note=note, condition="a simulated user", spread=off)
 
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from .rows import verdict
 from .terminal import footer
 
-_MET = {True: "yes", False: "**no**", None: ""}
+_MET = {"met": "yes", "not met": "**no**"}
 _HEAD = ("| what | median | ± | target | met | of limit | |", "|---|---|---|---|---|---|---|")
 
 
@@ -29,5 +30,6 @@ def _row(row: Mapping[str, Any]) -> str:
     spread = f"{row['spread']:.0%}" if row["spread"] else ""
     share = "" if row["share"] is None else f"{row['share']:.0%}"
     note = "; ".join(part for part in (row["condition"], row["note"]) if part)
-    cells = (row["name"], value, spread, number(row["target"]), _MET[row["met"]], share, note)
+    met = _MET.get(verdict(row), verdict(row))
+    cells = (row["name"], value, spread, number(row["target"]), met, share, note)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

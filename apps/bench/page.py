@@ -8,6 +8,7 @@ from typing import Any
 from .. import charts
 from ..charts import Axis
 from . import projection
+from .rows import verdict
 from .terminal import by_context, footer
 
 _STYLE = """
@@ -19,7 +20,7 @@ td.n { text-align: right; white-space: nowrap; }
 .no { color: #b91c1c; font-weight: 600; } .yes { color: #047857; } small { color: #4b5563; }
 .warn { background: #fef3c7; padding: .6rem 1rem; } svg { max-width: 100%; height: auto; }
 """
-_MET = {True: '<span class="yes">met</span>', False: '<span class="no">not met</span>', None: ""}
+_CLASS = {"met": "yes", "not met": "no"}
 
 
 def html(report: Mapping[str, Any]) -> str:
@@ -58,11 +59,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _line(row: Mapping[str, Any]) -> str:
     number = lambda x: "" if x is None else f"{x:g}"  # noqa: E731
     note = "; ".join(part for part in (row["condition"], row["note"]) if part)
+    said = f'<span class="{_CLASS.get(verdict(row), "")}">{verdict(row)}</span>'
     cells = [
         f"<td>{escape(row['name'])}</td>",
         f'<td class="n">{number(row["value"]) or "-"}</td><td>{escape(row["unit"])}</td>',
         f'<td class="n">{row["spread"]:.0%}</td>' if row["spread"] else "<td></td>",
-        f'<td class="n">{number(row["target"])}</td><td>{_MET[row["met"]]}</td>',
+        f'<td class="n">{number(row["target"])}</td><td>{said}</td>',
         f'<td class="n">{row["share"]:.0%}</td>' if row["share"] is not None else "<td></td>",
         f"<td><small>{escape(note)}</small></td>",
     ]

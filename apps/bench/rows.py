@@ -1,18 +1,20 @@
 """One line of a report, whatever was measured, and what may be believed of it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FAULT = 1.05  # times the machine's limit: beyond it the measurement is wrong, not the machine fast
+WORTH, ALONE = 0.04, 0.15  # what a figure may differ by between two runs of the same code: a ratio; a time
+_TIMES = ("us", "ms", "s", "tok/s")
 
 
 @dataclass(frozen=True)
 class Row:
     """value: the median of samples, where there are any. limit: the most (of what is better when higher) or
     the least (of what is better when lower) that this machine allows, in the same unit; condition: under
-    which the value or the target holds. met: None when there is no target to meet.
+    which the value or the target holds. spread: how far the value may be off, as a fraction of it.
 
     reference: what the machine's memory did next to each sample, by which two runs are compared.
     """
@@ -22,12 +24,23 @@ class Row:
     unit: str
     target: float | None = None
     limit: float | None = None
-    met: bool | None = None
     note: str = ""
     better: Literal["higher", "lower"] = "higher"
     condition: str = ""
     samples: tuple[float, ...] = ()
     reference: tuple[float, ...] = ()
+    spread: float = 0.0
+
+    @property
+    def met(self) -> bool | None:
+        """None without a target, and where the value is so near to it that the next run may say otherwise."""
+        if self.value is None or self.target is None:
+            return None
+        margin = max(self.spread, ALONE if self.unit in _TIMES else WORTH if self.unit == "x" else 0.0)
+        low, high = self.value * (1 - margin), self.value * (1 + margin)
+        if self.better == "higher":
+            return True if low >= self.target else False if high < self.target else None
+        return True if high <= self.target else False if low > self.target else None
 
     @property
     def share(self) -> float | None:
@@ -40,24 +53,29 @@ class Row:
     def facts(self) -> dict[str, Any]:
         """As JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()} | {
+            "met": self.met,
             "share": None if self.share is None else round(self.share, 3),
-            "spread": round(spread(self.samples), 4),
+            "spread": round(self.spread, 4),
         }
 
 
 def measured(name: str, samples: Sequence[float], unit: str, target: float | None = None, **more: Any) -> Row:
-    """The median of several samples. It misses its target only by more than its own spread."""
-    value, wide = statistics.median(samples), spread(samples)
-    row = Row(name, rounded(value), unit, target, samples=tuple(rounded(s) for s in samples), **more)
-    if target is None:
-        return row
-    met = value * (1 + wide) >= target if row.better == "higher" else value * (1 - wide) <= target
-    return replace(row, met=met)
+    """The median of several samples."""
+    kept = tuple(rounded(s) for s in samples)
+    value = rounded(statistics.median(samples))
+    return Row(name, value, unit, target, samples=kept, spread=spread(samples), **more)
 
 
-def at_most(name: str, value: float, unit: str, target: float, note: str = "", **more: Any) -> Row:
+def at_most(name: str, value: float, unit: str, target: float, note: str = "") -> Row:
     """A single figure that must not exceed its target."""
-    return Row(name, rounded(value), unit, target, None, value <= target, note, "lower", **more)
+    return Row(name, rounded(value), unit, target, note=note, better="lower")
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Of a row's facts: "met", "not met", "close": too near to its target to tell; "" without a target."""
+    if row["value"] is None or row["target"] is None:
+        return ""
+    return {True: "met", False: "not met", None: "close"}[row["met"]]
 
 
 def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row:
@@ -72,7 +90,7 @@ def believed(row: Row) -> Row:
     value, limit = f"{row.value:g} {row.unit}", f"{row.limit:g}"
     why = f"refused: {value} is beyond what this machine can do ({limit}); the measurement is at fault"
     note = f"{row.note}; {why}" if row.note else why
-    return replace(row, value=None, met=None, samples=(), reference=(), note=note)
+    return replace(row, value=None, samples=(), reference=(), note=note)
 
 
 def rounded(x: float, digits: int = 4) -> float:

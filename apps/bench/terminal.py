@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import Any
 
 from .compare import Change
+from .rows import verdict
 
 WIDTH = 40  # of the longest bar
-_WORDS = {True: "met", False: "NOT MET", None: ""}
 _SIGNS = {"faster": "+", "slower": "-", "same": "="}
 
 
@@ -40,9 +40,9 @@ def _row(row: Mapping[str, Any]) -> str:
     share = "" if row["share"] is None else f"{row['share']:.0%} of limit"
     spread = f"±{row['spread']:.0%}" if row["spread"] else ""
     note = "; ".join(part for part in (row["condition"], row["note"]) if part)
-    verdict = _WORDS[row["met"]]
+    said = verdict(row).replace("not met", "NOT MET")
     figure = f"{value:>8} {row['unit']:<6}{spread:<5}"
-    return f"  {row['name']:<50} {figure} {against:<13} {verdict:<8}{share:<14}{note}".rstrip()
+    return f"  {row['name']:<50} {figure} {against:<13} {said:<8}{share:<14}{note}".rstrip()
 
 
 def by_context(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -67,7 +67,9 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
     yield ""
 
 
-def changes(found: Sequence[Change], differences: Sequence[str]) -> Iterator[str]:
+def changes(
+    found: Sequence[Change], verdicts: Sequence[tuple[str, str, str]], differences: Sequence[str]
+) -> Iterator[str]:
     for what in differences:
         yield f"not the same: {what}"
     for change in found:
@@ -80,4 +82,7 @@ def changes(found: Sequence[Change], differences: Sequence[str]) -> Iterator[str
             f"{change.unit:<6} {size:>7}  p {change.p:.4f}  {change.verdict}"
         )
     counts = {v: sum(c.verdict == v for c in found) for v in _SIGNS}
-    yield ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    yield ", ".join(f"{n} {said}" for said, n in counts.items())
+    other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
+    yield f"targets: {len(verdicts) - len(other)} of {len(verdicts)} with the same verdict"
+    yield from (f"  {line}" for line in other)

@@ -98,10 +98,15 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
         raise UsageError(f"compare takes two reports, got {len(reports)}: `bench compare OLD.json NEW.json`.")
     old, new = map(compare.read, reports)
     changes, others = compare.changes(old, new), compare.differences(old, new)
+    verdicts = compare.verdicts(old, new)
     if as_json:
-        print_json({"changes": [vars(c) for c in changes], "differences": others})
+        print_json({
+            "changes": [vars(c) for c in changes],
+            "verdicts": [{"name": name, "old": was, "new": now} for name, was, now in verdicts],
+            "differences": others,
+        })  # fmt: skip
         return
-    for line in terminal.changes(changes, others):
+    for line in terminal.changes(changes, verdicts, others):
         show(line)
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from ruvmlx.apps.bench import compare
-from ruvmlx.apps.bench.rows import measured
+from ruvmlx.apps.bench.rows import at_most, measured
 
 from ..cli.test_cli import run  # noqa: F401 - a fixture
 
@@ -35,6 +35,14 @@ def test_faster_is_told_from_slower_for_times_too():
     reports = [{"rows": [row]} for row in times]
     assert compare.changes(*reports)[0].verdict == "faster"
     assert compare.changes(*reversed(reports))[0].verdict == "slower"
+
+
+def test_verdicts_that_changed_are_named(tmp_path, run):  # noqa: F811
+    for name, ms in (("a", (80.0, 80.0)), ("b", (80.0, 130.0))):
+        rows = [at_most(f"row {i}", value, "ms", 100).facts for i, value in enumerate(ms)]
+        (tmp_path / name).write_text(json.dumps({"rows": rows}))
+    code, out, _ = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert code == 0 and "1 of 2 with the same verdict" in out and "row 1: met -> not met" in out
 
 
 def test_permutations_agree_with_counting_them_by_hand():

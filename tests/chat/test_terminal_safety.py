@@ -1,8 +1,10 @@
 """What a terminal gets when a model, its name, titles, notes and pastes are hostile: the bytes of a pty."""
 
+import os
 import random
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -55,12 +57,14 @@ def test_no_control_of_theirs_reaches_the_terminal(kind):
     assert not re.search("[\x80-\x9f\u2066]", raw)
 
 
-def batches(full, few):
-    """Numbers of texts: few, or with --full all 10,000."""
-    return [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
+def shown(mode, full, few=120):
+    """Numbers of texts, and what a terminal got that showed them: few, or with --full all 10,000."""
+    parts = [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from zip(parts, pool.map(lambda part: _shown(mode, part), parts), strict=True)
 
 
-def shown(mode, numbers):
+def _shown(mode, numbers):
     terminal = Terminal(
         [sys.executable, "-m", "tests.chat.gallery", mode, str(numbers.start), str(numbers.stop)], TALL
     )
@@ -93,8 +97,7 @@ def test_the_texts_are_what_they_should_be():
 def test_every_widget_shows_hostile_texts(full):
     """Replies, messages, titles, names, notes, notices, errors, the panel, the input: 10,000 texts in each
     (--full), and no sequence of theirs, nor any mark in one, nor a control character is sent."""
-    for numbers in batches(full, 120):
-        raw = shown("app", numbers)
+    for numbers, raw in shown("app", full):
         assert leaks(raw) == []
         for place, texts in seen(raw, PLACES).items():
             assert len(texts) >= IN_SIGHT * len(numbers), place
@@ -102,8 +105,7 @@ def test_every_widget_shows_hostile_texts(full):
 
 def test_plain_mode_shows_hostile_texts(full):
     """The same, and it sends no sequence at all."""
-    for numbers in batches(full, 120):
-        raw = shown("plain", numbers)
+    for numbers, raw in shown("plain", full):
         assert sent(raw)[0] == [] and leaks(raw) == []
         for place, texts in seen(
             raw, ("reply", "error", "title", "name", "adapter", "panel", "system")
