@@ -6,9 +6,9 @@ back. So while a reply streams, its last two blocks are parsed again and those t
 when it is complete the same is done once with the whole. Within a list, a quote or a table only what differs
 is replaced, too (`growing`): an item is four widgets, and a widget costs a millisecond.
 
-Differences from Textual's Markdown: a single newline breaks the line, HTML is shown as it was written
-instead of vanishing, what entities decode to ("&#x202e;") passes the sanitiser, and the language of code
-that does not name one is not guessed.
+Differences from Textual's Markdown: a single newline breaks the line, a rule stays in its quote or list, HTML
+is shown as it was written instead of vanishing, what entities decode to ("&#x202e;") passes the sanitiser,
+and the language of code that does not name one is not guessed.
 """
 
 from functools import cache, lru_cache
@@ -31,6 +31,9 @@ from .growing import Shape, Table, common_prefix, shape_of, swap
 from .windowed import Windowed
 
 
+_NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list
+
+
 @cache
 def parser() -> MarkdownIt:
     made = MarkdownIt("gfm-like", {"html": False})
@@ -45,8 +48,7 @@ def _safe_text(state: StateCore) -> None:
 
 def _make_safe(token: Token) -> None:
     token.content, token.info = sanitize(token.content), sanitize(token.info)
-    if token.type == "softbreak":
-        token.type = "hardbreak"
+    token.type = _NAMES.get(token.type, token.type)
     for child in token.children or ():
         _make_safe(child)
 
@@ -92,6 +94,9 @@ class ReplyMarkdown(Windowed, Markdown):
         self._text = text
         self._shapes: list[Shape] = []
         self._starts: list[int] = []  # each block's first line
+
+    def unhandled_token(self, token: Token) -> MarkdownBlock | None:
+        return self.get_block_class("hr")(self, token) if token.type == "rule" else None
 
     @property
     def source(self) -> str:

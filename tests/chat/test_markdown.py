@@ -24,6 +24,7 @@ DOCUMENTS = [
     "Tags <b>stay</b> visible &amp; entities &lt;too&gt;.\n\n<div>\nblock\n</div>\n\n![alt *t*](img.png)\n",
     "Emoji 👩‍👩‍👧 and 日本語のテキスト、それから……\n\n> 引用\n\n1) first\n2) second\n",
     "a\n===\n\n\n\n\n***\n\n- \n- x\n\n  para\n\n\tcode?\n\n#no heading\n# \n",
+    "words\n> ---\n\n- item\n\n  ***\n\n> > ---\n> ***\n",
 ]
 
 
@@ -99,7 +100,7 @@ def test_the_random_documents_have_every_kind():
     kinds = {t.type for seed in range(300) for t in flat(parser().parse(document(seed)))}
     assert kinds >= {
         "heading_open", "fence", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open",
-        "hr", "strong_open", "em_open", "s_open", "code_inline", "link_open", "image", "hardbreak",
+        "rule", "strong_open", "em_open", "s_open", "code_inline", "link_open", "image", "hardbreak",
         "code_block",
     }  # fmt: skip
 
