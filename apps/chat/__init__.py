@@ -11,8 +11,8 @@ from ruvmlx.errors import RuvmlxError
 if TYPE_CHECKING:
     from .contract import ChatOptions
 
-# Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo of
-# a key, too. At 120 a key waits for 4 ms more behind each frame of a reply; nothing is drawn more often for it.
+# Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo
+# of a key, too. At 120 a key waits for 4 ms more behind a frame of a reply; frames are no more for it.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
 
 

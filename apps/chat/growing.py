@@ -102,11 +102,13 @@ async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape
 
 async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
     """A row is a bullet and the item's blocks. All are built anew when the bullets change: from 9. to 10."""
-    blocks = [list(item._blocks) for item in new._blocks if isinstance(item, MarkdownListItem)]
+    items = list(new._blocks)  # composing takes them out
+    blocks = [list(item._blocks) for item in items if isinstance(item, MarkdownListItem)]
     rows, new_rows = list(old.children), list(new.compose())
     same = common_prefix(was, now)
     bullets = [_bullet(row.children) for row in rows[: len(new_rows)]]
     if bullets != [_bullet(row._pending_children) for row in new_rows[: len(rows)]]:
+        new._blocks[:] = items
         return False
     if same < min(len(rows), len(new_rows)):
         await _grow_inside(rows[same].children[1], blocks[same], inner(was[same]), inner(now[same]))

@@ -30,7 +30,6 @@ from ruvmlx.text import sanitize
 from .growing import Shape, Table, common_prefix, shape_of, swap
 from .windowed import Windowed
 
-
 _NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list
 
 

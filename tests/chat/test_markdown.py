@@ -24,6 +24,7 @@ DOCUMENTS = [
     "Tags <b>stay</b> visible &amp; entities &lt;too&gt;.\n\n<div>\nblock\n</div>\n\n![alt *t*](img.png)\n",
     "Emoji 👩‍👩‍👧 and 日本語のテキスト、それから……\n\n> 引用\n\n1) first\n2) second\n",
     "a\n===\n\n\n\n\n***\n\n- \n- x\n\n  para\n\n\tcode?\n\n#no heading\n# \n",
+    "".join(f"{n}. item {n}\n" for n in range(8, 13)) + "\n- a\n- b\n\n+ c\n",
     "words\n> ---\n\n- item\n\n  ***\n\n> > ---\n> ***\n",
 ]
 
