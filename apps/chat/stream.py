@@ -14,6 +14,7 @@ from .messages import Reply
 from .status import Meter, StatusLine
 
 FRAME = 1 / 30  # seconds between two looks at a growing reply
+REST = 0.25  # seconds at most that are left to keys after a frame
 
 
 async def show_reply(
@@ -21,7 +22,7 @@ async def show_reply(
 ) -> GenerationResponse | None:
     """Show chunks as they come; the response, once it is complete.
 
-    After each frame keys have at least as much time as it took, on slow machines, too.
+    After each frame keys have as much time as it took, on slow machines, too.
     """
     safe, asked_at, response = Sanitizer(), time.perf_counter(), None
     status.meter = replace(Meter(), max_context=status.meter.max_context)
@@ -35,7 +36,7 @@ async def show_reply(
         if not response:
             await drawn(status)
             took, rest = time.perf_counter() - started, time.thread_time() - busy
-            await asyncio.sleep(max(FRAME - took, rest))
+            await asyncio.sleep(max(FRAME - took, min(rest, REST)))
     return response
 
 
