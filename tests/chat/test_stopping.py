@@ -14,6 +14,7 @@ from ruvmlx.apps.chat.contract import ChatOptions
 
 from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine.sessions import common_prefix
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
 
@@ -21,6 +22,7 @@ from .helpers import ask, until
 
 GREEDY = Sampling(temperature=0.0)
 LATEST = 40  # token at which Esc comes at the latest
+TIE = 0.005  # nats between two tokens that rounding may exchange
 TURNS = 6  # of one chat; then a new one begins
 QUESTIONS = ("Tell me a story about the sea.", "Why is the sky blue?", "List ten animals.", "And then?")
 
@@ -58,7 +60,7 @@ class Pressing:
 
 async def test_esc_at_random_tokens(starter, backend, home, full):
     """Greedy. The words that were shown are those that were kept; and every reply, with the stopped ones
-    before it in its cache, has the tokens of a run that reads its whole prompt anew."""
+    before it in its cache, has the tokens of a run that reads its whole prompt anew, ties aside."""
 
     def opened():
         return pressing.within(Runtime(Store(home / "ruvmlx.db"), starter, backend, None))
@@ -83,10 +85,11 @@ async def test_esc_at_random_tokens(starter, backend, home, full):
     )
     assert len(times) >= 0.8 * len(said)  # a few end by themselves before
     store = Store(home / "ruvmlx.db")
-    for reply_id, text in said:
-        kept = store.reply(reply_id)
-        written = [t for t in kept.sampled_ids if t not in starter.tokenizer.eos_ids]
-        assert kept.text == text and written == uncached(starter, backend, kept)
+    replies = [store.reply(reply_id) for reply_id, _ in said]
+    assert [reply.text for reply in replies] == [text for _, text in said]
+    ties = sum(ties_against_uncached(starter, backend, reply) for reply in replies)
+    print(f"{ties} of {sum(len(reply.sampled_ids) for reply in replies)} tokens were ties")
+    assert ties <= max(1, len(replies) // 100)
 
 
 async def new_chat(app, pilot):
@@ -96,9 +99,24 @@ async def new_chat(app, pilot):
     return app.session
 
 
-def uncached(model, backend, reply):
-    """As many tokens from the same prompt, by an engine that has no session yet."""
-    request = GenerationRequest(
-        input_ids=reply.prompt_ids, max_new_tokens=len(reply.sampled_ids), sampling=GREEDY
-    )
-    return LLMInferenceEngine(model, backend).generate(request).token_ids
+def ties_against_uncached(model, backend, reply):
+    """Every token must be that of an engine that has no session yet. A prompt read in other pieces rounds
+    otherwise (0.001 nats): where two tokens are as likely, the other one is a tie, and gone on from."""
+    done, ties = 0, 0
+    while done < len(reply.sampled_ids):
+        written = reply.sampled_ids[done:]
+        request = GenerationRequest(
+            input_ids=[*reply.prompt_ids, *reply.sampled_ids[:done]],
+            max_new_tokens=len(written),
+            sampling=GREEDY,
+            ignore_eos=True,
+            logprobs=2,
+        )
+        uncached = LLMInferenceEngine(model, backend).generate(request)
+        same = common_prefix(written, uncached.token_ids)
+        if same < len(written):
+            (_, likeliest), (second, as_likely) = uncached.logprobs[same].top
+            assert written[same] == second and likeliest - as_likely < TIE
+            ties += 1
+        done += same + 1
+    return ties
