@@ -84,5 +84,9 @@ def changes(
     counts = {v: sum(c.verdict == v for c in found) for v in _SIGNS}
     yield ", ".join(f"{n} {said}" for said, n in counts.items())
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
-    yield f"targets: {len(verdicts) - len(other)} of {len(verdicts)} with the same verdict"
+    against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)
+    yield (
+        f"targets: {len(verdicts) - len(other)} of {len(verdicts)} with the same verdict,"
+        f" {against} met in one and not in the other"
+    )
     yield from (f"  {line}" for line in other)

@@ -42,7 +42,11 @@ def test_verdicts_that_changed_are_named(tmp_path, run):  # noqa: F811
         rows = [at_most(f"row {i}", value, "ms", 100).facts for i, value in enumerate(ms)]
         (tmp_path / name).write_text(json.dumps({"rows": rows}))
     code, out, _ = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
-    assert code == 0 and "1 of 2 with the same verdict" in out and "row 1: met -> not met" in out
+    assert (
+        code == 0
+        and "1 of 2 with the same verdict, 1 met in one and not in the other" in out
+        and "row 1: met -> not met" in out
+    )
 
 
 def test_permutations_agree_with_counting_them_by_hand():
