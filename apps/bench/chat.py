@@ -236,7 +236,7 @@ def _stopped(source: Settings, stops: int, rng: random.Random) -> list[Row]:
                 took += _stop(chat, rng.random())
     if not took:
         return [left_out("Esc in a reply, until idle: median", "ms", TOO_SHORT, STOP)]
-    note = f"{stops} times; 50 ms of it tell the key from the beginning of another"
+    note = f"{stops} times; 100 ms of it tell the key from the beginning of another"
     return [
         measured("Esc in a reply, until idle: median", took, "ms", STOP, note=note, better="lower"),
         at_most("Esc in a reply, until idle: worst", max(took), "ms", STOP, note),

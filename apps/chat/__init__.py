@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo
 # of a key, too. At 120 a key waits for 4 ms more behind a frame of a reply; frames are no more for it.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
-# And this: ms until a lone ESC is the key, not the beginning of another. Terminals send keys whole; who needs
-# more, on a slow line, sets it, as for other programs.
+# And this: ms until a lone ESC is the key, not the beginning of another. It looks every 100 ms: at 100, the
+# default, it can just miss it and take 200. Who needs more, on a slow line, sets it, as for other programs.
 os.environ.setdefault("ESCDELAY", "50")
 
 
