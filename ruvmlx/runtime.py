@@ -28,7 +28,8 @@ from .models.base import Model
 from .progress import QUIET, Watch
 from .sona.kv_policy import KVLedger, KVLoop, KVStatus
 from .sona.learner import Learner
-from .sona.ledger import MINIMUM, LearnStatus
+from .sona.ledger import LearnStatus
+from .sona.loops import Loops
 from .sona.memory import MemoryStatus, check_examples
 from .sona.routing import Routing, made_by
 from .sona.signal import Pace
@@ -37,8 +38,7 @@ from .sona.trace import Trace
 from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
-    from .sona.background import Background, Settings
-    from .sona.deep import Deep
+    from .sona.background import Settings
     from .sona.router import RouterStatus
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
@@ -107,8 +107,7 @@ class Runtime(Chatting):
         self._routing = Routing(store, model.fingerprint, self.examples > 0) if router else None
         self._pace = Pace()
         self.last_reply_id: str | None = None
-        self._background: Background | None = None
-        self._deep: Deep | None = None
+        self._loops: Loops | None = None
         self.tidy_chats()
 
     @classmethod
@@ -384,16 +383,10 @@ class Runtime(Chatting):
         progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
         stopped goes on where it was at the next call, in another process too.
         """
-        loop = self._background_loop(settings)
-        held = None
-        if self._deep_loop().due():  # before what it holds on to may be overwritten
-            held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
-            if cancel is not None and cancel.is_set():  # who stopped it does not wait for a training graph
-                return {"promoted": False, "reason": held["reason"], "deep": held}
-        report = loop.run(progress, cancel)
-        if self._routing is not None:
+        report = self.loops.consolidate(progress, cancel, settings)
+        if self._routing is not None and not (cancel is not None and cancel.is_set()):
             report |= {"router": self._routing.of(self._learner()).train(cancel)}
-        return report | {"deep": held} if held else report
+        return report
 
     def deepen(
         self,
@@ -407,45 +400,23 @@ class Runtime(Chatting):
         `consolidate` does so by itself once a week and where a new task began, with an anchor if it trains
         under EWC. progress(replies measured, replies). It can be stopped, and goes on, as `consolidate`.
         """
-        if self._background is not None:
-            self._background.close()  # two training graphs would be in memory
-        self._learner().release()
-        return self._deep_loop().run(progress, cancel, anchor)
+        return self.loops.deepen(progress, cancel, anchor)
 
     def background_due(self) -> bool:
         """Should `consolidate` be called when nobody waits?"""
-        paused = self._background is not None and self._background.paused
-        if paused or self.learner is None:
-            return paused
-        ledger = self.learner.ledger
-        # The deep loop brings MLX along: not where there is nothing to learn from yet.
-        return ledger.due() or (len(ledger.ratings()) >= MINIMUM and bool(self._deep_loop().due()))
+        return self.learner is not None and self.loops.due()
 
-    def _deep_loop(self) -> "Deep":
-        from .sona.deep import Deep
-
-        if self._deep is None:
-            self._deep = Deep(self._learner(), self.model)
-        return self._deep
+    @property
+    def loops(self) -> Loops:
+        """Those of the adapter in use."""
+        if self._loops is None:
+            self._loops = Loops(self._learner(), self.model)
+        return self._loops
 
     def _close_loops(self) -> None:
-        """What was stopped goes to the store, and the memory is given back."""
-        for loop in (self._background, self._deep):
-            if loop is not None:
-                loop.close()
-        self._background = self._deep = None
-
-    def _background_loop(self, settings: "Settings | None" = None) -> "Background":
-        """Imported when wanted: MLX starts with it."""
-        from .sona.background import Background
-
-        if self._background is not None and settings not in (None, self._background.settings):
-            self._background.close()
-            self._background = None
-        self._learner().release()  # two training graphs would be in memory
-        if self._background is None:
-            self._background = Background(self._learner(), self.model, settings)
-        return self._background
+        if self._loops is not None:
+            self._loops.close()
+        self._loops = None
 
     def router_status(self) -> "RouterStatus | None":
         """What the router chose and learned; None where it is off."""

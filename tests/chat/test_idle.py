@@ -191,7 +191,7 @@ def test_what_was_stopped_builds_no_training_graph(open_tiny, rated, monkeypatch
         report = runtime.consolidate(None, cancel)
         assert not report["promoted"] and report["reason"] == report["deep"]["reason"]
     with open_tiny("other") as runtime:
-        assert not runtime.background_due() and runtime._deep is None
+        assert not runtime.background_due() and runtime.loops._deep is None
 
 
 # -- the setting -------------------------------------------------------------------------------------

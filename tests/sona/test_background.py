@@ -199,9 +199,9 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
     assert rated.backend.lora is None and rated.background_due() == ("after" in report["reason"])
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
-        began = rated._background.paused
-        rated._background.close()
-        assert (rated.learner.ledger.training() is not None) == began and not rated._background.paused
+        began = rated.loops.background().paused
+        rated.loops.background().close()
+        assert (rated.learner.ledger.training() is not None) == began and not rated.loops.background().paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
@@ -217,7 +217,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
     assert want["promoted"], want["reason"]
     base, neutral = rated.learner.base.to_bytes(), rated.learner.neutral.packed
     rated.rollback(14)
-    rated._close_loops()
+    rated.loops.close()
     rated.learner.sync()
     known, seen = set(), []
     for _ in range(200):
@@ -229,7 +229,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
         assert not report["promoted"] and rated.backend.lora is None
         assert rated.background_due() or "before it began" in report["reason"]
         if restart:
-            rated._close_loops()
+            rated.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
     np.testing.assert_array_equal(rated.learner.neutral.packed, neutral)
@@ -266,7 +266,7 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
     consolidate(rated)
     want = dict(counts)
     rated.rollback(14)
-    rated._close_loops()
+    rated.loops.close()
     counts.update(texts=0, logprobs=0, trainers=0)
     known: set[str] = set()
     while True:
@@ -321,7 +321,7 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
             return Later.count > 250
 
     consolidate(rated, cancel=Later())
-    rated._background.close()
+    rated.loops.background().close()
     loop = Background(rated.learner, rated.model, QUICK)
     assert loop._resumed() is not None
     assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None

@@ -90,16 +90,16 @@ class After(threading.Event):
 @pytest.mark.parametrize("restart", [False, True])
 def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypatch):
     """Bit for bit; what was measured is not measured again."""
-    loop, loading = learned._deep_loop(), []
+    loop, loading = learned.loops.deep(), []
     task = loop._task(loop._buffer(lambda: loading.append(1)))
     report = learned.deepen(cancel=After(1 + len(loading) + at))
     assert not report["anchored"] and "stopped after" in report["reason"], report
     ledger = learned.learner.ledger
     assert ledger.anchors() == [] and ledger.deep_run() is None
     if restart:
-        learned._close_loops()
+        learned.loops.close()
         assert ledger.measurement() is not None
-    assert learned.background_due() and learned._deep_loop().due() == "it was stopped"
+    assert learned.background_due() and learned.loops.deep().due() == "it was stopped"
     seen = []
     assert learned.deepen(lambda done, total: seen.append(done))["anchored"]
     assert seen == list(range(len(task.examples) - len(seen) + 1, len(task.examples) + 1))
@@ -118,7 +118,7 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
     ledger = learned.learner.ledger
     want = ledger.anchors()[0].fisher.to_bytes()
     learned.store._db.execute("DELETE FROM anchors")
-    learned._close_loops()
+    learned.loops.close()
     known: set[str] = set()
     for _ in range(100):
         report = learned.deepen(cancel=(cancel := Watch(known)))
@@ -126,7 +126,7 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
             break
         assert not report["anchored"] and ledger.anchors() == []
         if restart:
-            learned._close_loops()
+            learned.loops.close()
     assert report["anchored"] and ledger.anchors()[0].fisher.to_bytes() == want
     for part in ("replay._examples", "graph._by_blocks", "training.squares", "deep._measure"):
         assert any(part in place for place in known), part
@@ -182,7 +182,7 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
 
 
 def test_due_after_a_week(learned, monkeypatch):
-    loop, ledger = learned._deep_loop(), learned.learner.ledger
+    loop, ledger = learned.loops.deep(), learned.learner.ledger
     began = ledger.first_rating()
     assert loop.due(began + deep.WEEK - 1) == "" and loop.due(began + deep.WEEK) == "a week has passed"
     learned.deepen()
@@ -195,12 +195,12 @@ def test_due_after_a_week(learned, monkeypatch):
 def test_due_where_a_new_task_began(learned, monkeypatch):
     """Its replies are not part of the task that is anchored; `consolidate` runs the deep loop first."""
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9] if len(rewards) > 12 else [])
-    assert learned._deep_loop().due() == "a new task began" and learned.background_due()
+    assert learned.loops.deep().due() == "a new task began" and learned.background_due()
     held = learned.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
     assert held["anchored"] and held["boundary"] == 10, held
-    replies = {e.reply_id for e in learned._deep_loop()._buffer().train if e.version >= 10}
+    replies = {e.reply_id for e in learned.loops.deep()._buffer().train if e.version >= 10}
     assert held["examples"] < 7 and replies
-    assert learned._deep_loop().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
+    assert learned.loops.deep().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
 
 
 def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):

@@ -1,0 +1,83 @@
+"""The loops of one learner that take seconds: background and deep, one at a time.
+
+They are imported when wanted, because MLX starts with them; and one closes before the other begins, or two
+training graphs would be in memory.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..models.base import Model
+from .learner import Learner
+from .ledger import MINIMUM
+
+if TYPE_CHECKING:
+    from .background import Background, Settings
+    from .deep import Deep
+
+
+class Loops:
+    def __init__(self, learner: Learner, model: Model):
+        self._learner, self._model = learner, model
+        self._background: Background | None = None
+        self._deep: Deep | None = None
+
+    def consolidate(
+        self,
+        progress: Callable[[int, int, float], None] | None = None,
+        cancel: threading.Event | None = None,
+        settings: "Settings | None" = None,
+    ) -> dict[str, Any]:
+        """The background loop, and the deep one before it where that is due; says what came of it."""
+        loop, held = self.background(settings), None
+        if self.deep().due():  # before what it holds on to may be overwritten
+            held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
+            if cancel is not None and cancel.is_set():  # who stopped it does not wait for a training graph
+                return {"promoted": False, "reason": held["reason"], "deep": held}
+        report = loop.run(progress, cancel)
+        return report | {"deep": held} if held else report
+
+    def deepen(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        cancel: threading.Event | None = None,
+        anchor: bool = True,
+    ) -> dict[str, Any]:
+        if self._background is not None:
+            self._background.close()
+        self._learner.release()
+        return self.deep().run(progress, cancel, anchor)
+
+    def due(self) -> bool:
+        """Should `consolidate` be called when nobody waits?"""
+        if self._background is not None and self._background.paused:
+            return True
+        ledger = self._learner.ledger
+        # The deep loop brings MLX along: not where there is nothing to learn from yet.
+        return ledger.due() or (len(ledger.ratings()) >= MINIMUM and bool(self.deep().due()))
+
+    def close(self) -> None:
+        """What was stopped goes to the store, and the memory is given back."""
+        for loop in (self._background, self._deep):
+            if loop is not None:
+                loop.close()
+        self._background = self._deep = None
+
+    def deep(self) -> "Deep":
+        from .deep import Deep
+
+        if self._deep is None:
+            self._deep = Deep(self._learner, self._model)
+        return self._deep
+
+    def background(self, settings: "Settings | None" = None) -> "Background":
+        from .background import Background
+
+        if self._background is not None and settings not in (None, self._background.settings):
+            self._background.close()
+            self._background = None
+        self._learner.release()
+        if self._background is None:
+            self._background = Background(self._learner, self._model, settings)
+        return self._background
