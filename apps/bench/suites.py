@@ -17,7 +17,7 @@ from .stage import OnStage
 
 NAMES = ("kernels", "model", "kv", "learning", "load", "chat")
 CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
-LONG = {"quick": 2048, "whole": 4096}
+LONG = {"quick": 1024, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
 
 Log = Callable[[str], None]
