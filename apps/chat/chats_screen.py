@@ -1,5 +1,6 @@
 """The list of saved chats: type to search all that was said, Enter opens."""
 
+import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -35,6 +36,7 @@ class ChatsScreen(ModalScreen[str | None]):
         self._words = words
         self._entries: list[shelf.Entry] = []
         self._naming: shelf.Entry | None = None  # the chat that gets another title
+        self._found = asyncio.Event()  # the list is what the words ask for
         self.deleted: list[str] = []
 
     @property
@@ -71,14 +73,28 @@ class ChatsScreen(ModalScreen[str | None]):
         at = self.options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
-    @work(exclusive=True)
-    async def _search(self, keep: str | None = None) -> None:
+    async def _chosen(self) -> shelf.Entry | None:
+        """The chat under the bar, once all that was typed before has been searched for: a priority binding's
+        key overtakes the letters that still wait in the input's queue."""
+        for pump in (self.query_one(Input), self):  # the letters, then the change that they made
+            heard = asyncio.Event()
+            pump.call_later(heard.set)
+            await heard.wait()
+        await self._found.wait()
+        return self.highlighted
+
+    def _search(self, keep: str | None = None) -> None:
         """Show what has the words of the input; the chat `keep` stays under the bar."""
-        words = self._words
+        self._found.clear()
+        self._show(self._words, keep)
+
+    @work(exclusive=True, group="search")
+    async def _show(self, words: str, keep: str | None) -> None:
         try:
             self._entries = await self.chat.runtime.call_between(lambda r: shelf.entries(r, words))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             self._say(describe.error_line(error))
+            self._found.set()
             return
         self.options.clear_options()
         self.options.add_options(
@@ -87,6 +103,7 @@ class ChatsScreen(ModalScreen[str | None]):
         )
         places = [n for n, entry in enumerate(self._entries) if entry.id == keep]
         self.options.highlighted = (places or [0])[0] if self._entries else None
+        self._found.set()
 
     def _row(self, entry: shelf.Entry) -> Content:
         """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
@@ -110,8 +127,13 @@ class ChatsScreen(ModalScreen[str | None]):
     def _entered(self, event: Input.Submitted) -> None:
         if self._naming:
             self._give_title(self._naming, event.value)
-        elif self.highlighted:
-            self.dismiss(self.highlighted.id)
+        else:
+            self._open()
+
+    @work
+    async def _open(self) -> None:
+        if entry := await self._chosen():
+            self.dismiss(entry.id)
 
     @on(OptionList.OptionSelected)
     def _clicked(self) -> None:
@@ -131,9 +153,9 @@ class ChatsScreen(ModalScreen[str | None]):
 
     # Changing chats
 
-    def action_rename(self) -> None:
-        entry = self.highlighted
-        if entry:
+    @work
+    async def action_rename(self) -> None:
+        if not self._naming and (entry := await self._chosen()):
             self._naming, field = entry, self.query_one(Input)
             field.value, field.placeholder = entry.title, "Title"
             field.cursor_position = len(entry.title)
@@ -152,8 +174,9 @@ class ChatsScreen(ModalScreen[str | None]):
 
     @work
     async def action_delete(self) -> None:
-        entry = self.highlighted
-        if entry and not self._naming and await self._done(lambda runtime: runtime.put_away(entry.id)):
+        if self._naming or not (entry := await self._chosen()):
+            return
+        if await self._done(lambda runtime: runtime.put_away(entry.id)):
             self.deleted.append(entry.id)
             self._search()
             back = self._key("chat_bring_back", "^z")

@@ -5,7 +5,7 @@ from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import UserMessage
-from textual.events import Paste
+from textual.events import Key, Paste
 from textual.widgets import Input
 
 from ruvmlx.errors import NotFound
@@ -75,7 +75,7 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
         await until(pilot, lambda: rows(app))
         await pilot.press("down", "ctrl+t")
         field = app.screen.query_one(Input)
-        assert field.value == "Tell me of zebras"
+        await until(pilot, lambda: field.value == "Tell me of zebras")
         field.value = "Stripes\x1b[2J"
         await pilot.press("enter")
         await until(pilot, lambda: rows(app)[1] == "Stripes" and app.screen.options.highlighted == 1)
@@ -94,6 +94,23 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
         assert three[1] not in [s.id for s in runtime.store.sessions()]
         with pytest.raises(NotFound):
             runtime.store.session(three[1])
+
+
+@pytest.mark.parametrize("key", ["ctrl+t", "ctrl+x", "enter"])
+async def test_keys_faster_than_the_search(chatting, three, key):  # noqa: F811
+    """An action is for what the words typed before it ask for, not for what was listed till then."""
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) and app.screen.options.highlighted == 0)
+        for letter in "zebras":
+            app.post_message(Key(letter, letter))
+        app.post_message(Key(key, None))
+        if key == "ctrl+t":
+            await until(pilot, lambda: app.screen.query_one(Input).value == "Tell me of zebras")
+        elif key == "ctrl+x":
+            await until(pilot, lambda: "Deleted: Tell me of zebras" in screen_text(app))
+        else:
+            await until(pilot, lambda: app.session == three[1])
 
 
 async def test_deleting_the_chat_that_is_open(chatting, three):  # noqa: F811
