@@ -97,13 +97,17 @@ class Bench:
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self._base: dict[tuple, list[Reply]] = {}
+        self._read: tuple[bytes, bytes] | None = None  # what learning measures once per model
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
         """A runtime on a store of its own, with nothing learned."""
         examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
-            store = Store(Path(folder) / "prove.db")
+            store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
+            if self._read:
+                store.put_neutral(model, self._read[0])
+                store.put_whitening(model, self._read[1])
             with Runtime(
                 store,
                 self.model,
@@ -115,6 +119,9 @@ class Bench:
                 targets=self.targets,
             ) as runtime:
                 yield runtime
+                neutral, whitening = store.neutral(model), store.whitening(model)
+                if neutral and whitening:
+                    self._read = neutral, whitening
 
     def base_replies(self, setting: Setting, seed: int) -> list[Reply]:
         """The frozen model's answers to the held-out prompts."""

@@ -5,6 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+from ruvmlx.apps.cli import prove as command
+from ruvmlx.apps.cli.options import resolve
+
+from ruvmlx.errors import UsageError
 
 SCORER = """
 def shorter(prompt, reply, finished):
@@ -17,20 +22,43 @@ def wrong(prompt, reply, finished):
 
 
 @pytest.fixture
-def prove(tmp_path):
+def files(tmp_path, monkeypatch):
     (tmp_path / "prompts").write_text("What is iron?\n\nWhat is a fjord?\n")
     (tmp_path / "heldout").write_text("What is tin?\nWhat is a lake?\nSay hello.\n")
     (tmp_path / "taste.py").write_text(SCORER)
+    monkeypatch.chdir(tmp_path)
+    return ["--prompts", "prompts", "--heldout", "heldout", "--max-tokens", "12", "--threads", "1", "--json"]
+
+
+@pytest.fixture
+def prove(files):
+    """Runs the command as a process."""
 
     def run(*arguments):
-        flags = ["--prompts", "prompts", "--heldout", "heldout", "--max-tokens", "12"]
-        command = [sys.executable, "-m", "ruvmlx", "prove", *flags, "--threads", "1", "--json", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        command = [sys.executable, "-m", "ruvmlx", "prove", *files, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     return run
 
 
-def test_report(prove):
+@pytest.fixture(scope="module")
+def bench(starter_file):
+    return command._bench(resolve({"threads": 1}), lambda line: None)
+
+
+@pytest.fixture
+def prove_here(files, bench, monkeypatch):
+    """The same within this process, which reads the neutral text only once."""
+    monkeypatch.setattr(command, "_bench", lambda settings, say: bench)
+
+    def run(*arguments):
+        return CliRunner().invoke(command.prove, [*files, *arguments])
+
+    return run
+
+
+def test_report(prove, home):
+    """Of two seeds; the user's own adapter is not touched."""
     done = prove("--scorer", "taste.py:shorter", "--ratings", "4", "--every", "2", "--seeds", "2")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -41,6 +69,7 @@ def test_report(prove):
         low, high = point["win_ci"]
         assert 0 <= low <= point["win_rate"] <= high <= 1
         assert 0 <= point["kl"] < 0.5 and point["mean_tokens"] <= 12
+    assert not (home / "ruvmlx.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -52,25 +81,19 @@ def test_report(prove):
         (["--oracle", "Be brief.", "--learn", "off"], "oracle prompt"),
     ],
 )
-def test_arms(prove, flags, arm):
-    done = prove("--scorer", "taste.py:shorter", "--ratings", "2", *flags)
-    assert done.returncode == 0, done.stderr
+def test_arms(prove_here, flags, arm):
+    done = prove_here("--scorer", "taste.py:shorter", "--ratings", "2", *flags)
+    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["arm"] == arm
     if "off" in flags:
         assert report["checkpoints"][-1]["kl"] < 1e-6
 
 
-def test_nothing_learned_wins_nothing(prove):
-    done = prove("--scorer", "taste.py:shorter", "--ratings", "2", "--learn", "off")
+def test_nothing_learned_wins_nothing(prove_here):
+    done = prove_here("--scorer", "taste.py:shorter", "--ratings", "2", "--learn", "off")
     point = json.loads(done.stdout)["checkpoints"][-1]
     assert point["win_rate"] == 0.5 and point["score"] == point["score_base"] and point["ppl_change"] == 0
-
-
-def test_the_users_own_adapter_is_not_touched(prove, tmp_path, monkeypatch):
-    monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
-    assert prove("--ratings", "1").returncode == 0
-    assert not (tmp_path / "home" / "ruvmlx.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +102,6 @@ def test_the_users_own_adapter_is_not_touched(prove, tmp_path, monkeypatch):
         (["--user", "nobody"], "no simulated user 'nobody'"),
         (["--scorer", "taste.py"], "give a Python file and a function"),
         (["--scorer", "taste.py:missing"], "has no function 'missing'"),
-        (["--scorer", "taste.py:broken", "--ratings", "1"], "failed: AttributeError"),
-        (["--scorer", "taste.py:wrong", "--ratings", "1"], "returned 2.5; expected a whole number"),
         (["--heldout", "absent"], "cannot read absent"),
     ],
 )
@@ -88,3 +109,12 @@ def test_mistakes_are_one_line(prove, flags, expected):
     done = prove(*flags)
     assert done.returncode == 2 and expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "scorer,expected",
+    [("broken", "failed: AttributeError"), ("wrong", "returned 2.5; expected a whole number")],
+)
+def test_a_scorer_that_is_wrong(prove_here, scorer, expected):
+    done = prove_here("--scorer", f"taste.py:{scorer}", "--ratings", "1")
+    assert isinstance(done.exception, UsageError) and expected in str(done.exception)
