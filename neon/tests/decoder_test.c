@@ -54,6 +54,9 @@ static rvm_decoder *decoder(const model *m, const char *impl, uint32_t threads) 
     return d;
 }
 
+/* RVM_FEW: races do not depend on which implementation the threads run; the fastest stands for all. */
+static int few(void) { return getenv("RVM_FEW") != NULL; }
+
 enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
 
 static int32_t token(size_t i) { return (int32_t)(i * 37 % V); }
@@ -111,11 +114,13 @@ static void test_implementations(void) {
         CHECK(again < (shapes[s].hot ? 1e-3 : 1e-4), "shape %zu: a chunk differs from single tokens by %g", s, again);
         for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
             const char *name = rvm_matmul_impl_name(i);
-            float *got = walked(m, name, 1), *other = walked(m, name, 3);
+            if (few() && i && (s || rvm_matmul_impl_name(i + 1))) continue;
+            float *got = strcmp(name, "scalar") ? walked(m, name, 1) : want, *other = walked(m, name, 3);
             const double off = distance(got, want, ROWS * V);
             CHECK(off < 2e-3, "shape %zu: %s differs from scalar by %g", s, name, off);
             CHECK(memcmp(got, other, ROWS * V * sizeof *got) == 0, "shape %zu: %s with 3 threads", s, name);
-            free(got), free(other);
+            free(other);
+            if (got != want) free(got);
             if (s == 0) printf("%s: compared\n", name);
         }
         free(want);
@@ -179,7 +184,7 @@ static void test_rows(void) {
                             {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         model *m = make(shapes[s]);
-        compare_rows(m, "scalar", 1);
+        if (!few()) compare_rows(m, "scalar", 1);
         compare_rows(m, rvm_matmul_impl_name(0), 3);
         destroy(m);
     }
