@@ -130,7 +130,7 @@ class ChatsScreen(ModalScreen[str | None]):
         else:
             self._open()
 
-    @work
+    @work(exclusive=True, group="open")
     async def _open(self) -> None:
         if entry := await self._chosen():
             self.dismiss(entry.id)

@@ -96,15 +96,16 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
             runtime.store.session(three[1])
 
 
-@pytest.mark.parametrize("key", ["ctrl+t", "ctrl+x", "enter"])
-async def test_keys_faster_than_the_search(chatting, three, key):  # noqa: F811
+@pytest.mark.parametrize("keys", [["ctrl+t"], ["ctrl+x"], ["enter"], ["enter", "enter"]], ids="-".join)
+async def test_keys_faster_than_the_search(chatting, three, keys):  # noqa: F811
     """An action is for what the words typed before it ask for, not for what was listed till then."""
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: rows(app) and app.screen.options.highlighted == 0)
         for letter in "zebras":
             app.post_message(Key(letter, letter))
-        app.post_message(Key(key, None))
+        for key in keys:
+            app.post_message(Key(key, None))
         if key == "ctrl+t":
             await until(pilot, lambda: app.screen.query_one(Input).value == "Tell me of zebras")
         elif key == "ctrl+x":
