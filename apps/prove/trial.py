@@ -119,9 +119,8 @@ class Bench:
                 targets=self.targets,
             ) as runtime:
                 yield runtime
-                neutral, whitening = store.neutral(model), store.whitening(model)
-                if neutral and whitening:
-                    self._read = neutral, whitening
+                if not self._read and (neutral := store.neutral(model)) and (mean := store.whitening(model)):
+                    self._read = neutral, mean
 
     def base_replies(self, setting: Setting, seed: int) -> list[Reply]:
         """The frozen model's answers to the held-out prompts."""

@@ -54,7 +54,8 @@ static rvm_decoder *decoder(const model *m, const char *impl, uint32_t threads) 
     return d;
 }
 
-/* RVM_FEW: races do not depend on which implementation the threads run; the fastest stands for all. */
+/* RVM_FEW: races do not depend on which implementation the threads run; the fastest stands for all, and the
+ * scalar one is seen once. */
 static int few(void) { return getenv("RVM_FEW") != NULL; }
 
 enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
