@@ -23,6 +23,9 @@ many, and each moves all tokens: from noise alone they would add up. All those o
 more than they say beyond noise, by James and Stein: 1 - NOISE * sum S / sum G^2, or nothing. lora_a stays
 what was measured.
 
+Where a reply ends costs it no variety; what it says does. So all of lora_b but the end of replies is scaled
+down to SAID_CAP. That depends on the evidence alone, as theta does: what is taken back leaves no trace.
+
 Then the global cap: if answers to plain questions are further than KL_CAP from the frozen model's, or prose
 has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how much, and the
 next rating starts there.
@@ -40,6 +43,7 @@ from .neutral import Distance, Neutral
 from .trace import Trace
 
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answers to plain questions
+SAID_CAP = 0.04  # of it by what replies say, apart from where they end
 RISE_CAP = math.log(1.014)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = {"token": 1.0, "feature": 1.5}
@@ -63,18 +67,18 @@ class Update:
 @dataclass(frozen=True)
 class Said:
     """All that a rating needs of a reply and its adapter: what it says at weight 1, gradient and Fisher
-    information in the coordinates, [r, A + k] each; theta as the ratings before it ask for it; and whether
+    information in the coordinates, [r, A + k] each; what the ratings before it ask for, [r, A]; and whether
     the adapter moves other tokens, too."""
 
     gradient: np.ndarray
     information: np.ndarray
-    theta: np.ndarray
+    asked: np.ndarray
     covered: bool
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What all ratings ask for, before any cap: [r, A] for the tokens that they may move. Of other tokens
+    """What all ratings ask for, before the global cap: [r, A] for the tokens that they may move. Of other tokens
     lora_b stays what it is, but for the gain."""
 
     adapter: MicroLoRA
@@ -114,7 +118,7 @@ def update(
         trend = turned(adapter.trend, weight, trace.log_ratio)
         new = gathered(adapter, said, weight, remembered(trend), neutral)
         _sound(new, LARGEST**2)
-        whole = moved(adapter, said.theta, new, trend, neutral)
+        whole = moved(adapter, said.asked, new, trend, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
 
 
@@ -148,7 +152,7 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         return Said(
             np.concatenate([gradient, gradient @ neutral.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
-            pushed(held(adapter, neutral), neutral),
+            asked(held(adapter, neutral), adapter.scale, neutral),
             neutral.covers(adapter),
         )
 
@@ -201,15 +205,26 @@ def beyond_noise(evidence: np.ndarray) -> np.ndarray:
     return np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
 
 
+def asked(evidence: np.ndarray, scale: float, neutral: Neutral) -> np.ndarray:
+    """What the evidence [3, r, A + k] asks for at a gain of 1, within SAID_CAP: [r, A]."""
+    block = neutral.spread(pushed(evidence, neutral))
+    ends, said = block[:, neutral.ends], neutral.said(block, scale)
+    share = 1.0
+    for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
+        if (kl := said(share)) > SAID_CAP:
+            share *= math.sqrt(SAID_CAP / kl)
+    block *= np.float32(share)
+    block[:, neutral.ends] = ends
+    return block
+
+
 def moved(
-    adapter: MicroLoRA, theta: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
+    adapter: MicroLoRA, before: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
 ) -> Whole:
-    """The adapter, whose coordinates are theta, with this evidence; whatever else is in it stays."""
-    block = adapter.lora_b.take(neutral.tokens, axis=1)
+    """The adapter, of which `before` was asked [r, A], with this evidence; whatever else is in it stays."""
+    block = asked(evidence, adapter.scale, neutral)
     if adapter.gain:
-        block = block * np.float32(1 / adapter.gain) + neutral.spread(pushed(evidence, neutral) - theta)
-    else:
-        block = neutral.spread(pushed(evidence, neutral))
+        block += adapter.lora_b.take(neutral.tokens, axis=1) * np.float32(1 / adapter.gain) - before
     return Whole(adapter, block, evidence, trend)
 
 
@@ -219,7 +234,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
     new = old - (held(after, neutral) - held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    return capped(moved(adapter, pushed(old, neutral), new, trend, neutral), neutral)
+    return capped(moved(adapter, asked(old, adapter.scale, neutral), new, trend, neutral), neutral)
 
 
 def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:

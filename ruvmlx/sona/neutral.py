@@ -30,7 +30,7 @@ _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter 
 ROWS = 32  # contexts that the head is asked for at a time
 _CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
 _STORED = (
-    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
+    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "eos", "precision", "features",
     "drift",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ class Neutral:
     for the rest of the prose, whose states are `prose` [] in all. following [M]: the tokens after them.
     directions [D, r]: what MicroLoRA reads.
 
-    tokens [A]: those that ratings may move; features [A, k]: how they move together (see `features`).
+    tokens [A]: those that ratings may move, eos [] those that end a reply; features [A, k]: how they move together (see `features`).
     precision [A + k]: 1 / sigma^2 of the prior of the weight of each token and feature.
     drift [r, A + 1]: `drifting` of all prose.
     `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see
@@ -67,6 +67,7 @@ class Neutral:
     following: np.ndarray
     directions: np.ndarray
     tokens: np.ndarray
+    eos: np.ndarray
     precision: np.ndarray
     features: np.ndarray
     drift: np.ndarray
@@ -163,7 +164,26 @@ class Neutral:
 
     def prepare(self) -> None:
         """Compute what the first rating would have to wait for."""
-        self.packed, self._unseen, self._features  # noqa: B018 - kept once computed
+        self.packed, self._unseen, self._features, self._answered, self.ends  # noqa: B018 - kept once computed
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Where among `tokens` those that end a reply are."""
+        return np.flatnonzero(np.isin(self.tokens, self.eos))
+
+    @cached_property
+    def _answered(self) -> tuple[np.ndarray, np.ndarray]:
+        """`packed` and `_readings` of the answers, with any base those of the model without it."""
+        return self.packed[: self.answers], self._readings[: self.answers]
+
+    def said(self, block: np.ndarray, scale: float) -> Callable[[float], float]:
+        """share -> KL in the answers, nats per token, of an adapter that moves all tokens by share * block
+        [r, A], but not the ends of replies."""
+        moved = np.zeros((len(block), self.tokens.size + 1), np.float32)
+        moved[:, :-1] = block
+        moved[:, self.ends] = 0
+        p, u = self._answered
+        return lambda share: kernels.kl_to_frozen(p, u, moved, share * scale)[0]
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
@@ -282,6 +302,7 @@ class Neutral:
         risen = np.concatenate(lost)
         new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._groups(np.arange(len(risen))))
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
+        new._answered = self._answered
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
 
@@ -342,7 +363,7 @@ def measure(
     return Neutral(
         np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
         reading,
-        tokens, np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
+        tokens, np.array(ends), np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
         drifting(states[answers:], following[answers:], head, reading, tokens), backend.head,
     )  # fmt: skip
 

@@ -100,7 +100,7 @@ def slow_step(kind, g, s, precision) -> float:
 
 def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeypatch):
     """Five ratings, each by the model that the one before left; no cap in the way."""
-    for cap in ("KL_CAP", "RISE_CAP", "PER_RATING"):
+    for cap in ("KL_CAP", "SAID_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
     monkeypatch.setattr(instant, "STEP", {"token": 0.5, "feature": 0.05})
     rated, faded = [], False
@@ -156,6 +156,53 @@ def test_features_say_nothing_where_chance_explains_all(neutral):
     noise = np.stack([g.sum(axis=0), (g * g).sum(axis=0), information])
     taste = np.stack([(g + 0.5).sum(axis=0), ((g + 0.5) ** 2).sum(axis=0), information])
     assert instant.beyond_noise(noise).max() < 0.4 and instant.beyond_noise(taste).min() > 0.8
+
+
+def strong_evidence(neutral, size=1.0) -> np.ndarray:
+    """Many ratings that agree, as [3, r, A + k]."""
+    g = size * np.random.default_rng(8).normal(size=(2, neutral.precision.size)).astype(np.float32)
+    return np.stack([g, g * g / 200, np.ones_like(g)])
+
+
+def slow_said(neutral, block, scale) -> float:
+    """KL over the whole vocabulary of what is said, by every answer's own probabilities, float64."""
+    p = np.exp(log_softmax_rows(neutral.head(neutral.contexts[: neutral.answers]))).astype(np.float64)
+    push = np.zeros((2, p.shape[1]))
+    push[:, neutral.tokens] = block
+    push[:, neutral.eos] = 0
+    d = scale * (neutral.contexts[: neutral.answers] @ neutral.directions) @ push
+    new = p * np.exp(d)
+    new /= new.sum(axis=1, keepdims=True)
+    return float(np.mean(np.sum(new * np.log(new / p), axis=1)))
+
+
+@pytest.mark.parametrize("size", [0.001, 0.02, 0.05, 0.3])
+def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, size):
+    scale, evidence = 2.0, strong_evidence(neutral, size)
+    free = neutral.spread(instant.pushed(evidence, neutral))
+    held = instant.asked(evidence, scale, neutral)
+    before, after = slow_said(neutral, free, scale), slow_said(neutral, held, scale)
+    assert neutral.said(free, scale)(1.0) == pytest.approx(before, rel=1e-3, abs=1e-6)
+    if before <= instant.SAID_CAP:
+        np.testing.assert_array_equal(held, free)
+    else:
+        assert after == pytest.approx(instant.SAID_CAP, rel=0.1)
+    others = np.setdiff1d(np.arange(neutral.tokens.size), neutral.ends)
+    assert len(neutral.ends) == len(neutral.eos)
+    np.testing.assert_array_equal(held[:, neutral.ends], free[:, neutral.ends])
+    share = np.sum(held[:, others] * free[:, others]) / np.sum(free[:, others] ** 2)
+    np.testing.assert_allclose(held[:, others], share * free[:, others], rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_held_back_leaves_no_trace(trace, neutral):
+    """From evidence that asks for too much to one that does not, and back: the same weights, but for float32."""
+    scale = trace.adapter.scale
+    much, little = strong_evidence(neutral, 0.3), strong_evidence(neutral, 0.001)
+    most, least = (instant.asked(x, scale, neutral) for x in (much, little))
+    first = instant.moved(trace.adapter, most, much, 0.0, neutral).at(0.5, neutral)
+    second = instant.moved(first, most, little, 0.0, neutral).at(0.7, neutral)
+    back = instant.moved(second, least, much, 0.0, neutral).at(0.5, neutral)
+    np.testing.assert_allclose(back.lora_b, first.lora_b, atol=1e-5 * np.abs(most).max())
 
 
 def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
