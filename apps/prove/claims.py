@@ -52,9 +52,16 @@ def _others(found: Found) -> Verdict:
     return Verdict(words, ", ".join(good) or "none", len(good) >= 2)
 
 
-def _retention(words: str, hostile: bool, figure: Callable[[Point], float], limit: float, form: str):
+def _retention(
+    words: str,
+    hostile: bool,
+    figure: Callable[[Point], float],
+    limit: float,
+    form: str,
+    seed: Callable[[Point], float] | None = None,
+):
     """The worst of all cells in which weights alone speak, against a limit from above: examples in the
-    prompt are copied from, whatever was learned."""
+    prompt are copied from, whatever was learned. seed: the same of the worst seed, to be told."""
 
     def alone(key: str) -> bool:
         return any(word in key for word in ("instant", "full")) and "examples" not in key
@@ -62,10 +69,12 @@ def _retention(words: str, hostile: bool, figure: Callable[[Point], float], limi
     def look(found: Found) -> Verdict:
         learned = {k: v for k, v in found.items() if alone(k) and " against " not in k}
         cells = {k: v for k, v in learned.items() if (k.split(",")[0] in HOSTILE) == hostile}
-        worst = max(((figure(p), k) for k, points in cells.items() for p in points), default=None)
-        if worst is None:
+        points = [(figure(p), k, p) for k, points in cells.items() for p in points]
+        if not points:
             return Verdict(words, "-", None)
-        return Verdict(words, f"{format(worst[0], form)} ({worst[1]})", worst[0] <= limit)
+        value, key, _ = max(points, key=lambda x: x[0])
+        beside = f"; worst seed of all {max(seed(p) for *_, p in points):{form}}" if seed else ""
+        return Verdict(words, f"{value:{form}} ({key}{beside})", value <= limit)
 
     return look
 
@@ -93,8 +102,10 @@ _CLAIMS: list[Callable[[Found], Verdict]] = [
     _beats("instant + examples against examples", "brevity, instant + examples", "brevity, examples"),
     _retention("KL at most 0.1", False, lambda p: p.kl, 0.1, ".3f"),
     _retention("perplexity at most +2%", False, lambda p: p.ppl_change, 0.02, "+.2%"),
-    _retention("distinct-2: at most 5% lost", False, lambda p: 1 - p.variety, 0.05, ".1%"),
+    _retention("distinct-2: at most 5% lost", False, lambda p: 1 - p.variety, 0.05, ".1%",
+               lambda p: 1 - p.variety_worst),
     _retention("hostile ratings: perplexity within 5%", True, lambda p: abs(p.ppl_change), 0.05, ".2%"),
     _retention("hostile ratings: KL at most 0.1", True, lambda p: p.kl, 0.1, ".3f"),
-    _retention("hostile ratings: distinct-2, at most 5% lost", True, lambda p: 1 - p.variety, 0.05, ".1%"),
+    _retention("hostile ratings: distinct-2, at most 5% lost", True, lambda p: 1 - p.variety, 0.05, ".1%",
+               lambda p: 1 - p.variety_worst),
 ]  # fmt: skip

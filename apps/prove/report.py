@@ -14,7 +14,7 @@ class Point:
     """score, score_base: mean stars of the held-out replies. win_rate: share of pairs in which the learned
     model's reply is the better one, a tie counts half; win_ci: its 95% interval. kl in nats per token,
     ppl_change relative, both on neutral text and the largest of all seeds. variety: distinct-2 over the
-    frozen model's, the least of all seeds.
+    frozen model's, mean of the seeds; variety_worst: the least, where one seed's sampling error is a percent.
     """
 
     ratings: int
@@ -27,6 +27,7 @@ class Point:
     mean_tokens: float
     mean_tokens_base: float
     variety: float
+    variety_worst: float
     sample: str
 
 
@@ -48,7 +49,8 @@ def _point(seeds: list[Checkpoint]) -> Point:
         ppl_change=round(max(c.ppl_change for c in seeds), 4),
         mean_tokens=round(float(np.mean([c.mean_tokens for c in seeds])), 1),
         mean_tokens_base=round(float(np.mean([c.mean_tokens_base for c in seeds])), 1),
-        variety=round(min(c.variety for c in seeds), 3),
+        variety=round(float(np.mean([c.variety for c in seeds])), 3),
+        variety_worst=round(min(c.variety for c in seeds), 3),
         sample=seeds[0].sample,
     )
 

@@ -116,9 +116,10 @@ _EXPLAINED = """\
 A simulated user rates replies to 64 prompts. 100 prompts on other topics are then answered again and
 compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
 in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
-per token) and perplexity on prose that nothing is about, distinct-2 over that of the untouched model: of
-the worst seed. A taste that the untouched model does not meet once in 64 samples of any seed cannot be
-chosen by rating: out of reach.""".splitlines()
+per token) and perplexity on prose that nothing is about: of the worst seed. Distinct-2 is over that of the
+untouched model, mean of the seeds and in brackets the worst one: replies are sampled, and a hundred of them
+leave the figure of one seed uncertain by 1.2% (one standard error, by drawing prompts). A taste that the
+untouched model does not meet once in 64 samples of any seed cannot be chosen by rating: out of reach.""".splitlines()
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
@@ -149,7 +150,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
             "|---|---|---|",
             *rows,
             "",
-            "| user, arm | seeds | ratings | stars | win-rate | KL | perplexity | distinct-2 | tokens |",
+            "| user, arm | seeds | ratings | stars | win-rate | KL | perplexity | distinct-2 (worst) | tokens |",
             "|---|---|---|---|---|---|---|---|---|",
             *table,
             "",
@@ -171,7 +172,8 @@ def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[
 def _row(name: str, seeds: int, p: Point) -> str:
     return (
         f"| {name} | {seeds} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} | {p.kl:.3f} "
-        f"| {p.ppl_change:+.2%} | {p.variety:.2f} | {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} |"
+        f"| {p.ppl_change:+.2%} | {p.variety:.3f} ({p.variety_worst:.3f}) "
+        f"| {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} |"
     )
 
 

@@ -78,8 +78,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Whole:
-    """What all ratings ask for, before the global cap: [r, A] for the tokens that they may move. Of other tokens
-    lora_b stays what it is, but for the gain."""
+    """What all ratings ask for, before the global cap: [r, A] for the tokens that they may move. Of other
+    tokens lora_b stays what it is, but for the gain."""
 
     adapter: MicroLoRA
     block: np.ndarray

@@ -30,8 +30,8 @@ _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter 
 ROWS = 32  # contexts that the head is asked for at a time
 _CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
 _STORED = (
-    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "eos", "precision", "features",
-    "drift",
+    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "eos", "precision",
+    "features", "drift",
 )  # fmt: skip
 
 
@@ -53,7 +53,8 @@ class Neutral:
     for the rest of the prose, whose states are `prose` [] in all. following [M]: the tokens after them.
     directions [D, r]: what MicroLoRA reads.
 
-    tokens [A]: those that ratings may move, eos [] those that end a reply; features [A, k]: how they move together (see `features`).
+    tokens [A]: those that ratings may move, eos [] those that end a reply; features [A, k]: how tokens move
+    together (see `features`).
     precision [A + k]: 1 / sigma^2 of the prior of the weight of each token and feature.
     drift [r, A + 1]: `drifting` of all prose.
     `head` turns hidden [T, D] into logits [T, V]. With a base the contexts and the head are the base's (see

@@ -63,7 +63,7 @@ def test_the_report_says_what_holds_and_what_does_not(tmp_path):
     ],
 )
 def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
-    good = Point(30, 3, 3, 0.9, (0.8, 1), 0.05, 0.01, 60, 90, 1.0, "")
+    good = Point(30, 3, 3, 0.9, (0.8, 1), 0.05, 0.01, 60, 90, 1.0, 0.9, "")
     worse = Point(**(vars(good) | {"ratings": 100, field: bad}))
     for points, met in (([good], True), ([good, worse], False)):
         verdict = next(v for v in claims.verdicts({key: points}) if v.claim == claim)

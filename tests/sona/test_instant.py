@@ -195,7 +195,7 @@ def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, size):
 
 
 def test_what_is_held_back_leaves_no_trace(trace, neutral):
-    """From evidence that asks for too much to one that does not, and back: the same weights, but for float32."""
+    """From evidence that asks for too much to one that does not, and back: the same, but for rounding."""
     scale = trace.adapter.scale
     much, little = strong_evidence(neutral, 0.3), strong_evidence(neutral, 0.001)
     most, least = (instant.asked(x, scale, neutral) for x in (much, little))
