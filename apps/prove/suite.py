@@ -119,7 +119,13 @@ in which the new reply has more stars, a tie counts half; its 95% interval draws
 per token) and perplexity on prose that nothing is about: of the worst seed. Distinct-2 is over that of the
 untouched model, mean of the seeds and in brackets the worst one: replies are sampled, and a hundred of them
 leave the figure of one seed uncertain by 1.2% (one standard error, by drawing prompts). A taste that the
-untouched model does not meet once in 64 samples of any seed cannot be chosen by rating: out of reach.""".splitlines()
+untouched model does not meet once in 64 samples of any seed cannot be chosen by rating: out of reach.
+""".splitlines()
+
+
+_COLUMNS = (
+    "user, arm", "seeds", "ratings", "stars", "win-rate", "KL", "perplexity", "distinct-2 (worst)", "tokens"
+)  # fmt: skip
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
@@ -150,8 +156,8 @@ def markdown(path: Path, command: str, picture: str) -> str:
             "|---|---|---|",
             *rows,
             "",
-            "| user, arm | seeds | ratings | stars | win-rate | KL | perplexity | distinct-2 (worst) | tokens |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| " + " | ".join(_COLUMNS) + " |",
+            "|---" * len(_COLUMNS) + "|",
             *table,
             "",
         ]
