@@ -43,7 +43,7 @@ from .neutral import Distance, Neutral
 from .trace import Trace
 
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answers to plain questions
-SAID_CAP = 0.04  # of it by what replies say, apart from where they end
+SAID_CAP = 0.05  # of it by what replies say, apart from where they end
 RISE_CAP = math.log(1.014)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = {"token": 1.0, "feature": 1.5}
