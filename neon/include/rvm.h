@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 7 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 8 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -82,6 +82,19 @@ typedef struct {
      * log_ratio: [M, V] = log(p0 / frozen), or NULL where p0 is the frozen one itself */
     int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                         size_t contexts, size_t vocab, size_t rank, double *out);
+
+    /* One more rating of weight w: what all say of n coordinates (ruvmlx/sona/instant.py).
+     * held, out: [3, n] G, S and L   gradient, information: [n]
+     *   out = kept * held + (w g, (w g)^2, |w| f) */
+    int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
+                        float kept, size_t n, float *out);
+
+    /* The weights that ratings ask for, of the coordinates [first, last) of n in each of R readings.
+     * evidence: [3, R, n]   precision: [n]   theta: [R, n], only those coordinates are written
+     *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S)
+     * times, for each reading, max(0, 1 - noise * sum S / sum G^2) over these coordinates. */
+    int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
+                         size_t rank, size_t n, size_t first, size_t last, float *theta);
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);

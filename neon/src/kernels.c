@@ -181,14 +181,15 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max d so far. */
+/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max, where no d so far is above max. */
 typedef struct {
     float max;
     double p0, s, t, r;
 } tilt;
 
-static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const float *d, size_t n) {
-    float m = max_of(d, n, a->max);
+/* top: no d is above it. */
+static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const float *d, float top, size_t n) {
+    float m = top > a->max ? top : a->max;
     if (m > a->max) {
         double rise = (double)m - a->max, keep = exp_f32((float)-rise);
         a->t = keep * (a->t - rise * a->s);
@@ -200,7 +201,7 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
     if (log_ratio) {
         SIMD(reduction(+ : sum_p, sum_s, sum_t, sum_r))
         for (size_t i = 0; i < n; i++) {
-            float x = d[i] - m, w = p0[i] * exp_f32(x);
+            float x = d[i] - m, w = p0[i] * exp_up_to_88(x);
             sum_p += p0[i];
             sum_s += w;
             sum_t += w * x;
@@ -209,7 +210,7 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
     } else {
         SIMD(reduction(+ : sum_p, sum_s, sum_t))
         for (size_t i = 0; i < n; i++) {
-            float x = d[i] - m, w = p0[i] * exp_f32(x);
+            float x = d[i] - m, w = p0[i] * exp_up_to_88(x);
             sum_p += p0[i];
             sum_s += w;
             sum_t += w * x;
@@ -217,6 +218,9 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
     }
     a->p0 += sum_p, a->s += sum_s, a->t += sum_t, a->r += sum_r;
 }
+
+/* Above d by no more than this, a bound serves as well as the largest d, and costs no look at each. */
+static const float NEAR = 16;
 
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                           size_t contexts, size_t vocab, size_t rank, double *out) {
@@ -232,10 +236,15 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
         }
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
+            float most[RVM_MAX_RANK];
+            for (size_t k = 0; k < rank; k++) most[k] = float_of(largest(lora_b + k * vocab + v, n, 1));
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 const size_t at = (m0 + m) * vocab + v;
-                tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, n);
+                float top = 0;
+                for (size_t k = 0; k < rank; k++) top += fabsf(c[m][k]) * most[k];
+                if (!(top <= NEAR / 2)) top = max_of(d, n, -FLT_MAX);
+                tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, top, n);
             }
         }
         for (size_t m = 0; m < nm; m++) {
@@ -245,6 +254,43 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
         }
     }
     return isfinite(out[0]) && isfinite(out[1]) ? RVM_OK : RVM_NOT_FINITE;
+}
+
+static int k_evidence_add(const float *held, const float *gradient, const float *information, float w,
+                          float kept, size_t n, float *out) {
+    REQUIRE(held && gradient && information && out && n);
+    float *restrict g = out, *restrict s = out + n, *restrict l = out + 2 * n;
+    const float most = fabsf(w);
+    SIMD()
+    for (size_t i = 0; i < n; i++) {
+        const float step = w * gradient[i];
+        g[i] = kept * held[i] + step;
+        s[i] = kept * held[n + i] + step * step;
+        l[i] = kept * held[2 * n + i] + most * information[i];
+    }
+    return RVM_OK;
+}
+
+static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
+                           float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
+    REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
+    const float least = 1e-12f; /* of evidence that counts as some */
+    for (size_t r = 0; r < rank; r++) {
+        const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
+        float *restrict out = theta + r * n;
+        double signal = 0, chance = 0;
+        SIMD(reduction(+ : signal, chance))
+        for (size_t i = first; i < last; i++) {
+            const float square = g[i] * g[i];
+            signal += square, chance += s[i];
+            out[i] = step * g[i] / (precision[i] + l[i]) * (square / (square + agree * s[i] + least));
+        }
+        const double share = 1 - noise * chance / (signal > least ? signal : least);
+        const float kept = share > 0 ? (float)share : 0;
+        SIMD()
+        for (size_t i = first; i < last; i++) out[i] *= kept;
+    }
+    return RVM_OK;
 }
 
 static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob) {
@@ -272,5 +318,7 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .head_add = k_head_add,
     .trace_accumulate = k_trace_accumulate,
     .kl_to_frozen = k_kl_to_frozen,
+    .evidence_add = k_evidence_add,
+    .evidence_push = k_evidence_push,
     .logprobs = k_logprobs,
 };

@@ -37,7 +37,7 @@ static inline float float_of(uint32_t bits) {
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2,  e^r = 1 + r + r^2 q(r).
  * q is a degree-4 minimax fit (relative error 4e-9), so rounding sets the error: see rvm.h.
  * Adding 1.5 * 2^23 leaves k in the low mantissa bits. ln 2 is split so that k * LN2_HI is exact. */
-static inline float exp_f32(float x) {
+static inline float exp_up_to_88(float x) {
     const float magic = 12582912.0f, ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     float shifted = x * 1.4426950216293335f + magic;
     float k = shifted - magic;
@@ -49,9 +49,10 @@ static inline float exp_f32(float x) {
     q = q * r + 0.4999999403953552f;
     float e = 1.0f + (r + r * r * q);
     e *= float_of((bits_of(shifted) + 127) << 23);
-    e = x < -87.0f ? 0.0f : e;
-    return x > 88.37f ? INFINITY : e;
+    return x < -87.0f ? 0.0f : e;
 }
+
+static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
 /* max(x[0..n), m), through integers of the same order: compilers do not vectorise a float maximum that
  * has to respect NaN, and an integer one has no latency to hide. A NaN may come out, or be skipped. */

@@ -12,8 +12,8 @@ typedef struct {
     size_t tokens, dim, vocab, rank;
 } sizes;
 
-enum { N_ARRAYS = 13, N_SCALARS = 6 };
-enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP };
+enum { N_ARRAYS = 16, N_SCALARS = 6 };
+enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP, HELD, MORE, THETA };
 
 /* The inputs and outputs of one round of all kernels. */
 typedef struct {
@@ -22,7 +22,7 @@ typedef struct {
     size_t len[N_ARRAYS];
     int32_t *y;
     double *logprob, trace[2], scalar[N_SCALARS];
-    int rc[10];
+    int rc[12];
 } world;
 
 static uint32_t state;
@@ -40,10 +40,12 @@ static float *array(size_t n, float spread) {
 
 static world make(sizes n, uint32_t seed) {
     const size_t a = n.dim * n.rank, b = n.rank * n.vocab, z = n.tokens * n.vocab;
-    world w = {.n = n, .len = {n.tokens * n.dim, z, a, b, a, b, a, b, b, z, n.tokens * n.rank, z, n.vocab}};
+    world w = {.n = n,
+               .len = {n.tokens * n.dim, z, a, b, a, b, a, b, b, z, n.tokens * n.rank, z, n.vocab, 3 * b, 3 * b, b}};
     state = seed;
     for (int i = 0; i < N_ARRAYS; i++) w.x[i] = array(w.len[i], i == Z ? 5.0f : 0.5f);
     for (size_t i = 0; i < z; i++) w.x[P0][i] = (1.001f + uniform()) / (float)n.vocab;
+    for (size_t i = b; i < 3 * b; i++) w.x[HELD][i] = fabsf(w.x[HELD][i]); /* S and L */
     if (n.vocab > 2) w.x[Z][n.vocab - 1] = -INFINITY;
     w.y = malloc(n.tokens * sizeof *w.y);
     for (size_t t = 0; t < n.tokens; t++) w.y[t] = (int32_t)(t % (n.vocab / 2 + 1));
@@ -71,6 +73,10 @@ static void run(const rvm_kernels *k, world *w) {
     *rc++ = k->trace_accumulate(x[H], x[Z], x[A], x[B], 0.8f, n.dim, n.vocab, n.rank, (size_t)w->y[0], x[E_A],
                                 x[E_B], w->trace);
     *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[1]);
+    const size_t half = (n.vocab + 1) / 2;
+    *rc++ = k->evidence_add(x[HELD], x[B], x[V_B], 0.7f, 0.9f, w->len[B], x[MORE]);
+    *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0, n.rank, n.vocab, 0, half, x[THETA]);
+    *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0.5f, n.rank, n.vocab, half, n.vocab, x[THETA]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
     w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
 }

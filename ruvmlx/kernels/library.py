@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 
@@ -27,6 +27,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],
     "trace_accumulate": [_P, _P, _P, _P, _F, _N, _N, _N, _N, _P, _P, _P],
     "kl_to_frozen": [_P, _P, _P, _P, _F, _N, _N, _N, _P],
+    "evidence_add": [_P, _P, _P, _F, _F, _N, _P],
+    "evidence_push": [_P, _P, _F, _F, _F, _N, _N, _N, _N, _P],
     "logprobs": [_P, _P, _N, _N, _P],
 }
 KERNELS = tuple(_SIGNATURES)

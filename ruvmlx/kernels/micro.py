@@ -188,6 +188,60 @@ def kl_to_frozen_ref(
     return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1))), float(np.mean(lost))
 
 
+def evidence_add(
+    held: Array, gradient: Array, information: Array, w: float, kept: float, impl: str | None = None
+) -> Array:
+    """What all ratings say, with one more of weight w: kept * held + (w g, (w g)^2, |w| f), [3, R, N].
+
+    held: [3, R, N]: G, S and L; gradient, information: [R, N]. NaN is passed on."""
+    _shape("held", held, (3, *gradient.shape))
+    _shape("information", information, gradient.shape)
+    out = np.empty_like(held)
+    args = _in(held), _in(gradient), _in(information), w, kept, gradient.size, _inout(out)
+    _done("evidence_add", functions(impl).evidence_add(*args))
+    return out
+
+
+def evidence_add_ref(held: Array, gradient: Array, information: Array, w: float, kept: float) -> Array:
+    step = w * gradient.astype(np.float64)
+    return (kept * held + np.stack([step, step**2, abs(w) * information])).astype(np.float32)
+
+
+def evidence_push(
+    evidence: Array,
+    precision: Array,
+    step: float,
+    agree: float,
+    noise: float,
+    part: slice,
+    theta: Array,
+    impl: str | None = None,
+) -> None:
+    """theta[:, part] = the weights that the evidence asks for: step * G / (precision + L), shrunk by
+    G^2 / (G^2 + agree * S), and in each reading by `beyond_noise`. Other coordinates stay.
+
+    evidence: [3, R, N]: G, S and L; precision: [N]; theta: [R, N]. NaN is passed on."""
+    rank, n = theta.shape
+    _shape("evidence", evidence, (3, rank, n))
+    _shape("precision", precision, (n,))
+    args = _in(evidence), _in(precision), step, agree, noise, rank, n, part.start, part.stop, _inout(theta)
+    _done("evidence_push", functions(impl).evidence_push(*args))
+
+
+def evidence_push_ref(
+    evidence: Array, precision: Array, step: float, agree: float, noise: float, part: slice, theta: Array
+) -> None:
+    g, s, information = evidence[..., part].astype(np.float64)
+    agreed = g**2 / (g**2 + agree * s + 1e-12)
+    theta[:, part] = step * g / (precision[part] + information) * agreed * beyond_noise(g, s, noise)
+
+
+def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
+    """How much of [R, N] chance does not explain, for each reading: [R, 1] (James and Stein 1961)."""
+    signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
+    return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
+
+
 def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> NDArray[np.float64]:
     """log p(y_t) = logits[t, y_t] - logsumexp(logits[t]). logits: [T, V]; y: int32 [T]."""
     tokens, vocab = logits.shape

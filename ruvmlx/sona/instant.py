@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
 from ..lora import MicroLoRA
 from .neutral import Distance, Neutral
@@ -48,7 +49,7 @@ RISE_CAP = math.log(1.014)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 STEP = {"token": 1.0, "feature": 1.5}
 AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
-NOISE = 1.0
+NOISE = {"token": 0.0, "feature": 1.0}
 FADE = 0.005
 TURNED = 1.0  # of the older ratings fade at a trend of -1
 LATEST = 8  # ratings that the trend is the mean of
@@ -148,20 +149,22 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         np.add.at(drawn, trace.tokens, u[:, 0])
         expected = np.maximum(0, drawn.take(neutral.tokens) - gradient[0] / scale)  # about sum_t p_t
         square = scale**2 * np.sum(u * u, axis=0)[:, None]
+        try:
+            before = asked(held(adapter, neutral), adapter.scale, neutral)
+        except NotFinite:
+            before = np.full((len(square), neutral.tokens.size), np.nan, np.float32)
         by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
         return Said(
             np.concatenate([gradient, gradient @ neutral.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
-            asked(held(adapter, neutral), adapter.scale, neutral),
+            before,
             neutral.covers(adapter),
         )
 
 
 def gathered(adapter: MicroLoRA, said: Said, weight: float, kept: float, neutral: Neutral) -> np.ndarray:
     """G, S and L with one more rating, [3, r, A + k]."""
-    step = np.float32(weight) * said.gradient
-    new = np.stack([step, step * step, np.float32(abs(weight)) * said.information])
-    return np.float32(kept) * held(adapter, neutral) + new
+    return kernels.evidence_add(held(adapter, neutral), said.gradient, said.information, weight, kept)
 
 
 def turned(trend: float, weight: float, log_ratio: float) -> float:
@@ -190,31 +193,23 @@ def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
     """theta: the coordinates that the evidence [3, r, A + k] asks for, [r, A + k]."""
     theta = np.empty_like(evidence[0])
     for kind, part in neutral.parts.items():
-        g, s, information = evidence[..., part]
-        square = g * g
-        agreed = square / (square + np.float32(AGREE[kind]) * s + np.float32(1e-12))
-        theta[:, part] = np.float32(STEP[kind]) * g / (neutral.precision[part] + information) * agreed
-    theta[:, neutral.parts["feature"]] *= beyond_noise(evidence[..., neutral.parts["feature"]])
+        how = STEP[kind], AGREE[kind], NOISE[kind]
+        kernels.evidence_push(evidence, neutral.precision, *how, part, theta)
     return theta
-
-
-def beyond_noise(evidence: np.ndarray) -> np.ndarray:
-    """How much of [3, r, k] chance does not explain, for each reading: [r, 1] (James and Stein 1961)."""
-    g, s, _ = evidence
-    signal, noise = np.sum(g * g, axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
-    return np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
 
 
 def asked(evidence: np.ndarray, scale: float, neutral: Neutral) -> np.ndarray:
     """What the evidence [3, r, A + k] asks for at a gain of 1, within SAID_CAP: [r, A]."""
     block = neutral.spread(pushed(evidence, neutral))
-    ends, said = block[:, neutral.ends], neutral.said(block, scale)
-    share = 1.0
+    said, share = neutral.said(block, scale), 1.0
     for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
-        if (kl := said(share)) > SAID_CAP:
-            share *= math.sqrt(SAID_CAP / kl)
-    block *= np.float32(share)
-    block[:, neutral.ends] = ends
+        if (kl := said(share)) <= SAID_CAP:
+            break
+        share *= math.sqrt(SAID_CAP / kl)
+    if share < 1:
+        ends = block[:, neutral.ends]
+        block *= np.float32(share)
+        block[:, neutral.ends] = ends
     return block
 
 

@@ -46,6 +46,16 @@ class Distance:
     slope: float = 0.0
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Which contexts are in answers; which in prose, by group, and what share of the prose each stands for;
+    what each context counts in a mean over the prose, [m]."""
+
+    answers: slice
+    prose: list[tuple[slice, float]]
+    mean: np.ndarray
+
+
 @dataclass
 class Neutral:
     """contexts [M, D]: hidden states to measure distances on, of all that were read the `rows` [M];
@@ -81,15 +91,21 @@ class Neutral:
     def answers(self) -> int:
         return int(self.counts[0])
 
-    def _groups(self, rows: np.ndarray) -> list[tuple[slice, float]]:
-        """Those of the contexts `rows` (rising) that are in prose, by group, and what share of the prose each
-        stands for."""
+    def _groups(self, rows: np.ndarray) -> "Groups":
+        """The contexts `rows` (rising) by what they are in."""
         ends = np.searchsorted(rows, np.cumsum(self.counts)).tolist()
         own = float(self.counts[1] / max(1, self.prose))
         shares = (own, 1 - own)
         parts = [(slice(a, b), w) for a, b, w in zip(ends[:-1], ends[1:], shares, strict=True) if b > a]
         whole = sum(w for _, w in parts) or 1.0
-        return [(part, w / whole) for part, w in parts]
+        mean = np.zeros(len(rows), np.float32)
+        for part, w in parts:
+            mean[part] = w / whole / (part.stop - part.start)
+        return Groups(slice(0, ends[0]), [(part, w / whole) for part, w in parts], mean)
+
+    @cached_property
+    def _every(self) -> "Groups":
+        return self._groups(np.arange(len(self.contexts)))
 
     @cached_property
     def few(self) -> np.ndarray:
@@ -207,11 +223,12 @@ class Neutral:
         moved[:, :-1] = block
         own = adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
         u = self._readings if own else np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        packed, every = (self.packed, self.packed_ratio), np.arange(len(u))
-        sampled = self._split(packed, u, moved, adapter.scale, every, moved.take(self._followed, axis=1))
+        followed = moved.take(self._followed, axis=1)
+        packed = self.packed, self.packed_ratio
+        sampled = self._split(packed, u, moved, adapter.scale, self._every, followed)
         if not own:
             return sampled
-        rest, slope = (adapter.scale * float(np.sum(x * moved)) for x in (self._unseen, self.drift))
+        rest, slope = (adapter.scale * float(np.vdot(x, moved)) for x in (self._unseen, self.drift))
 
         def distance(share: float) -> Distance:
             found = sampled(share)
@@ -230,7 +247,7 @@ class Neutral:
         said = self.packed.copy()
         said[np.arange(len(said)), self._followed] -= 1
         rest = self.drift.copy()
-        for part, share in self._groups(np.arange(len(said))):
+        for part, share in self._every.prose:
             rest -= share * (self._readings[part].T @ said[part] / len(said[part]))
         return rest
 
@@ -245,16 +262,14 @@ class Neutral:
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         dense = self.probabilities, self.log_ratio
         y = adapter.lora_b.take(self.following[self.few], axis=1)
-        return self._split(dense, u, adapter.lora_b, adapter.scale, self.few, y)(1.0)
+        return self._split(dense, u, adapter.lora_b, adapter.scale, self._groups(self.few), y)(1.0)
 
     def _split(
-        self, said, u: np.ndarray, b: np.ndarray, alpha: float, rows: np.ndarray, followed: np.ndarray
+        self, said, u: np.ndarray, b: np.ndarray, alpha: float, groups: Groups, followed: np.ndarray
     ) -> Callable[[float], Distance]:
-        """said: probabilities and log-ratios of the contexts `rows` [m] with readings u [m, r]. alpha: the
-        scale of a whole share; followed [r, m]: the columns of b of the tokens after the contexts."""
-        answers, groups = slice(0, int(np.searchsorted(rows, self.answers))), self._groups(rows)
-        added = np.sum(u * followed.T, axis=1)
-        gained = sum(share * float(np.mean(added[part])) for part, share in groups)
+        """said: probabilities and log-ratios of contexts with readings u [m, r]. alpha: the scale of a whole
+        share; followed [r, m]: the columns of b of the tokens after the contexts."""
+        gained = float(np.einsum("rm,mr,m", followed, u, groups.mean))
 
         def look(part: slice, scale: float) -> tuple[float, float]:
             """Mean KL, and mean growth of the sum over all tokens of what they weigh."""
@@ -263,8 +278,8 @@ class Neutral:
 
         def distance(share: float) -> Distance:
             scale = share * alpha
-            grown = sum(of * look(part, scale)[1] for part, of in groups)
-            return Distance(look(answers, scale)[0], grown - scale * gained + self.rise)
+            grown = sum(of * look(part, scale)[1] for part, of in groups.prose)
+            return Distance(look(groups.answers, scale)[0], grown - scale * gained + self.rise)
 
         return distance
 
@@ -301,7 +316,7 @@ class Neutral:
             backend.set_lora(base)
         pause()
         risen = np.concatenate(lost)
-        new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._groups(np.arange(len(risen))))
+        new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._every.prose)
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new._answered = self._answered
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place

@@ -233,6 +233,46 @@ def test_kl_does_not_overflow_where_the_adapter_is_far_off(impl, rng):
     assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.parametrize("impl", available("kl_to_frozen"))
+@pytest.mark.parametrize("near", [1.0, 1.01])
+def test_kl_on_both_sides_of_where_a_bound_serves(impl, near, rng):
+    """Blocks whose largest shift is only bounded, and one whose largest is looked for."""
+    p0 = np.abs(odd(rng, 3, 2050))
+    p0 /= p0.sum(axis=1, keepdims=True)
+    u, b = np.full((3, 2), 4, np.float32), np.full((2, 2050), -0.01, np.float32)
+    b[:, 5], b[:, 1500] = 0.02, near  # 8 is the bound there
+    want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
+    assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx(want, rel=1e-4, abs=2e-6)
+
+
+@pytest.mark.parametrize("impl", available("evidence_add"))
+@pytest.mark.parametrize("rank,n", [(1, 1), (2, 7), (3, 1025)])
+def test_evidence_add(impl, rank, n, rng):
+    held, gradient, information = odd(rng, 3, rank, n), odd(rng, rank, n), odd(rng, rank, n)
+    for w, kept in ((0.7, 0.995), (-1.0, 1.0), (0.3, 0.0)):
+        got = micro.evidence_add(held, gradient, information, w, kept, impl)
+        want = micro.evidence_add_ref(held, gradient, information, w, kept)
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("impl", available("evidence_push"))
+@pytest.mark.parametrize("noise", [0.0, 0.4, 50.0])
+@pytest.mark.parametrize(
+    "rank,n,part", [(1, 1, (0, 1)), (2, 33, (0, 17)), (2, 33, (17, 33)), (3, 1500, (1, 1499))]
+)
+def test_evidence_push(impl, noise, rank, n, part, rng):
+    """No other coordinate is written; where chance explains all, nothing is left, nor where nobody spoke."""
+    evidence, precision = odd(rng, 3, rank, n), np.abs(odd(rng, n)) + np.float32(0.1)
+    evidence[1:] = np.abs(evidence[1:])
+    evidence[:, 0, part[0]] = 0
+    got, want = np.full((2, rank, n), 7, np.float32)
+    how = 1.5, 12.0, noise, slice(*part)
+    micro.evidence_push(evidence, precision, *how, got, impl)
+    micro.evidence_push_ref(evidence, precision, *how, want)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    assert noise < 50 or not got[:, slice(*part)].any()
+
+
 @pytest.mark.parametrize("impl", available("logprobs"))
 @pytest.mark.parametrize("tokens,vocab", [(1, 1), (3, 7), (5, 1025), (2, 4099)])
 def test_logprobs(impl, tokens, vocab, rng):

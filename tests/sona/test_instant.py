@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.kernels.micro import NotFinite
+from ruvmlx.kernels.micro import NotFinite, beyond_noise
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
 from ruvmlx.sona.neutral import directions, features, log_softmax_rows, measure, measured
@@ -66,7 +66,7 @@ def slow_lora_b(rated, neutral) -> np.ndarray:
             )
             theta[r, k] = slow_step("feature", g, s, neutral.precision[len(tokens) + k] + information)
             signal, noise = signal + g * g, noise + s
-        theta[r] *= max(0, 1 - instant.NOISE * noise / signal)
+        theta[r] *= max(0, 1 - instant.NOISE["feature"] * noise / signal)
     return said + theta @ features.T
 
 
@@ -110,8 +110,8 @@ def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeyp
         trace = trace.replayed(adapter, 0, tiny_backend.head)
         faded = faded or adapter.trend < 0
     assert faded
-    feature = adapter.evidence[..., neutral.parts["feature"]]
-    assert adapter.gain == 1 and instant.beyond_noise(feature).max() > 0.1
+    g, s, _ = adapter.evidence[..., neutral.parts["feature"]]
+    assert adapter.gain == 1 and beyond_noise(g, s, instant.NOISE["feature"]).max() > 0.1
     want = slow_lora_b(rated, neutral)
     np.testing.assert_allclose(
         adapter.lora_b[:, neutral.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
@@ -144,7 +144,7 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral)
     for kind, part in neutral.parts.items():
         whole = instant.STEP[kind] * 4 * one / (neutral.precision + one)
         share = (instant.pushed(alike, neutral) / whole)[:, part]
-        beyond = 1 - instant.NOISE / 4 if kind == "feature" else 1
+        beyond = 1 - instant.NOISE[kind] / 4
         np.testing.assert_allclose(share, beyond * 16 / (16 + 4 * instant.AGREE[kind]), rtol=1e-3)
     assert np.abs(instant.pushed(torn, neutral)).max() < 1e-4 * np.abs(instant.pushed(alike, neutral)).max()
 
@@ -152,10 +152,9 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral)
 def test_features_say_nothing_where_chance_explains_all(neutral):
     rng = np.random.default_rng(4)
     g = rng.normal(size=(50, 2, neutral.k))
-    information = np.ones_like(g[0])
-    noise = np.stack([g.sum(axis=0), (g * g).sum(axis=0), information])
-    taste = np.stack([(g + 0.5).sum(axis=0), ((g + 0.5) ** 2).sum(axis=0), information])
-    assert instant.beyond_noise(noise).max() < 0.4 and instant.beyond_noise(taste).min() > 0.8
+    noise, taste = ((x.sum(axis=0), (x * x).sum(axis=0)) for x in (g, g + 0.5))
+    much = instant.NOISE["feature"]
+    assert beyond_noise(*noise, much).max() < 0.4 and beyond_noise(*taste, much).min() > 0.8
 
 
 def strong_evidence(neutral, size=1.0) -> np.ndarray:
@@ -315,10 +314,11 @@ def test_prose_that_is_read_most_is_looked_at_whole():
 def test_groups_of_prose_count_by_the_states_they_stand_for(neutral):
     counts, prose = np.array([2, 3, 4]), np.array(30)
     few = replace(neutral, counts=counts, prose=prose)
-    assert few._groups(np.arange(9)) == [(slice(2, 5), 0.1), (slice(5, 9), 0.9)]
-    assert few._groups(np.array([0, 1, 6, 8])) == [
-        (slice(2, 4), 1.0)
-    ]  # none of those that count for themselves
+    every = few._groups(np.arange(9))
+    assert every.answers == slice(0, 2) and every.prose == [(slice(2, 5), 0.1), (slice(5, 9), 0.9)]
+    np.testing.assert_allclose(every.mean, [0, 0] + 3 * [0.1 / 3] + 4 * [0.9 / 4], rtol=1e-6)
+    some = few._groups(np.array([0, 1, 6, 8]))  # none of those that count for themselves
+    assert some.prose == [(slice(2, 4), 1.0)]
 
 
 def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, neutral, tiny, tiny_backend):
