@@ -23,6 +23,7 @@ from .rows import Row, measured
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
 VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
+SAID = 2048 + 256  # tokens and features that a rating speaks of
 GROUPS = 8  # of calls; a group's mean is a sample
 SLOW = "scalar"  # the C twin: only in a long run, it takes a while
 
@@ -215,6 +216,13 @@ def _learning(make) -> list[Kernel]:
     p /= p.sum(axis=1, keepdims=True)
     ids, many = np.arange(16, dtype=np.int32), make(16, VOCAB)
 
+    held, (g, f), precision = np.abs(make(3, RANK, SAID)), make(2, RANK, SAID), np.abs(make(SAID))
+    theta = np.zeros_like(g)
+
+    def push(call: Callable[..., None], *impl: str) -> Array:
+        call(held, precision, 1.0, 12.0, 1.0, slice(0, SAID), theta, *impl)
+        return theta
+
     def step(call: Callable[..., None], *impl: str) -> Array:
         call(pair, 1e-6, 0.9, *impl)
         return np.concatenate([w.ravel() for w, _, _ in pair])
@@ -251,6 +259,14 @@ def _learning(make) -> list[Kernel]:
         Kernel(
             "KL to the frozen model, 32 contexts", lambda impl: micro.kl_to_frozen(p, u, b, 1e-2, impl=impl),
             lambda: np.array(micro.kl_to_frozen_ref(p, u, b, 1e-2)), p.nbytes + b.nbytes,
+        ),
+        Kernel(
+            "evidence of one rating more", lambda impl: micro.evidence_add(held, g, f, 0.7, 0.99, impl),
+            lambda: micro.evidence_add_ref(held, g, f, 0.7, 0.99), 2 * held.nbytes + g.nbytes + f.nbytes,
+        ),
+        Kernel(
+            "what the evidence asks for", lambda impl: push(micro.evidence_push, impl),
+            lambda: push(micro.evidence_push_ref), held.nbytes + 2 * g.nbytes,
         ),
         Kernel(
             "log-probabilities, 16 tokens", lambda impl: micro.logprobs(many, ids, impl),

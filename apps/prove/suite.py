@@ -117,9 +117,8 @@ A simulated user rates replies to 64 prompts. 100 prompts on other topics are th
 compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
 in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
 per token) and perplexity on prose that nothing is about: of the worst seed. Distinct-2 is over that of the
-untouched model, mean of the seeds and in brackets the worst one: replies are sampled, and a hundred of them
-leave the figure of one seed uncertain by 1.2% (one standard error, by drawing prompts). A taste that the
-untouched model does not meet once in 64 samples of any seed cannot be chosen by rating: out of reach.
+untouched model, mean of the seeds and in brackets the worst one. A taste that the untouched model does not
+meet once in 64 samples of any seed cannot be chosen by rating: out of reach.
 """.splitlines()
 
 

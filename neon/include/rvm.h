@@ -8,7 +8,7 @@
  *
  * Every kernel returns RVM_OK, or says why it did nothing:
  *   RVM_BAD_ARGUMENT  a null pointer, a size of 0, a rank over RVM_MAX_RANK, a token id out of range
- *   RVM_NOT_FINITE    NaN or Inf came in or would have come out. Weights and accumulators are
+ *   RVM_NOT_FINITE    NaN or Inf came in or would have come out, unless a kernel passes them on. Weights and accumulators are
  *                     untouched then; the contents of other outputs are undefined.
  * A logit of -inf is no error: it means probability 0.
  */
@@ -63,7 +63,7 @@ typedef struct {
     int (*micro_update)(const rvm_param *params, size_t n_params, float eta, float mu);
 
     /* logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in place
-     * The one kernel that passes NaN on instead of reporting it. */
+     * Passes NaN on. */
     int (*head_add)(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
                     size_t dim, size_t vocab, size_t rank, float *logits);
 
@@ -85,14 +85,16 @@ typedef struct {
 
     /* One more rating of weight w: what all say of n coordinates (ruvmlx/sona/instant.py).
      * held, out: [3, n] G, S and L   gradient, information: [n]
-     *   out = kept * held + (w g, (w g)^2, |w| f) */
+     *   out = kept * held + (w g, (w g)^2, |w| f)
+     * Passes NaN on. */
     int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
                         float kept, size_t n, float *out);
 
     /* The weights that ratings ask for, of the coordinates [first, last) of n in each of R readings.
      * evidence: [3, R, n]   precision: [n]   theta: [R, n], only those coordinates are written
-     *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S)
-     * times, for each reading, max(0, 1 - noise * sum S / sum G^2) over these coordinates. */
+     *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
+     * times, for each reading, max(0, 1 - noise * sum S / max(sum G^2, 1e-12)) over these coordinates.
+     * Passes NaN on. */
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 

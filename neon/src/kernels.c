@@ -286,7 +286,7 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
             out[i] = step * g[i] / (precision[i] + l[i]) * (square / (square + agree * s[i] + least));
         }
         const double share = 1 - noise * chance / (signal > least ? signal : least);
-        const float kept = share > 0 ? (float)share : 0;
+        const float kept = share < 0 ? 0 : (float)share; /* NaN stays */
         SIMD()
         for (size_t i = first; i < last; i++) out[i] *= kept;
     }

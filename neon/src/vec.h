@@ -36,7 +36,8 @@ static inline float float_of(uint32_t bits) {
 
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2,  e^r = 1 + r + r^2 q(r).
  * q is a degree-4 minimax fit (relative error 4e-9), so rounding sets the error: see rvm.h.
- * Adding 1.5 * 2^23 leaves k in the low mantissa bits. ln 2 is split so that k * LN2_HI is exact. */
+ * Adding 1.5 * 2^23 leaves k in the low mantissa bits. ln 2 is split so that k * LN2_HI is exact.
+ * Above 88.37 it is nonsense. */
 static inline float exp_up_to_88(float x) {
     const float magic = 12582912.0f, ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     float shifted = x * 1.4426950216293335f + magic;

@@ -6,7 +6,7 @@ D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the sig
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one of this machine.
 Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite, and then weights and
-accumulators are as they were; head_add alone passes NaN on.
+accumulators are as they were; head_add and the two of evidence pass it on.
 """
 
 import ctypes as C

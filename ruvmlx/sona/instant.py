@@ -5,7 +5,7 @@ the replies happened to be about. So lora_b is set from all ratings so far, by h
 says of the tokens that ratings may move (neutral.py) is written in coordinates: one for each token, and one
 for each feature, a direction in which tokens of one kind move together,
 
-    lora_b = gain * (theta_tokens + theta_features @ features^T)
+    lora_b = gain * held_back(theta_tokens + theta_features @ features^T)
 
 For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i in these coordinates,
 
@@ -23,8 +23,9 @@ many, and each moves all tokens: from noise alone they would add up. All those o
 more than they say beyond noise, by James and Stein: 1 - NOISE * sum S / sum G^2, or nothing. lora_a stays
 what was measured.
 
-Where a reply ends costs it no variety; what it says does. So all of lora_b but the end of replies is scaled
-down to SAID_CAP. That depends on the evidence alone, as theta does: what is taken back leaves no trace.
+Where a reply ends costs it no variety; what it says does. So held_back scales all but the end of replies
+down to about SAID_CAP. That depends on the evidence and the frozen model alone: what is taken back leaves
+no trace.
 
 Then the global cap: if answers to plain questions are further than KL_CAP from the frozen model's, or prose
 has become less likely by more than RISE_CAP, lora_b is scaled back; `gain` remembers by how much, and the
@@ -150,7 +151,7 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         expected = np.maximum(0, drawn.take(neutral.tokens) - gradient[0] / scale)  # about sum_t p_t
         square = scale**2 * np.sum(u * u, axis=0)[:, None]
         try:
-            before = asked(held(adapter, neutral), adapter.scale, neutral)
+            before = asked(adapter, held(adapter, neutral), neutral)
         except NotFinite:
             before = np.full((len(square), neutral.tokens.size), np.nan, np.float32)
         by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
@@ -198,10 +199,10 @@ def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
     return theta
 
 
-def asked(evidence: np.ndarray, scale: float, neutral: Neutral) -> np.ndarray:
-    """What the evidence [3, r, A + k] asks for at a gain of 1, within SAID_CAP: [r, A]."""
+def asked(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
+    """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A]."""
     block = neutral.spread(pushed(evidence, neutral))
-    said, share = neutral.said(block, scale), 1.0
+    said, share = neutral.said(adapter, block), 1.0
     for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
         if (kl := said(share)) <= SAID_CAP:
             break
@@ -217,7 +218,7 @@ def moved(
     adapter: MicroLoRA, before: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
 ) -> Whole:
     """The adapter, of which `before` was asked [r, A], with this evidence; whatever else is in it stays."""
-    block = asked(evidence, adapter.scale, neutral)
+    block = asked(adapter, evidence, neutral)
     if adapter.gain:
         block += adapter.lora_b.take(neutral.tokens, axis=1) * np.float32(1 / adapter.gain) - before
     return Whole(adapter, block, evidence, trend)
@@ -229,7 +230,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
     new = old - (held(after, neutral) - held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    return capped(moved(adapter, asked(old, adapter.scale, neutral), new, trend, neutral), neutral)
+    return capped(moved(adapter, asked(adapter, old, neutral), new, trend, neutral), neutral)
 
 
 def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:

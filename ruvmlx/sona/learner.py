@@ -189,7 +189,8 @@ class Learner:
     def _load_neutral(self, watch: Watch) -> Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
         stored = self._store.neutral(self._model.fingerprint)
-        known = Neutral.from_bytes(stored, self._backend.head) if stored else None
+        eos = np.array(sorted(tokenizer.eos_ids))
+        known = Neutral.from_bytes(stored, self._backend.head, eos) if stored else None
         if known is None:
             shape = (RANK, config.vocab_size, config.max_context)
             known = measure(self._backend, tokenizer, *shape, watch)

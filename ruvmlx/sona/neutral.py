@@ -30,8 +30,8 @@ _ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter 
 ROWS = 32  # contexts that the head is asked for at a time
 _CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
 _STORED = (
-    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "eos", "precision",
-    "features", "drift",
+    "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
+    "drift",
 )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ class Neutral:
     def answers(self) -> int:
         return int(self.counts[0])
 
-    def _groups(self, rows: np.ndarray) -> "Groups":
+    def _groups(self, rows: np.ndarray) -> Groups:
         """The contexts `rows` (rising) by what they are in."""
         ends = np.searchsorted(rows, np.cumsum(self.counts)).tolist()
         own = float(self.counts[1] / max(1, self.prose))
@@ -104,7 +104,7 @@ class Neutral:
         return Groups(slice(0, ends[0]), [(part, w / whole) for part, w in parts], mean)
 
     @cached_property
-    def _every(self) -> "Groups":
+    def _every(self) -> Groups:
         return self._groups(np.arange(len(self.contexts)))
 
     @cached_property
@@ -189,18 +189,25 @@ class Neutral:
         return np.flatnonzero(np.isin(self.tokens, self.eos))
 
     @cached_property
-    def _answered(self) -> tuple[np.ndarray, np.ndarray]:
-        """`packed` and `_readings` of the answers, with any base those of the model without it."""
-        return self.packed[: self.answers], self._readings[: self.answers]
+    def _answered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`packed`, `contexts` and `_readings` of the answers; with any base, of the model without it."""
+        n = self.answers
+        return self.packed[:n], self.contexts[:n], self._readings[:n]
 
-    def said(self, block: np.ndarray, scale: float) -> Callable[[float], float]:
-        """share -> KL in the answers, nats per token, of an adapter that moves all tokens by share * block
-        [r, A], but not the ends of replies."""
+    def said(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], float]:
+        """share -> KL in the answers, nats per token, if the adapter moved by share * block [r, A] all tokens
+        but the ends of replies."""
         moved = np.zeros((len(block), self.tokens.size + 1), np.float32)
         moved[:, :-1] = block
         moved[:, self.ends] = 0
-        p, u = self._answered
-        return lambda share: kernels.kl_to_frozen(p, u, moved, share * scale)[0]
+        p, contexts, u = self._answered
+        if not self._is_own(adapter):
+            u = np.ascontiguousarray(contexts @ adapter.lora_a)
+        return lambda share: kernels.kl_to_frozen(p, u, moved, share * adapter.scale)[0]
+
+    def _is_own(self, adapter: MicroLoRA) -> bool:
+        """Does it read what was measured here?"""
+        return adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
@@ -221,7 +228,7 @@ class Neutral:
         move. All others keep their proportions, and count as one."""
         moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
         moved[:, :-1] = block
-        own = adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
+        own = self._is_own(adapter)
         u = self._readings if own else np.ascontiguousarray(self.contexts @ adapter.lora_a)
         followed = moved.take(self._followed, axis=1)
         packed = self.packed, self.packed_ratio
@@ -291,7 +298,8 @@ class Neutral:
         pause: Callable[[], None] | None = None,
     ) -> "Neutral":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
-        have been asked for a KL before the base was set: its head is the backend's."""
+        have been asked to `look` before the base was set: its head is the backend's."""
+        answered = self._answered
         base, packed, ratio, lost = backend.lora, list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         pause = pause or (lambda: None)
         states, following, _, answers = neutral_text.read(backend, tokenizer, max_context, pause)
@@ -318,7 +326,7 @@ class Neutral:
         risen = np.concatenate(lost)
         new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._every.prose)
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
-        new._answered = self._answered
+        new._answered = answered
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
         return new
 
@@ -333,15 +341,15 @@ class Neutral:
         return out.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, head) -> "Neutral | None":
-        """None if damaged, or if it is of another text: it can be measured again."""
+    def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "Neutral | None":
+        """eos: token ids that end a reply. None if damaged, or of another text: it can be measured again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != neutral_text.digest():
                     return None
                 arrays = {name: f[name] for name in _STORED}
             sound = all(np.isfinite(a).all() for a in arrays.values())
-            return cls(**arrays, head=head) if sound else None
+            return cls(**arrays, eos=eos, head=head) if sound else None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 

@@ -241,8 +241,13 @@ def test_kl_on_both_sides_of_where_a_bound_serves(impl, near, rng):
     p0 /= p0.sum(axis=1, keepdims=True)
     u, b = np.full((3, 2), 4, np.float32), np.full((2, 2050), -0.01, np.float32)
     b[:, 5], b[:, 1500] = 0.02, near  # 8 is the bound there
-    want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
-    assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx(want, rel=1e-4, abs=2e-6)
+    for down in (False, True):  # ... or far above all shifts: what is said next to never is pushed down
+        if down:
+            p0[:, 1500], b[:, 1500] = 1e-9, -near
+        want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
+        assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx(want, rel=1e-4, abs=5e-6)
+    b[1] = -b[0]  # what two readings say cancels
+    assert micro.kl_to_frozen(p0, u, b, 1.0, impl=impl) == pytest.approx((0, 0), abs=5e-6)
 
 
 @pytest.mark.parametrize("impl", available("evidence_add"))
@@ -271,6 +276,23 @@ def test_evidence_push(impl, noise, rank, n, part, rng):
     micro.evidence_push_ref(evidence, precision, *how, want)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
     assert noise < 50 or not got[:, slice(*part)].any()
+
+
+@pytest.mark.parametrize("impl", available("evidence_push"))
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_evidence_passes_nan_on(impl, noise, bad, where, rng):
+    """One bad number: what comes of it is not finite, or what its twin says."""
+    held, precision = np.abs(odd(rng, 3, 1, 40)), np.ones(40, np.float32)
+    held[where, 0, 7] = bad
+    added = micro.evidence_add(held, held[0], held[1], 0.5, 1.0, impl)
+    np.testing.assert_array_equal(np.isfinite(added[where]), np.isfinite(held[where]))
+    got, want = np.zeros((2, 1, 40), np.float32)
+    micro.evidence_push(held, precision, 1.0, 12.0, noise, slice(0, 40), got, impl)
+    with np.errstate(invalid="ignore"):
+        micro.evidence_push_ref(held, precision, 1.0, 12.0, noise, slice(0, 40), want)
+    assert not np.isfinite(got).all() or np.allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("impl", available("logprobs"))

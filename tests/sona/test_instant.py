@@ -163,25 +163,27 @@ def strong_evidence(neutral, size=1.0) -> np.ndarray:
     return np.stack([g, g * g / 200, np.ones_like(g)])
 
 
-def slow_said(neutral, block, scale) -> float:
+def slow_said(neutral, adapter, block) -> float:
     """KL over the whole vocabulary of what is said, by every answer's own probabilities, float64."""
     p = np.exp(log_softmax_rows(neutral.head(neutral.contexts[: neutral.answers]))).astype(np.float64)
     push = np.zeros((2, p.shape[1]))
     push[:, neutral.tokens] = block
     push[:, neutral.eos] = 0
-    d = scale * (neutral.contexts[: neutral.answers] @ neutral.directions) @ push
+    d = adapter.scale * (neutral.contexts[: neutral.answers] @ adapter.lora_a) @ push
     new = p * np.exp(d)
     new /= new.sum(axis=1, keepdims=True)
     return float(np.mean(np.sum(new * np.log(new / p), axis=1)))
 
 
 @pytest.mark.parametrize("size", [0.001, 0.02, 0.05, 0.3])
-def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, size):
-    scale, evidence = 2.0, strong_evidence(neutral, size)
+@pytest.mark.parametrize("reads", [1.0, 0.3])  # what was measured; another's, that reads less
+def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, trace, size, reads):
+    adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
+    evidence = strong_evidence(neutral, size)
     free = neutral.spread(instant.pushed(evidence, neutral))
-    held = instant.asked(evidence, scale, neutral)
-    before, after = slow_said(neutral, free, scale), slow_said(neutral, held, scale)
-    assert neutral.said(free, scale)(1.0) == pytest.approx(before, rel=1e-3, abs=1e-6)
+    held = instant.asked(adapter, evidence, neutral)
+    before, after = slow_said(neutral, adapter, free), slow_said(neutral, adapter, held)
+    assert neutral.said(adapter, free)(1.0) == pytest.approx(before, rel=1e-3, abs=1e-6)
     if before <= instant.SAID_CAP:
         np.testing.assert_array_equal(held, free)
     else:
@@ -195,9 +197,8 @@ def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, size):
 
 def test_what_is_held_back_leaves_no_trace(trace, neutral):
     """From evidence that asks for too much to one that does not, and back: the same, but for rounding."""
-    scale = trace.adapter.scale
     much, little = strong_evidence(neutral, 0.3), strong_evidence(neutral, 0.001)
-    most, least = (instant.asked(x, scale, neutral) for x in (much, little))
+    most, least = (instant.asked(trace.adapter, x, neutral) for x in (much, little))
     first = instant.moved(trace.adapter, most, much, 0.0, neutral).at(0.5, neutral)
     second = instant.moved(first, most, little, 0.0, neutral).at(0.7, neutral)
     back = instant.moved(second, least, much, 0.0, neutral).at(0.5, neutral)
