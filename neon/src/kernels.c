@@ -222,28 +222,33 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
 /* Above d by no more than this, a bound serves as well as the largest d, and costs no look at each. */
 static const float NEAR = 16;
 
+/* A lora_b of so few floats stays in a cache while p0 is read from end to end, at twice the speed. */
+enum { NARROW = 1 << 14 };
+
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                           size_t contexts, size_t vocab, size_t rank, double *out) {
     REQUIRE(p0 && u && lora_b && out && contexts && vocab && !bad_rank(rank));
-    float c[GROUP][RVM_MAX_RANK], d[BLOCK];
+    float c[GROUP][RVM_MAX_RANK], bound[GROUP], most[RVM_MAX_RANK], d[BLOCK];
+    const size_t group = rank * vocab <= NARROW ? 1 : GROUP;
+    for (size_t k = 0; k < rank; k++) most[k] = float_of(largest(lora_b + k * vocab, vocab, 1));
     out[0] = out[1] = 0;
-    for (size_t m0 = 0; m0 < contexts; m0 += GROUP) {
-        size_t nm = min_size(GROUP, contexts - m0);
+    for (size_t m0 = 0; m0 < contexts; m0 += group) {
+        size_t nm = min_size(group, contexts - m0);
         tilt acc[GROUP];
         for (size_t m = 0; m < nm; m++) {
             acc[m] = (tilt){-FLT_MAX, 0, 0, 0, 0};
-            for (size_t k = 0; k < rank; k++) c[m][k] = s * u[(m0 + m) * rank + k];
+            bound[m] = 0;
+            for (size_t k = 0; k < rank; k++) {
+                c[m][k] = s * u[(m0 + m) * rank + k];
+                bound[m] += fabsf(c[m][k]) * most[k];
+            }
         }
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
-            float most[RVM_MAX_RANK];
-            for (size_t k = 0; k < rank; k++) most[k] = float_of(largest(lora_b + k * vocab + v, n, 1));
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 const size_t at = (m0 + m) * vocab + v;
-                float top = 0;
-                for (size_t k = 0; k < rank; k++) top += fabsf(c[m][k]) * most[k];
-                if (!(top <= NEAR / 2)) top = max_of(d, n, -FLT_MAX);
+                float top = bound[m] <= NEAR / 2 ? bound[m] : max_of(d, n, -FLT_MAX);
                 tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, top, n);
             }
         }
