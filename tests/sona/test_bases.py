@@ -164,7 +164,7 @@ def test_the_cap_with_a_base(open_tiny):
     with open_tiny() as runtime:
         for i in range(6):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
-        big = runtime.learner.micro.shrunk(3.0)
+        big = runtime.learner.micro.shrunk(10.0)
         for size in (0.02, 0.5):
             neutral, calls = runtime.learner.ground(random_base(runtime.model.config, size=size)).neutral, []
             block = big.lora_b.take(neutral.tokens, axis=1)

@@ -239,12 +239,14 @@ def plain_log_ratio(trace) -> float:
 def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way):
     """Of the next reply, settled under the change; and what of it is stored."""
     with open_tiny(targets=targets) as runtime:
-        runtime.rate(reply(runtime), rating)
+        rated = reply(runtime)
+        runtime.rate(rated, rating)
         reply_id = reply(runtime)
         learner, row = runtime.learner, runtime.store.reply(reply_id)
         trace = learner._trace_of(row, learner.state)
         wanted = true_log_ratio(runtime, reply_id)
-        assert trace.log_ratio == pytest.approx(wanted, abs=1e-4) and wanted * way > 1e-3
+        assert trace.log_ratio == pytest.approx(wanted, abs=1e-4) and abs(wanted) > 1e-3
+        assert true_log_ratio(runtime, rated) * way > 1e-3
         assert abs(plain_log_ratio(trace) - wanted) > 1e-3  # the head alone does not know
         learner._traces.clear()
         assert learner._trace_of(row, learner.state).log_ratio == trace.log_ratio
@@ -263,11 +265,11 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
         state, step = learner.state, learner.body.lora_b - was.lora_b
         for reply_id in ids:
             row, logprobs = runtime.store.reply(reply_id), []
-            for share in (0.5, -0.5):
+            for share in (1, -1):  # both ways, for rounding shows in what a smaller step does
                 body = replace(learner.body, lora_b=was.lora_b + np.float32(share) * step)
                 then = replace(state, micro=micro, body=body, version=-1)
                 logprobs.append(learner._replay(row, then).logprob)
-            slope = (logprobs[0] - logprobs[1]) / len(row.sampled_ids)
+            slope = (logprobs[0] - logprobs[1]) / (2 * len(row.sampled_ids))
             trace = learner._trace_of(row, state)
             assert trace.moved == pytest.approx(slope, rel=0.1, abs=1e-5) and abs(slope) > 5e-5
             rest = (trace.logprob - trace.base_logprob) / len(row.sampled_ids)
