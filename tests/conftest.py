@@ -11,7 +11,7 @@ from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import embedding, neutral, neutral_text
+from ruvmlx.sona import embedding, measuring, neutral_text
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
@@ -91,7 +91,7 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     config = tiny.config
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(neutral_text, "texts", lambda: _SHORT)
-        measured = neutral.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+        measured = measuring.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
     return measured.to_bytes()
 
 

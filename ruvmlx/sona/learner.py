@@ -24,8 +24,9 @@ from ..store import HeadMoved, ReplyRow, Store
 from . import instant, objective
 from .below import Below
 from .ledger import Ledger
+from .measuring import measure
 from .memory import Memory
-from .neutral import Neutral, measure
+from .neutral import Neutral
 from .reading import Pause
 from .restraint import restrain
 from .state import Ground, RatingResult, State

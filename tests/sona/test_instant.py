@@ -6,7 +6,8 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite, beyond_noise
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral import directions, features, log_softmax_rows, measure, measured
+from ruvmlx.sona.measuring import directions, features, measure, measured
+from ruvmlx.sona.neutral import log_softmax_rows
 from ruvmlx.sona.neutral_text import read
 
 from .test_trace import traced_reply
