@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 8 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 9 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -55,8 +55,8 @@ typedef struct {
     /* x[i] *= c, unless a product is not finite: then nothing changes. */
     int (*scale)(float *x, size_t n, float c);
 
-    /* RVM_OK when every x[i] is finite, else RVM_NOT_FINITE. */
-    int (*all_finite)(const float *x, size_t n);
+    /* RVM_OK when every |x[i]| <= most, which is finite; else, and for NaN, RVM_NOT_FINITE. */
+    int (*all_within)(const float *x, size_t n, float most);
 
     /* velocity = mu * velocity + eta * g;  w += velocity      (w += eta * g without velocity)
      * For several arrays as one step: all of them, or none if any new weight is not finite. */
@@ -97,6 +97,12 @@ typedef struct {
      * Passes NaN on. */
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
+
+    /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i].
+     * block: [R, n]   at: [n]   out: [R, V]
+     * RVM_NOT_FINITE unless all of c * lora_b and of out is within `most`. */
+    int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
+                       size_t rank, size_t vocab, size_t n, float most, float *out);
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
@@ -222,6 +228,41 @@ RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 /* As rvm_impl and rvm_impl_name; there are more implementations of these. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
+
+/* ---- A rating (ruvmlx/sona/instant.py): kernels in a row, for what lies between them costs more ----
+ *
+ * After a reply no cache holds any of this. k, m: the implementations to use. */
+
+/* How evidence becomes the weights of tokens, or of features (rvm_kernels.evidence_push). */
+typedef struct {
+    float step, agree, noise;
+} rvm_push;
+
+/* Bytes of scratch that evidence_block needs, at a multiple of 64; 0 for sizes that are refused. */
+RVM_API size_t rvm_evidence_scratch(const rvm_matrix *features, size_t rank);
+
+/* What evidence [3, R, A + k] of A tokens, then k features [A, k], asks for:
+ * block [R, A] = theta_tokens + theta_features @ features^T.   precision: [A + k]   how: of tokens, of features */
+RVM_API int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *evidence,
+                               const float *precision, const rvm_matrix *features, const rvm_push how[2],
+                               size_t rank, void *scratch, float *block);
+
+enum { RVM_GROUPS = 3 };
+
+/* Contexts of neutral text, by group: the first in answers, the others in prose.
+ * M contexts, V columns: tokens; R readings. */
+typedef struct {
+    const float *p0, *log_ratio, *u; /* [M, V], [M, V] or NULL, [M, R] (rvm_kernels.kl_to_frozen) */
+    const int32_t *following;        /* [M]: the column of the token that follows */
+    const float *rest, *slope;       /* [R, V] or NULL: by them the rise grows beside what contexts say */
+    uint64_t ends[RVM_GROUPS];       /* where each group ends, rising; a group may be empty */
+    double share[RVM_GROUPS];        /* of the prose that a group stands for; 0 in answers */
+    uint64_t vocab, rank;
+} rvm_text;
+
+/* Of an adapter that moves by s * lora_b [R, V]: out[0] mean KL to the frozen model in answers, nats;
+ * out[1] rise of the mean negative log-likelihood of prose; out[2] dot(slope, lora_b), or 0. */
+RVM_API int rvm_distance(const rvm_kernels *k, const rvm_text *text, const float *lora_b, float s, double *out);
 
 /* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *

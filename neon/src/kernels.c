@@ -39,9 +39,9 @@ static uint32_t largest(const float *x, size_t n, float c) {
     return top;
 }
 
-static int k_all_finite(const float *x, size_t n) {
-    REQUIRE(x && n);
-    return is_finite_magnitude(largest(x, n, 1)) ? RVM_OK : RVM_NOT_FINITE;
+static int k_all_within(const float *x, size_t n, float most) {
+    REQUIRE(x && n && most >= 0 && isfinite(most));
+    return largest(x, n, 1) <= magnitude(most) ? RVM_OK : RVM_NOT_FINITE;
 }
 
 static int k_scale(float *x, size_t n, float c) {
@@ -298,6 +298,30 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
     return RVM_OK;
 }
 
+/* y = c * x; returns the largest magnitude of it. */
+static uint32_t scaled(const float *restrict x, size_t n, float c, float *restrict y) {
+    uint32_t top = 0;
+    SIMD(reduction(max : top))
+    for (size_t i = 0; i < n; i++) {
+        y[i] = c * x[i];
+        uint32_t m = magnitude(y[i]);
+        top = m > top ? m : top;
+    }
+    return top;
+}
+
+static int k_micro_place(const float *lora_b, float c, const float *block, const int32_t *at, float s,
+                         size_t rank, size_t vocab, size_t n, float most, float *out) {
+    REQUIRE(lora_b && block && at && out && vocab && n && !bad_rank(rank) && most >= 0 && isfinite(most));
+    for (size_t i = 0; i < n; i++) REQUIRE(at[i] >= 0 && (size_t)at[i] < vocab);
+    const uint32_t limit = magnitude(most);
+    if (largest(block, rank * n, s) > limit || scaled(lora_b, rank * vocab, c, out) > limit)
+        return RVM_NOT_FINITE;
+    for (size_t k = 0; k < rank; k++)
+        for (size_t i = 0; i < n; i++) out[k * vocab + (size_t)at[i]] = s * block[k * n + i];
+    return RVM_OK;
+}
+
 static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob) {
     REQUIRE(logits && y && logprob && tokens && vocab);
     for (size_t t = 0; t < tokens; t++) REQUIRE(y[t] >= 0 && (size_t)y[t] < vocab);
@@ -318,12 +342,13 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .exp = k_exp,
     .dot = k_dot,
     .scale = k_scale,
-    .all_finite = k_all_finite,
+    .all_within = k_all_within,
     .micro_update = k_micro_update,
     .head_add = k_head_add,
     .trace_accumulate = k_trace_accumulate,
     .kl_to_frozen = k_kl_to_frozen,
     .evidence_add = k_evidence_add,
     .evidence_push = k_evidence_push,
+    .micro_place = k_micro_place,
     .logprobs = k_logprobs,
 };

@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 
@@ -22,13 +22,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "exp": [_P, _N, _P],
     "dot": [_P, _P, _N, _P],
     "scale": [_P, _N, _F],
-    "all_finite": [_P, _N],
+    "all_within": [_P, _N, _F],
     "micro_update": [_P, _N, _F, _F],
     "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],
     "trace_accumulate": [_P, _P, _P, _P, _F, _N, _N, _N, _N, _P, _P, _P],
     "kl_to_frozen": [_P, _P, _P, _P, _F, _N, _N, _N, _P],
     "evidence_add": [_P, _P, _P, _F, _F, _N, _P],
     "evidence_push": [_P, _P, _F, _F, _F, _N, _N, _N, _N, _P],
+    "micro_place": [_P, _F, _P, _P, _F, _N, _N, _N, _F, _P],
     "logprobs": [_P, _P, _N, _N, _P],
 }
 KERNELS = tuple(_SIGNATURES)

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ruvmlx.kernels.library import MAX_RANK, NOT_FINITE, OK, Param, functions
+from ruvmlx.kernels.library import BAD_ARGUMENT, MAX_RANK, NOT_FINITE, OK, Param, functions
 
 Array = NDArray[np.float32]
 Step = tuple[Array, Array | None, Array]  # weights, velocity or None, gradient
 
 _F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
+_LARGEST = float(np.finfo(np.float32).max)
 _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 
@@ -52,12 +53,17 @@ def scale(x: Array, c: float, impl: str | None = None) -> None:
     _done("scale", functions(impl).scale(_inout(x), x.size, c))
 
 
+def all_within(x: Array, most: float, impl: str | None = None) -> bool:
+    """Is every |x| <= most, which is finite? NaN is not."""
+    rc = functions(impl).all_within(_in(x), x.size, most)
+    if rc != NOT_FINITE:
+        _done("all_within", rc)
+    return rc == OK
+
+
 def all_finite(x: Array, impl: str | None = None) -> bool:
     """Is every element finite?"""
-    rc = functions(impl).all_finite(_in(x), x.size)
-    if rc != NOT_FINITE:
-        _done("all_finite", rc)
-    return rc == OK
+    return all_within(x, _LARGEST, impl)
 
 
 def micro_update(
@@ -240,6 +246,38 @@ def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
     """How much of [R, N] chance does not explain, for each reading: [R, 1] (James and Stein 1961)."""
     signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
     return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
+
+
+def micro_place(
+    lora_b: Array,
+    c: float,
+    block: Array,
+    at: NDArray[np.int32],
+    s: float,
+    most: float,
+    impl: str | None = None,
+) -> Array:
+    """c * lora_b [R, V], but of its columns `at` [n] s * block [R, n]. NotFinite unless all of c * lora_b and
+    of what comes out is within `most`."""
+    rank, vocab = lora_b.shape
+    _shape("block", block, (rank, *at.shape))
+    out = np.empty_like(lora_b)
+    args = _in(lora_b), c, _in(block), _in(at, _I32), s, rank, vocab, at.size, most, _inout(out)
+    rc = functions(impl).micro_place(*args)
+    if rc == BAD_ARGUMENT and (at.min() < 0 or at.max() >= vocab):
+        raise ValueError(f"token ids span {at.min()}..{at.max()}, outside the vocabulary of {vocab}")
+    _done("micro_place", rc)
+    return out
+
+
+def micro_place_ref(
+    lora_b: Array, c: float, block: Array, at: NDArray[np.int32], s: float, most: float
+) -> Array:
+    out = c * lora_b.astype(np.float64)
+    if not (np.abs(out) <= most).all() or not (np.abs(s * block.astype(np.float64)) <= most).all():
+        raise NotFinite("micro_place: a weight is beyond all measure")
+    out[:, at] = s * block.astype(np.float64)
+    return out.astype(np.float32)
 
 
 def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> NDArray[np.float64]:

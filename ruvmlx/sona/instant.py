@@ -11,7 +11,7 @@ For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i i
 
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
 
-    theta = STEP * G / (1 / sigma^2 + L) * G^2 / (G^2 + AGREE * S)
+    theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
 where each rating makes all before it fade by FADE. Tastes change: while the latest ratings, a moving mean,
 punish what the older ones made more likely, those fade faster, the more the clearer that is. One such rating
@@ -20,7 +20,7 @@ says nothing.
 First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
 moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. Features are
 many, and each moves all tokens: from noise alone they would add up. All those of one reading count for no
-more than they say beyond noise, by James and Stein: 1 - NOISE * sum S / sum G^2, or nothing. lora_a stays
+more than they say beyond noise, by James and Stein: 1 - noise * sum S / sum G^2, or nothing. lora_a stays
 what was measured.
 
 Where a reply ends costs it no variety; what it says does. So held_back scales all but the end of replies
@@ -40,6 +40,7 @@ import numpy as np
 
 from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
+from ..kernels.rating import Push
 from ..lora import MicroLoRA
 from .neutral import Distance, Neutral
 from .trace import Trace
@@ -48,9 +49,8 @@ KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answ
 SAID_CAP = 0.05  # of it by what replies say, apart from where they end
 RISE_CAP = math.log(1.014)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
-STEP = {"token": 1.0, "feature": 1.5}
-AGREE = {"token": 12.0, "feature": 12.0}  # ratings that must agree before half of a step is taken
-NOISE = {"token": 0.0, "feature": 1.0}
+TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: ratings before half of a step is taken
+FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 FADE = 0.005
 TURNED = 1.0  # of the older ratings fade at a trend of -1
 LATEST = 8  # ratings that the trend is the mean of
@@ -69,12 +69,12 @@ class Update:
 @dataclass(frozen=True)
 class Said:
     """All that a rating needs of a reply and its adapter: what it says at weight 1, gradient and Fisher
-    information in the coordinates, [r, A + k] each; what the ratings before it ask for, [r, A]; and whether
-    the adapter moves other tokens, too."""
+    information in the coordinates, [r, A + k] each; what is in the adapter beside what ratings before it ask
+    for, [r, A] at a gain of 1; and whether it moves other tokens, too."""
 
     gradient: np.ndarray
     information: np.ndarray
-    asked: np.ndarray
+    beside: np.ndarray
     covered: bool
 
 
@@ -90,8 +90,9 @@ class Whole:
 
     def at(self, share: float, neutral: Neutral) -> MicroLoRA:
         now = self.adapter.gain
-        b = self.adapter.lora_b * np.float32(share / now if now else 0)
-        b[:, neutral.tokens] = np.float32(share) * self.block
+        b = kernels.micro_place(
+            self.adapter.lora_b, share / now if now else 0.0, self.block, neutral.tokens, share, LARGEST
+        )
         return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share, trend=self.trend)
 
 
@@ -120,7 +121,7 @@ def update(
         trend = turned(adapter.trend, weight, trace.log_ratio)
         new = gathered(adapter, said, weight, remembered(trend), neutral)
         _sound(new, LARGEST**2)
-        whole = moved(adapter, said.asked, new, trend, neutral)
+        whole = moved(adapter, said.beside, new, trend, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
 
 
@@ -151,14 +152,14 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         expected = np.maximum(0, drawn.take(neutral.tokens) - gradient[0] / scale)  # about sum_t p_t
         square = scale**2 * np.sum(u * u, axis=0)[:, None]
         try:
-            before = asked(adapter, held(adapter, neutral), neutral)
+            rest = beside(adapter, held(adapter, neutral), neutral)
         except NotFinite:
-            before = np.full((len(square), neutral.tokens.size), np.nan, np.float32)
+            rest = np.full((len(square), neutral.tokens.size), np.nan, np.float32)
         by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
         return Said(
             np.concatenate([gradient, gradient @ neutral.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
-            before,
+            rest,
             neutral.covers(adapter),
         )
 
@@ -191,17 +192,13 @@ def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
 
 
 def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
-    """theta: the coordinates that the evidence [3, r, A + k] asks for, [r, A + k]."""
-    theta = np.empty_like(evidence[0])
-    for kind, part in neutral.parts.items():
-        how = STEP[kind], AGREE[kind], NOISE[kind]
-        kernels.evidence_push(evidence, neutral.precision, *how, part, theta)
-    return theta
+    """What the evidence [3, r, A + k] asks for, of each token that ratings may move: [r, A]."""
+    return neutral.block(evidence, TOKEN, FEATURE)
 
 
 def asked(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
     """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A]."""
-    block = neutral.spread(pushed(evidence, neutral))
+    block = pushed(evidence, neutral)
     said, share = neutral.said(adapter, block), 1.0
     for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
         if (kl := said(share)) <= SAID_CAP:
@@ -214,14 +211,19 @@ def asked(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndar
     return block
 
 
+def beside(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
+    """What an adapter with this evidence says beside what that asks for, at a gain of 1: [r, A]."""
+    if not adapter.gain:
+        return np.zeros((adapter.rank, neutral.tokens.size), np.float32)
+    now = adapter.lora_b.take(neutral.tokens, axis=1) * np.float32(1 / adapter.gain)
+    return now - asked(adapter, evidence, neutral)
+
+
 def moved(
-    adapter: MicroLoRA, before: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
+    adapter: MicroLoRA, rest: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
 ) -> Whole:
-    """The adapter, of which `before` was asked [r, A], with this evidence; whatever else is in it stays."""
-    block = asked(adapter, evidence, neutral)
-    if adapter.gain:
-        block += adapter.lora_b.take(neutral.tokens, axis=1) * np.float32(1 / adapter.gain) - before
-    return Whole(adapter, block, evidence, trend)
+    """The adapter with this evidence; what is in it beside that, `rest` [r, A], stays."""
+    return Whole(adapter, asked(adapter, evidence, neutral) + rest, evidence, trend)
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
@@ -230,7 +232,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Ne
     new = old - (held(after, neutral) - held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    return capped(moved(adapter, asked(adapter, old, neutral), new, trend, neutral), neutral)
+    return capped(moved(adapter, beside(adapter, old, neutral), new, trend, neutral), neutral)
 
 
 def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:
@@ -256,14 +258,12 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
             break
         share = min(0.95 * share * room, (share + beyond) / 2 if refusals else 1.0)
     share, kl = good or (0.0, _finite(distance(0.0)).kl)
-    adapter = whole.at(share, neutral)
-    _sound(adapter.lora_b)
-    return Update(adapter, kl)
+    return Update(whole.at(share, neutral), kl)
 
 
 def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
     """NotFinite, unless all are numbers below the largest."""
-    if not max(numbers.max(), -numbers.min()) < largest:  # NaN is not
+    if not kernels.all_within(numbers, largest):
         raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
 
 
@@ -271,7 +271,7 @@ def _distances(whole: Whole, neutral: Neutral, covered: bool) -> Callable[[float
     """By share. Tokens that ratings may not move are, but for the tail of a consolidation, not moved."""
     if covered:
         return neutral.distances(whole.adapter, whole.block)
-    return lambda share: neutral.distance_dense(whole.at(share, neutral))
+    return neutral.distances_dense(whole.at(1.0, neutral))
 
 
 def _room(found: Distance, share: float, neutral: Neutral, limit: float) -> float:

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from ..backends.base import Backend
-from ..kernels import matmul
-from ..kernels import micro as kernels
+from ..kernels import matmul, rating
+from ..kernels.rating import Push, Text
 from ..lora import MicroLoRA
 from ..models.base import Tokenizer
 from . import neutral_text
@@ -36,16 +36,6 @@ class Distance:
     kl: float
     rise: float
     slope: float = 0.0
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Which contexts are in answers; which in prose, by group, and what share of the prose each stands for;
-    what each context counts in a mean over the prose, [m]."""
-
-    answers: slice
-    prose: list[tuple[slice, float]]
-    mean: np.ndarray
 
 
 @dataclass
@@ -83,21 +73,22 @@ class Neutral:
     def answers(self) -> int:
         return int(self.counts[0])
 
-    def _groups(self, rows: np.ndarray) -> Groups:
-        """The contexts `rows` (rising) by what they are in."""
-        ends = np.searchsorted(rows, np.cumsum(self.counts)).tolist()
+    def _groups(self, rows: np.ndarray) -> list[tuple[int, float]]:
+        """Of the contexts `rows` (rising): how many are in answers, in prose where most is read and in the
+        rest of it; and what share of the prose each group stands for."""
+        ends = np.searchsorted(rows, np.cumsum(self.counts))
+        sizes = np.diff(ends, prepend=0).tolist()
         own = float(self.counts[1] / max(1, self.prose))
-        shares = (own, 1 - own)
-        parts = [(slice(a, b), w) for a, b, w in zip(ends[:-1], ends[1:], shares, strict=True) if b > a]
-        whole = sum(w for _, w in parts) or 1.0
-        mean = np.zeros(len(rows), np.float32)
-        for part, w in parts:
-            mean[part] = w / whole / (part.stop - part.start)
-        return Groups(slice(0, ends[0]), [(part, w / whole) for part, w in parts], mean)
+        shares = [share if size else 0.0 for size, share in zip(sizes, (0.0, own, 1 - own), strict=True)]
+        whole = sum(shares) or 1.0
+        return [(size, share / whole) for size, share in zip(sizes, shares, strict=True)]
 
     @cached_property
-    def _every(self) -> Groups:
-        return self._groups(np.arange(len(self.contexts)))
+    def _prose(self) -> list[tuple[slice, float]]:
+        """The groups of all contexts in prose, and what share of it each stands for."""
+        (n, _), (loud, own), (rest, other) = self._groups(np.arange(len(self.contexts)))
+        parts = (slice(n, n + loud), own), (slice(n + loud, n + loud + rest), other)
+        return [(part, share) for part, share in parts if share]
 
     @cached_property
     def few(self) -> np.ndarray:
@@ -156,16 +147,9 @@ class Neutral:
     def k(self) -> int:
         return self.features.shape[1]
 
-    @property
-    def parts(self) -> dict[str, slice]:
-        """Where the coordinates of each kind are."""
-        n = self.tokens.size
-        return {"token": slice(0, n), "feature": slice(n, n + self.k)}
-
-    def spread(self, theta: np.ndarray) -> np.ndarray:
-        """Coordinates [r, A + k] -> what they say of each token, [r, A]."""
-        along = np.ascontiguousarray(theta[:, self.parts["feature"]])
-        return theta[:, self.parts["token"]] + matmul.matmul(self._features, along)
+    def block(self, evidence: np.ndarray, token: Push, feature: Push) -> np.ndarray:
+        """What the evidence [3, r, A + k] asks for, of each token: [r, A]."""
+        return rating.evidence_block(evidence, self.precision, self._features, token, feature)
 
     @cached_property
     def _features(self) -> matmul.Matrix:
@@ -173,7 +157,7 @@ class Neutral:
 
     def prepare(self) -> None:
         """Compute what the first rating would have to wait for."""
-        self.packed, self._unseen, self._features, self._answered, self.ends  # noqa: B018 - kept once computed
+        self._own, self._features, self._answered, self.ends  # noqa: B018 - kept once computed
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -181,21 +165,27 @@ class Neutral:
         return np.flatnonzero(np.isin(self.tokens, self.eos))
 
     @cached_property
-    def _answered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`packed`, `contexts` and `_readings` of the answers; with any base, of the model without it."""
+    def _answered(self) -> tuple[np.ndarray, Text]:
+        """The contexts of answers, and what is said there; with any base, by the model without it."""
         n = self.answers
-        return self.packed[:n], self.contexts[:n], self._readings[:n]
+        text = Text(self.packed[:n], None, self._readings[:n], self._followed[:n], [(n, 0.0)])
+        return self.contexts[:n], text
 
     def said(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], float]:
         """share -> KL in the answers, nats per token, if the adapter moved by share * block [r, A] all tokens
         but the ends of replies."""
+        moved = self._moved(block)
+        moved[:, self.ends] = 0
+        contexts, text = self._answered
+        if not self._is_own(adapter):
+            text = text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
+        return lambda share: text.distance(moved, share * adapter.scale)[0]
+
+    def _moved(self, block: np.ndarray) -> np.ndarray:
+        """[r, A] -> [r, A + 1]: all other tokens stay."""
         moved = np.zeros((len(block), self.tokens.size + 1), np.float32)
         moved[:, :-1] = block
-        moved[:, self.ends] = 0
-        p, contexts, u = self._answered
-        if not self._is_own(adapter):
-            u = np.ascontiguousarray(contexts @ adapter.lora_a)
-        return lambda share: kernels.kl_to_frozen(p, u, moved, share * adapter.scale)[0]
+        return moved
 
     def _is_own(self, adapter: MicroLoRA) -> bool:
         """Does it read what was measured here?"""
@@ -207,7 +197,7 @@ class Neutral:
     def distance(self, adapter: MicroLoRA) -> Distance:
         """From the frozen model: exact over all contexts if ratings alone have moved it, else over a few."""
         if not self.covers(adapter):
-            return self.distance_dense(adapter)
+            return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, adapter.lora_b.take(self.tokens, axis=1))(1.0)
 
     def covers(self, adapter: MicroLoRA) -> bool:
@@ -218,22 +208,25 @@ class Neutral:
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
         """share -> the distance of an adapter that moves by share * block [r, A] the tokens that ratings may
         move. All others keep their proportions, and count as one."""
-        moved = np.zeros((adapter.rank, self.tokens.size + 1), np.float32)
-        moved[:, :-1] = block
         own = self._is_own(adapter)
-        u = self._readings if own else np.ascontiguousarray(self.contexts @ adapter.lora_a)
-        followed = moved.take(self._followed, axis=1)
-        packed = self.packed, self.packed_ratio
-        sampled = self._split(packed, u, moved, adapter.scale, self._every, followed)
-        if not own:
-            return sampled
-        rest, slope = (adapter.scale * float(np.vdot(x, moved)) for x in (self._unseen, self.drift))
+        text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
+        return self._by_share(text, self._moved(block), adapter.scale)
 
+    def _by_share(self, text: Text, moved: np.ndarray, scale: float) -> Callable[[float], Distance]:
         def distance(share: float) -> Distance:
-            found = sampled(share)
-            return Distance(found.kl, found.rise + share * rest, slope)
+            kl, rise, slope = text.distance(moved, share * scale)
+            return Distance(kl, rise + self.rise, scale * slope)
 
         return distance
+
+    @cached_property
+    def _own(self) -> Text:
+        """The contexts as what was measured reads them."""
+        return self._read(self._readings, self._unseen, self.drift)
+
+    def _read(self, u: np.ndarray, *known: np.ndarray) -> Text:
+        groups = self._groups(np.arange(len(self.contexts)))
+        return Text(self.packed, self.packed_ratio, u, self._followed, groups, *known)
 
     @cached_property
     def _readings(self) -> np.ndarray:
@@ -246,7 +239,7 @@ class Neutral:
         said = self.packed.copy()
         said[np.arange(len(said)), self._followed] -= 1
         rest = self.drift.copy()
-        for part, share in self._every.prose:
+        for part, share in self._prose:
             rest -= share * (self._readings[part].T @ said[part] / len(said[part]))
         return rest
 
@@ -254,33 +247,14 @@ class Neutral:
     def _followed(self) -> np.ndarray:
         """Where among `tokens` the ones that follow are, A for all others: [M]."""
         at = np.minimum(np.searchsorted(self.tokens, self.following), self.tokens.size - 1)
-        return np.where(self.tokens[at] == self.following, at, self.tokens.size)
+        return np.where(self.tokens[at] == self.following, at, self.tokens.size).astype(np.int32)
 
-    def distance_dense(self, adapter: MicroLoRA) -> Distance:
-        """The same over the whole vocabulary, in few contexts."""
+    def distances_dense(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
+        """The same over the whole vocabulary, in few contexts: share -> the distance with share * lora_b."""
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
-        dense = self.probabilities, self.log_ratio
-        y = adapter.lora_b.take(self.following[self.few], axis=1)
-        return self._split(dense, u, adapter.lora_b, adapter.scale, self._groups(self.few), y)(1.0)
-
-    def _split(
-        self, said, u: np.ndarray, b: np.ndarray, alpha: float, groups: Groups, followed: np.ndarray
-    ) -> Callable[[float], Distance]:
-        """said: probabilities and log-ratios of contexts with readings u [m, r]. alpha: the scale of a whole
-        share; followed [r, m]: the columns of b of the tokens after the contexts."""
-        gained = float(np.einsum("rm,mr,m", followed, u, groups.mean))
-
-        def look(part: slice, scale: float) -> tuple[float, float]:
-            """Mean KL, and mean growth of the sum over all tokens of what they weigh."""
-            p, ratio = said[0][part], None if said[1] is None else said[1][part]
-            return kernels.kl_to_frozen(p, u[part], b, scale, ratio) if len(p) else (0.0, 0.0)
-
-        def distance(share: float) -> Distance:
-            scale = share * alpha
-            grown = sum(of * look(part, scale)[1] for part, of in groups.prose)
-            return Distance(look(groups.answers, scale)[0], grown - scale * gained + self.rise)
-
-        return distance
+        following = self.following[self.few].astype(np.int32)
+        text = Text(self.probabilities, self.log_ratio, u, following, self._groups(self.few))
+        return self._by_share(text, adapter.lora_b, adapter.scale)
 
     def under(
         self,
@@ -316,7 +290,7 @@ class Neutral:
             backend.set_lora(base)
         pause()
         risen = np.concatenate(lost)
-        new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._every.prose)
+        new.rise = sum(w * float(np.mean(risen[part])) for part, w in self._prose)
         new.packed, new.packed_ratio = (np.ascontiguousarray(np.concatenate(x)) for x in (packed, ratio))
         new._answered = answered
         new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place

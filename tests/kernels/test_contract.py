@@ -60,12 +60,13 @@ def test_the_c_functions_check_their_own_arguments(impl):
     p, out = x.ctypes.data, ctypes.addressof((ctypes.c_double * 2)())
     ids = np.int32([3]).ctypes.data
     assert f.exp(None, 4, p) == f.exp(p, 0, p) == library.BAD_ARGUMENT
-    assert f.dot(p, p, 4, None) == f.scale(p, 0, 1.0) == f.all_finite(None, 1) == library.BAD_ARGUMENT
+    assert f.dot(p, p, 4, None) == f.scale(p, 0, 1.0) == f.all_within(None, 1, 1.0) == library.BAD_ARGUMENT
     assert f.micro_update(None, 1, 1.0, 0.0) == library.BAD_ARGUMENT
     assert f.head_add(p, p, p, 1.0, 1, 1, 1, 65, p) == library.BAD_ARGUMENT
     assert f.trace_accumulate(p, p, p, p, 1.0, 1, 3, 1, 3, p, p, out) == library.BAD_ARGUMENT
     assert f.kl_to_frozen(p, None, p, p, 1.0, 1, 1, 0, out) == library.BAD_ARGUMENT
     assert f.logprobs(p, ids, 1, 3, out) == library.BAD_ARGUMENT
+    assert f.micro_place(p, 1.0, p, ids, 1.0, 1, 3, 1, 1.0, p) == library.BAD_ARGUMENT
 
 
 def test_registry_names_the_fastest_implementation_of_every_kernel():

@@ -68,7 +68,7 @@ def test_scale_changes_all_or_nothing(impl, rng):
     np.testing.assert_array_equal(x, before)
 
 
-@pytest.mark.parametrize("impl", available("all_finite"))
+@pytest.mark.parametrize("impl", available("all_within"))
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
 def test_all_finite_sees_every_position(impl, n, rng):
     x = odd(rng, n, spread=1e38)
@@ -79,6 +79,10 @@ def test_all_finite_sees_every_position(impl, n, rng):
             y = x.copy()
             y[position] = bad
             assert not micro.all_finite(y, impl)
+        y = np.full(n, -2, np.float32)
+        assert micro.all_within(y, 2, impl)
+        y[position] = -2.001
+        assert not micro.all_within(y, 2, impl) and micro.all_within(y, 3, impl)
 
 
 def steps(rng, sizes, momentum):
@@ -293,6 +297,29 @@ def test_evidence_passes_nan_on(impl, noise, bad, where, rng):
     with np.errstate(invalid="ignore"):
         micro.evidence_push_ref(held, precision, 1.0, 12.0, noise, slice(0, 40), want)
     assert not np.isfinite(got).all() or np.allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("impl", available("micro_place"))
+@pytest.mark.parametrize("rank,vocab,n", [(1, 1, 1), (2, 33, 5), (3, 1500, 700)])
+def test_micro_place(impl, rank, vocab, n, rng):
+    b, block = odd(rng, rank, vocab), odd(rng, rank, n)
+    at = np.sort(rng.choice(vocab, n, replace=False)).astype(np.int32)
+    for c, s in ((0.7, 1.2), (0.0, 0.5)):
+        got = micro.micro_place(b, c, block, at, s, 1e8, impl)
+        np.testing.assert_allclose(got, micro.micro_place_ref(b, c, block, at, s, 1e8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("impl", available("micro_place"))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30])
+@pytest.mark.parametrize("where", ["kept", "replaced", "placed"])
+def test_micro_place_refuses_what_is_beyond_measure(impl, bad, where, rng):
+    """Also in a weight that would have been replaced: an adapter with one is broken."""
+    b, block, at = odd(rng, 2, 40), odd(rng, 2, 3), np.int32([4, 20, 39])
+    x, i = {"kept": (b, (1, 38)), "replaced": (b, (1, 39)), "placed": (block, (1, 2))}[where]
+    x[i] = bad
+    for place in (micro.micro_place_ref, lambda *args: micro.micro_place(*args, impl)):
+        with pytest.raises(micro.NotFinite):
+            place(b, 0.9, block, at, 0.9, 1e8)
 
 
 @pytest.mark.parametrize("impl", available("logprobs"))

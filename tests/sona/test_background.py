@@ -59,7 +59,9 @@ def rated(open_tiny, monkeypatch):
 
     The ratings have hardly moved the weights: much is left to be learned.
     """
-    monkeypatch.setattr(instant, "STEP", {kind: 0.1 * step for kind, step in instant.STEP.items()})
+    for kind in "TOKEN", "FEATURE":
+        push = getattr(instant, kind)
+        monkeypatch.setattr(instant, kind, replace(push, step=0.1 * push.step))
     with open_tiny() as runtime:
         for i in range(14):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")

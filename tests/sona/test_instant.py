@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels.micro import NotFinite, beyond_noise
+from ruvmlx.kernels.rating import evidence_block_ref
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
 from ruvmlx.sona.measuring import directions, features, measure, measured
@@ -58,16 +59,16 @@ def slow_lora_b(rated, neutral) -> np.ndarray:
                 lambda t, r=r, j=j: t.grad_b[r, tokens[j]],
                 lambda t, r=r, j=j: slow_fisher(t, r, tokens[j]),
             )
-            said[r, j] = slow_step("token", g, s, neutral.precision[j] + information)
+            said[r, j] = slow_step(instant.TOKEN, g, s, neutral.precision[j] + information)
         for k in range(features.shape[1]):
             g, s, information = slow_sums(
                 rated,
                 lambda t, r=r, k=k: t.grad_b[r, tokens] @ features[:, k],
                 lambda t, r=r: t.adapter.scale**2 * np.sum(readings(t)[:, r] ** 2),
             )
-            theta[r, k] = slow_step("feature", g, s, neutral.precision[len(tokens) + k] + information)
+            theta[r, k] = slow_step(instant.FEATURE, g, s, neutral.precision[len(tokens) + k] + information)
             signal, noise = signal + g * g, noise + s
-        theta[r] *= max(0, 1 - instant.NOISE["feature"] * noise / signal)
+        theta[r] *= max(0, 1 - instant.FEATURE.noise * noise / signal)
     return said + theta @ features.T
 
 
@@ -95,15 +96,16 @@ def slow_sums(rated, gradient, fisher) -> tuple[float, float, float]:
     return g, s, information
 
 
-def slow_step(kind, g, s, precision) -> float:
-    return instant.STEP[kind] * g / precision * g * g / (g * g + instant.AGREE[kind] * s + 1e-12)
+def slow_step(push, g, s, precision) -> float:
+    return push.step * g / precision * g * g / (g * g + push.agree * s + 1e-12)
 
 
 def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeypatch):
     """Five ratings, each by the model that the one before left; no cap in the way."""
     for cap in ("KL_CAP", "SAID_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
-    monkeypatch.setattr(instant, "STEP", {"token": 0.5, "feature": 0.05})
+    for kind, step in ("TOKEN", 0.5), ("FEATURE", 0.05):
+        monkeypatch.setattr(instant, kind, replace(getattr(instant, kind), step=step))
     rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
@@ -111,8 +113,8 @@ def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeyp
         trace = trace.replayed(adapter, 0, tiny_backend.head)
         faded = faded or adapter.trend < 0
     assert faded
-    g, s, _ = adapter.evidence[..., neutral.parts["feature"]]
-    assert adapter.gain == 1 and beyond_noise(g, s, instant.NOISE["feature"]).max() > 0.1
+    g, s, _ = adapter.evidence[..., neutral.tokens.size :]
+    assert adapter.gain == 1 and beyond_noise(g, s, instant.FEATURE.noise).max() > 0.1
     want = slow_lora_b(rated, neutral)
     np.testing.assert_allclose(
         adapter.lora_b[:, neutral.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
@@ -140,21 +142,29 @@ def test_wrong_ratings_now_and_then_are_no_change_of_taste():
 
 def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral):
     """The same push four times, against the same four times there and back."""
-    one = np.full((2, neutral.precision.size), 0.5, np.float32)
+    one, a = np.full((2, neutral.precision.size), 0.5, np.float32), neutral.tokens.size
     alike, torn = (np.stack([sum_, 4 * one**2, one]) for sum_ in (4 * one, 0.1 * one))
-    for kind, part in neutral.parts.items():
-        whole = instant.STEP[kind] * 4 * one / (neutral.precision + one)
-        share = (instant.pushed(alike, neutral) / whole)[:, part]
-        beyond = 1 - instant.NOISE[kind] / 4
-        np.testing.assert_allclose(share, beyond * 16 / (16 + 4 * instant.AGREE[kind]), rtol=1e-3)
-    assert np.abs(instant.pushed(torn, neutral)).max() < 1e-4 * np.abs(instant.pushed(alike, neutral)).max()
+    want = 4 * one / (neutral.precision + one)
+    for push, part in (instant.TOKEN, slice(0, a)), (instant.FEATURE, slice(a, None)):
+        want[:, part] *= push.step * (1 - push.noise / 4) * 16 / (16 + 4 * push.agree)
+    want = want[:, :a] + want[:, a:] @ neutral.features.T
+    found = instant.pushed(alike, neutral)
+    np.testing.assert_allclose(found, want, rtol=1e-2, atol=1e-3 * np.abs(want).max())
+    assert np.abs(instant.pushed(torn, neutral)).max() < 1e-4 * np.abs(found).max()
+
+
+def test_what_is_pushed_is_what_its_twin_says(neutral):
+    evidence = strong_evidence(neutral, 0.1)
+    features = neutral.features.astype(np.float16)
+    want = evidence_block_ref(evidence, neutral.precision, features, instant.TOKEN, instant.FEATURE)
+    np.testing.assert_allclose(instant.pushed(evidence, neutral), want, atol=1e-5 * np.abs(want).max())
 
 
 def test_features_say_nothing_where_chance_explains_all(neutral):
     rng = np.random.default_rng(4)
     g = rng.normal(size=(50, 2, neutral.k))
     noise, taste = ((x.sum(axis=0), (x * x).sum(axis=0)) for x in (g, g + 0.5))
-    much = instant.NOISE["feature"]
+    much = instant.FEATURE.noise
     assert beyond_noise(*noise, much).max() < 0.4 and beyond_noise(*taste, much).min() > 0.8
 
 
@@ -181,7 +191,7 @@ def slow_said(neutral, adapter, block) -> float:
 def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, trace, size, reads):
     adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
     evidence = strong_evidence(neutral, size)
-    free = neutral.spread(instant.pushed(evidence, neutral))
+    free = instant.pushed(evidence, neutral)
     held = instant.asked(adapter, evidence, neutral)
     before, after = slow_said(neutral, adapter, free), slow_said(neutral, adapter, held)
     assert neutral.said(adapter, free)(1.0) == pytest.approx(before, rel=1e-3, abs=1e-6)
@@ -199,11 +209,17 @@ def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, trace, size
 def test_what_is_held_back_leaves_no_trace(trace, neutral):
     """From evidence that asks for too much to one that does not, and back: the same, but for rounding."""
     much, little = strong_evidence(neutral, 0.3), strong_evidence(neutral, 0.001)
-    most, least = (instant.asked(trace.adapter, x, neutral) for x in (much, little))
-    first = instant.moved(trace.adapter, most, much, 0.0, neutral).at(0.5, neutral)
-    second = instant.moved(first, most, little, 0.0, neutral).at(0.7, neutral)
-    back = instant.moved(second, least, much, 0.0, neutral).at(0.5, neutral)
-    np.testing.assert_allclose(back.lora_b, first.lora_b, atol=1e-5 * np.abs(most).max())
+    first = step(trace.adapter, much, much, neutral).at(0.5, neutral)
+    second = step(first, much, little, neutral).at(0.7, neutral)
+    back = step(second, little, much, neutral).at(0.5, neutral)
+    np.testing.assert_allclose(
+        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.asked(trace.adapter, much, neutral)).max()
+    )
+
+
+def step(adapter, before, evidence, neutral) -> instant.Whole:
+    """From an adapter with the evidence `before` to one with this."""
+    return instant.moved(adapter, instant.beside(adapter, before, neutral), evidence, 0.0, neutral)
 
 
 def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
@@ -222,7 +238,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, neutral):
     b[:, neutral.tokens] = rng.normal(size=(2, neutral.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
     assert neutral.kl(far) > instant.KL_CAP
-    capped = instant.capped(instant.Whole(far, b[:, neutral.tokens], far.evidence), neutral)
+    capped = instant.capped(instant.Whole(far, b.take(neutral.tokens, axis=1), far.evidence), neutral)
     found = neutral.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
@@ -293,7 +309,7 @@ def test_distance_over_some_tokens_is_that_over_all(trace, neutral):
         adapter, lora_a=adapter.lora_a * np.float32(1.001)
     )  # so that no more than contexts counts
     assert len(neutral.few) == len(neutral.contexts)
-    got, want = packed.distance(adapter), neutral.distance_dense(adapter)
+    got, want = packed.distance(adapter), neutral.distances_dense(adapter)(1.0)
     assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), abs=1e-5)
 
 
@@ -316,11 +332,9 @@ def test_prose_that_is_read_most_is_looked_at_whole():
 def test_groups_of_prose_count_by_the_states_they_stand_for(neutral):
     counts, prose = np.array([2, 3, 4]), np.array(30)
     few = replace(neutral, counts=counts, prose=prose)
-    every = few._groups(np.arange(9))
-    assert every.answers == slice(0, 2) and every.prose == [(slice(2, 5), 0.1), (slice(5, 9), 0.9)]
-    np.testing.assert_allclose(every.mean, [0, 0] + 3 * [0.1 / 3] + 4 * [0.9 / 4], rtol=1e-6)
+    assert few._groups(np.arange(9)) == [(2, 0.0), (3, 0.1), (4, 0.9)]
     some = few._groups(np.array([0, 1, 6, 8]))  # none of those that count for themselves
-    assert some.prose == [(slice(2, 4), 1.0)]
+    assert some == [(2, 0.0), (0, 0.0), (2, 1.0)]
 
 
 def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, neutral, tiny, tiny_backend):
@@ -332,7 +346,7 @@ def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, neutral, tiny, 
     adapter.add_to_logits(z, states[answers:])
     at = np.arange(len(z)), following[answers:]
     want = float(np.mean(frozen[at] - log_softmax_rows(z)[at]))
-    found, few = neutral.distance(adapter), neutral.distance_dense(adapter)
+    found, few = neutral.distance(adapter), neutral.distances_dense(adapter)(1.0)
     assert abs(found.rise - want) < 0.5 * abs(few.rise - want)
     slope = neutral.distances(adapter, adapter.lora_b[:, neutral.tokens])(1e-3)
     assert slope.rise == pytest.approx(1e-3 * slope.slope, rel=0.05)

@@ -19,7 +19,7 @@ def arrays(runtime, trace) -> dict[str, np.ndarray]:
         "grad_b": trace.grad_b,
         "gradient": said.gradient,
         "information": said.information,
-        "asked": said.asked,
+        "beside": said.beside,
         "lora_a": micro.lora_a,
         "lora_b": micro.lora_b,
         "evidence": micro.evidence,
