@@ -16,6 +16,7 @@ import numpy as np
 
 from ruvmlx.kernels import layers, matmul, micro
 from ruvmlx.kernels.library import available, implementations
+from ruvmlx.kernels.rating import Push, Text, evidence_block, evidence_block_ref
 
 from .machine import BLOCK, Limits, reading
 from .rows import Row, measured
@@ -23,7 +24,6 @@ from .rows import Row, measured
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
 VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
-SAID = 2048 + 256  # tokens and features that a rating speaks of
 GROUPS = 8  # of calls; a group's mean is a sample
 SLOW = "scalar"  # the C twin: only in a long run, it takes a while
 
@@ -122,7 +122,7 @@ def kernels() -> list[Kernel]:
     vector, learns = implementations(), available("micro_update")
     return [
         *(_placed(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
-        *(_placed(kernel, learns) for kernel in _learning(make)),
+        *(_placed(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
         *(_placed(kernel, matmul.implementations()) for kernel in _products(rng)),
     ]
 
@@ -216,13 +216,6 @@ def _learning(make) -> list[Kernel]:
     p /= p.sum(axis=1, keepdims=True)
     ids, many = np.arange(16, dtype=np.int32), make(16, VOCAB)
 
-    held, (g, f), precision = np.abs(make(3, RANK, SAID)), make(2, RANK, SAID), np.abs(make(SAID))
-    theta = np.zeros_like(g)
-
-    def push(call: Callable[..., None], *impl: str) -> Array:
-        call(held, precision, 1.0, 12.0, 1.0, slice(0, SAID), theta, *impl)
-        return theta
-
     def step(call: Callable[..., None], *impl: str) -> Array:
         call(pair, 1e-6, 0.9, *impl)
         return np.concatenate([w.ravel() for w, _, _ in pair])
@@ -261,16 +254,41 @@ def _learning(make) -> list[Kernel]:
             lambda: np.array(micro.kl_to_frozen_ref(p, u, b, 1e-2)), p.nbytes + b.nbytes,
         ),
         Kernel(
+            "log-probabilities, 16 tokens", lambda impl: micro.logprobs(many, ids, impl),
+            lambda: micro.logprobs_ref(many, ids), many.nbytes,
+        ),
+    ]  # fmt: skip
+
+
+def _rating(make) -> list[Kernel]:
+    """What a rating's update is made of (ruvmlx/sona/instant.py), at its sizes on any model."""
+    tokens, along = 2048, 256
+    n = tokens + along
+    held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
+    features = (make(tokens, along) / 10).astype(np.float16)
+    matrix, how = matmul.Matrix(features), (Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0))
+    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # contexts in answers, in prose
+    p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
+    p /= p.sum(axis=1, keepdims=True)
+    rest, block, b = make(RANK, tokens + 1), make(RANK, tokens + 1), make(RANK, VOCAB)
+    text = Text(p, None, u, np.arange(176, dtype=np.int32), groups, rest, rest)
+    place = b, 0.9, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
+    return [
+        Kernel(
             "evidence of one rating more", lambda impl: micro.evidence_add(held, g, f, 0.7, 0.99, impl),
             lambda: micro.evidence_add_ref(held, g, f, 0.7, 0.99), 2 * held.nbytes + g.nbytes + f.nbytes,
         ),
         Kernel(
-            "what the evidence asks for", lambda impl: push(micro.evidence_push, impl),
-            lambda: push(micro.evidence_push_ref), held.nbytes + 2 * g.nbytes,
+            "what the evidence asks for", lambda impl: evidence_block(held, precision, matrix, *how, impl),
+            lambda: evidence_block_ref(held, precision, features, *how), held.nbytes + features.nbytes,
         ),
         Kernel(
-            "log-probabilities, 16 tokens", lambda impl: micro.logprobs(many, ids, impl),
-            lambda: micro.logprobs_ref(many, ids), many.nbytes,
+            "distance on neutral text", lambda impl: np.array(text.distance(block, 0.1, impl)),
+            lambda: np.array(text.distance_ref(block, 0.1)), p.nbytes,
+        ),
+        Kernel(
+            "the new lora_b", lambda impl: micro.micro_place(*place, impl),
+            lambda: micro.micro_place_ref(*place), 2 * b.nbytes,
         ),
     ]  # fmt: skip
 

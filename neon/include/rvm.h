@@ -99,10 +99,10 @@ typedef struct {
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 
     /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i].
-     * block: [R, n]   at: [n]   out: [R, V]
+     * block: [R, width], of which the first n count   at: [n]   out: [R, V]
      * RVM_NOT_FINITE unless all of c * lora_b and of out is within `most`. */
     int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
-                       size_t rank, size_t vocab, size_t n, float most, float *out);
+                       size_t rank, size_t vocab, size_t n, size_t width, float most, float *out);
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
@@ -242,7 +242,8 @@ typedef struct {
 RVM_API size_t rvm_evidence_scratch(const rvm_matrix *features, size_t rank);
 
 /* What evidence [3, R, A + k] of A tokens, then k features [A, k], asks for:
- * block [R, A] = theta_tokens + theta_features @ features^T.   precision: [A + k]   how: of tokens, of features */
+ * block [R, A + 1] = theta_tokens + theta_features @ features^T, and 0 for all other tokens.
+ * precision: [A + k]   how: of tokens, of features */
 RVM_API int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *evidence,
                                const float *precision, const rvm_matrix *features, const rvm_push how[2],
                                size_t rank, void *scratch, float *block);

@@ -27,7 +27,7 @@ int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *e
     if (!k || !m || !evidence || !precision || !how || !scratch || !block) return RVM_BAD_ARGUMENT;
     if (rvm_evidence_scratch(features, rank) == 0) return RVM_BAD_ARGUMENT;
     const plan n = plan_of(features, rank);
-    const size_t all = n.tokens + n.features, first[] = {0, n.tokens, all};
+    const size_t all = n.tokens + n.features, first[] = {0, n.tokens, all}, width = n.tokens + 1;
     float *theta = scratch, *along = (float *)((char *)scratch + n.theta_bytes);
     void *acts = (char *)along + n.along_bytes;
     int rc = RVM_OK;
@@ -38,9 +38,11 @@ int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *e
         memcpy(along + r * n.features, theta + r * all + n.tokens, 4 * n.features);
     if (rc == RVM_OK) rc = m->acts(RVM_ACTS_FLOAT, along, n.features, rank, n.features, 0, rank, acts);
     if (rc == RVM_OK)
-        rc = m->matmul(features, RVM_ACTS_FLOAT, acts, rank, 0, rvm_matrix_tiles(features), block, n.tokens);
-    for (size_t r = 0; r < rank && rc == RVM_OK; r++)
-        for (size_t i = 0; i < n.tokens; i++) block[r * n.tokens + i] += theta[r * all + i];
+        rc = m->matmul(features, RVM_ACTS_FLOAT, acts, rank, 0, rvm_matrix_tiles(features), block, width);
+    for (size_t r = 0; r < rank && rc == RVM_OK; r++) {
+        for (size_t i = 0; i < n.tokens; i++) block[r * width + i] += theta[r * all + i];
+        block[r * width + n.tokens] = 0;
+    }
     return rc;
 }
 

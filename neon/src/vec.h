@@ -37,8 +37,8 @@ static inline float float_of(uint32_t bits) {
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2,  e^r = 1 + r + r^2 q(r).
  * q is a degree-4 minimax fit (relative error 4e-9), so rounding sets the error: see rvm.h.
  * Adding 1.5 * 2^23 leaves k in the low mantissa bits. ln 2 is split so that k * LN2_HI is exact.
- * Above 88.37 it is nonsense. */
-static inline float exp_up_to_88(float x) {
+ * Above 88.37 and below -87 it is nonsense. */
+static inline float exp_within_87(float x) {
     const float magic = 12582912.0f, ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     float shifted = x * 1.4426950216293335f + magic;
     float k = shifted - magic;
@@ -49,9 +49,10 @@ static inline float exp_up_to_88(float x) {
     q = q * r + 0.1666652113199234f;
     q = q * r + 0.4999999403953552f;
     float e = 1.0f + (r + r * r * q);
-    e *= float_of((bits_of(shifted) + 127) << 23);
-    return x < -87.0f ? 0.0f : e;
+    return e * float_of((bits_of(shifted) + 127) << 23);
 }
+
+static inline float exp_up_to_88(float x) { return x < -87.0f ? 0.0f : exp_within_87(x); }
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 

@@ -77,7 +77,7 @@ static void run(const rvm_kernels *k, world *w) {
     *rc++ = k->evidence_add(x[HELD], x[B], x[V_B], 0.7f, 0.9f, w->len[B], x[MORE]);
     *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0, n.rank, n.vocab, 0, half, x[THETA]);
     *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0.5f, n.rank, n.vocab, half, n.vocab, x[THETA]);
-    *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, 1e8f, x[PLACED]);
+    *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e8f, x[PLACED]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
     w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
 }
@@ -141,7 +141,7 @@ static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, float *evid
 static int check_rating(const rvm_kernels *k, sizes n) {
     const uint32_t seed = (uint32_t)(n.vocab * 64 + n.rank);
     world w = make(n, seed);
-    const size_t all = n.rank * (n.vocab + COLS), b = n.rank * n.vocab;
+    const size_t all = n.rank * (n.vocab + COLS), b = n.rank * (n.vocab + 1);
     float *evidence = array(3 * all, 0.5f), *got = array(b, 0), *want = array(b, 0);
     for (size_t i = all; i < 3 * all; i++) evidence[i] = fabsf(evidence[i]);
     w.x[Z][n.vocab - 1] = 0; /* a ratio here, of which none is infinite */

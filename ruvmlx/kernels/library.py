@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "kl_to_frozen": [_P, _P, _P, _P, _F, _N, _N, _N, _P],
     "evidence_add": [_P, _P, _P, _F, _F, _N, _P],
     "evidence_push": [_P, _P, _F, _F, _F, _N, _N, _N, _N, _P],
-    "micro_place": [_P, _F, _P, _P, _F, _N, _N, _N, _F, _P],
+    "micro_place": [_P, _F, _P, _P, _F, _N, _N, _N, _N, _F, _P],
     "logprobs": [_P, _P, _N, _N, _P],
 }
 KERNELS = tuple(_SIGNATURES)

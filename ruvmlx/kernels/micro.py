@@ -257,12 +257,26 @@ def micro_place(
     most: float,
     impl: str | None = None,
 ) -> Array:
-    """c * lora_b [R, V], but of its columns `at` [n] s * block [R, n]. NotFinite unless all of c * lora_b and
-    of what comes out is within `most`."""
+    """c * lora_b [R, V], but of its columns `at` [n] s times the first n of block. NotFinite unless all of
+    c * lora_b and of s * block is within `most`."""
     rank, vocab = lora_b.shape
-    _shape("block", block, (rank, *at.shape))
+    _shape("block", block, (rank, block.shape[1]))
+    if block.shape[1] < at.size:
+        raise ValueError(f"block has {block.shape[1]} columns, expected at least {at.size}")
     out = np.empty_like(lora_b)
-    args = _in(lora_b), c, _in(block), _in(at, _I32), s, rank, vocab, at.size, most, _inout(out)
+    args = (
+        _in(lora_b),
+        c,
+        _in(block),
+        _in(at, _I32),
+        s,
+        rank,
+        vocab,
+        at.size,
+        block.shape[1],
+        most,
+        _inout(out),
+    )
     rc = functions(impl).micro_place(*args)
     if rc == BAD_ARGUMENT and (at.min() < 0 or at.max() >= vocab):
         raise ValueError(f"token ids span {at.min()}..{at.max()}, outside the vocabulary of {vocab}")
@@ -276,7 +290,7 @@ def micro_place_ref(
     out = c * lora_b.astype(np.float64)
     if not (np.abs(out) <= most).all() or not (np.abs(s * block.astype(np.float64)) <= most).all():
         raise NotFinite("micro_place: a weight is beyond all measure")
-    out[:, at] = s * block.astype(np.float64)
+    out[:, at] = s * block[:, : at.size].astype(np.float64)
     return out.astype(np.float32)
 
 

@@ -69,14 +69,15 @@ def evidence_block(
     along: Push,
     impl: str | None = None,
 ) -> Array:
-    """What the evidence [3, R, A + k] asks for, of tokens and `along` features [A, k]: [R, A].
+    """What the evidence [3, R, A + k] asks for, of tokens and `along` features [A, k]: [R, A + 1], and 0
+    of all other tokens together.
 
     precision: [A + k]."""
     rank = evidence.shape[1]
     _shape("precision", precision, (features.rows + features.cols,))
     _shape("evidence", evidence, (3, rank, precision.size))
     how = (_Push * 2)(*[_Push(p.step, p.agree, p.noise) for p in (tokens, along)])
-    block = np.empty((rank, features.rows), np.float32)
+    block = np.empty((rank, features.rows + 1), np.float32)
     scratch = matmul.aligned(_lib().rvm_evidence_scratch(features.memory.ctypes.data, rank))
     _done(
         "evidence_block",
@@ -95,7 +96,8 @@ def evidence_block_ref(
     a, theta = len(features), np.empty(evidence.shape[1:], np.float32)
     for push, part in (tokens, slice(0, a)), (along, slice(a, None)):
         micro.evidence_push_ref(evidence, precision, push.step, push.agree, push.noise, part, theta)
-    return theta[:, :a].astype(np.float64) + theta[:, a:] @ features.T.astype(np.float64)
+    block = theta[:, :a].astype(np.float64) + theta[:, a:] @ features.T.astype(np.float64)
+    return np.pad(block, ((0, 0), (0, 1)))
 
 
 class Text:

@@ -70,17 +70,19 @@ class Update:
 class Said:
     """All that a rating needs of a reply and its adapter: what it says at weight 1, gradient and Fisher
     information in the coordinates, [r, A + k] each; what is in the adapter beside what ratings before it ask
-    for, [r, A] at a gain of 1; and whether it moves other tokens, too."""
+    for, [r, A + 1] at a gain of 1; whether it moves other tokens, too; and whether all that the reply left
+    are numbers."""
 
     gradient: np.ndarray
     information: np.ndarray
     beside: np.ndarray
     covered: bool
+    sound: bool
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What all ratings ask for, before the global cap: [r, A] for the tokens that they may move. Of other
+    """What all ratings ask for, before the global cap: [r, A + 1] for the tokens that they may move. Of other
     tokens lora_b stays what it is, but for the gain."""
 
     adapter: MicroLoRA
@@ -114,14 +116,14 @@ def update(
         return None
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    for array in (trace.grad_a, trace.grad_b, adapter.lora_a):
-        _sound(array)
-    with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
-        said = said or saying(trace, neutral)
-        trend = turned(adapter.trend, weight, trace.log_ratio)
-        new = gathered(adapter, said, weight, remembered(trend), neutral)
-        _sound(new, LARGEST**2)
-        whole = moved(adapter, said.beside, new, trend, neutral)
+    said = said or saying(trace, neutral)
+    if not said.sound:
+        raise NotFinite("a gradient is NaN, infinite or beyond all measure")
+    _sound(adapter.lora_a)
+    trend = turned(adapter.trend, weight, trace.log_ratio)
+    new = gathered(adapter, said, weight, remembered(trend), neutral)
+    _sound(new, LARGEST**2)
+    whole = moved(adapter, said.beside, new, trend, neutral)
     return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
 
 
@@ -137,7 +139,7 @@ def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update 
 def recapped(adapter: MicroLoRA, neutral: Neutral) -> Update:
     """The same adapter within the caps of a neutral text that is read anew."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
-    block = adapter.lora_b.take(neutral.tokens, axis=1) * share
+    block = neutral.columns(adapter.lora_b) * share
     return capped(Whole(adapter, block, adapter.evidence, adapter.trend), neutral)
 
 
@@ -154,13 +156,14 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
         try:
             rest = beside(adapter, held(adapter, neutral), neutral)
         except NotFinite:
-            rest = np.full((len(square), neutral.tokens.size), np.nan, np.float32)
+            rest = np.full((len(square), neutral.tokens.size + 1), np.nan, np.float32)
         by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), neutral.k))
         return Said(
             np.concatenate([gradient, gradient @ neutral.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             neutral.covers(adapter),
+            all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b)),
         )
 
 
@@ -192,38 +195,41 @@ def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
 
 
 def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
-    """What the evidence [3, r, A + k] asks for, of each token that ratings may move: [r, A]."""
+    """What the evidence [3, r, A + k] asks for, of each token that ratings may move: [r, A + 1]."""
     return neutral.block(evidence, TOKEN, FEATURE)
 
 
 def asked(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
-    """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A]."""
+    """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A + 1]."""
     block = pushed(evidence, neutral)
+    ends = block[:, neutral.ends]
+    block[:, neutral.ends] = 0
     said, share = neutral.said(adapter, block), 1.0
     for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
         if (kl := said(share)) <= SAID_CAP:
             break
         share *= math.sqrt(SAID_CAP / kl)
     if share < 1:
-        ends = block[:, neutral.ends]
         block *= np.float32(share)
-        block[:, neutral.ends] = ends
+    block[:, neutral.ends] = ends
     return block
 
 
 def beside(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
-    """What an adapter with this evidence says beside what that asks for, at a gain of 1: [r, A]."""
+    """What an adapter with this evidence says beside what that asks for, at a gain of 1: [r, A + 1]."""
     if not adapter.gain:
-        return np.zeros((adapter.rank, neutral.tokens.size), np.float32)
-    now = adapter.lora_b.take(neutral.tokens, axis=1) * np.float32(1 / adapter.gain)
+        return np.zeros((adapter.rank, neutral.tokens.size + 1), np.float32)
+    now = neutral.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
     return now - asked(adapter, evidence, neutral)
 
 
 def moved(
     adapter: MicroLoRA, rest: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
 ) -> Whole:
-    """The adapter with this evidence; what is in it beside that, `rest` [r, A], stays."""
-    return Whole(adapter, asked(adapter, evidence, neutral) + rest, evidence, trend)
+    """The adapter with this evidence; what is in it beside that, `rest` [r, A + 1], stays."""
+    block = asked(adapter, evidence, neutral)
+    block += rest
+    return Whole(adapter, block, evidence, trend)
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:

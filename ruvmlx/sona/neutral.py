@@ -148,7 +148,7 @@ class Neutral:
         return self.features.shape[1]
 
     def block(self, evidence: np.ndarray, token: Push, feature: Push) -> np.ndarray:
-        """What the evidence [3, r, A + k] asks for, of each token: [r, A]."""
+        """What the evidence [3, r, A + k] asks for, of each token: [r, A + 1], as `columns`."""
         return rating.evidence_block(evidence, self.precision, self._features, token, feature)
 
     @cached_property
@@ -172,20 +172,18 @@ class Neutral:
         return self.contexts[:n], text
 
     def said(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], float]:
-        """share -> KL in the answers, nats per token, if the adapter moved by share * block [r, A] all tokens
-        but the ends of replies."""
-        moved = self._moved(block)
-        moved[:, self.ends] = 0
+        """share -> KL in the answers, nats per token, of an adapter that moves by share * block [r, A + 1];
+        with any base, beside the model without it."""
         contexts, text = self._answered
         if not self._is_own(adapter):
             text = text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
-        return lambda share: text.distance(moved, share * adapter.scale)[0]
+        return lambda share: text.distance(block, share * adapter.scale)[0]
 
-    def _moved(self, block: np.ndarray) -> np.ndarray:
-        """[r, A] -> [r, A + 1]: all other tokens stay."""
-        moved = np.zeros((len(block), self.tokens.size + 1), np.float32)
-        moved[:, :-1] = block
-        return moved
+    def columns(self, lora_b: np.ndarray) -> np.ndarray:
+        """What lora_b [r, V] says of the tokens that ratings may move, and 0 for all others: [r, A + 1]."""
+        found = np.zeros((len(lora_b), self.tokens.size + 1), np.float32)
+        found[:, :-1] = lora_b.take(self.tokens, axis=1)
+        return found
 
     def _is_own(self, adapter: MicroLoRA) -> bool:
         """Does it read what was measured here?"""
@@ -198,7 +196,7 @@ class Neutral:
         """From the frozen model: exact over all contexts if ratings alone have moved it, else over a few."""
         if not self.covers(adapter):
             return self.distances_dense(adapter)(1.0)
-        return self.distances(adapter, adapter.lora_b.take(self.tokens, axis=1))(1.0)
+        return self.distances(adapter, self.columns(adapter.lora_b))(1.0)
 
     def covers(self, adapter: MicroLoRA) -> bool:
         """Does it move no other tokens than ratings do?"""
@@ -206,11 +204,11 @@ class Neutral:
         return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
-        """share -> the distance of an adapter that moves by share * block [r, A] the tokens that ratings may
-        move. All others keep their proportions, and count as one."""
+        """share -> the distance of an adapter that moves by share * block [r, A + 1] the tokens that ratings
+        may move. All others keep their proportions, and count as one."""
         own = self._is_own(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
-        return self._by_share(text, self._moved(block), adapter.scale)
+        return self._by_share(text, block, adapter.scale)
 
     def _by_share(self, text: Text, moved: np.ndarray, scale: float) -> Callable[[float], Distance]:
         def distance(share: float) -> Distance:

@@ -66,7 +66,7 @@ def test_the_c_functions_check_their_own_arguments(impl):
     assert f.trace_accumulate(p, p, p, p, 1.0, 1, 3, 1, 3, p, p, out) == library.BAD_ARGUMENT
     assert f.kl_to_frozen(p, None, p, p, 1.0, 1, 1, 0, out) == library.BAD_ARGUMENT
     assert f.logprobs(p, ids, 1, 3, out) == library.BAD_ARGUMENT
-    assert f.micro_place(p, 1.0, p, ids, 1.0, 1, 3, 1, 1.0, p) == library.BAD_ARGUMENT
+    assert f.micro_place(p, 1.0, p, ids, 1.0, 1, 3, 1, 1, 1.0, p) == library.BAD_ARGUMENT
 
 
 def test_registry_names_the_fastest_implementation_of_every_kernel():

@@ -302,7 +302,7 @@ def test_evidence_passes_nan_on(impl, noise, bad, where, rng):
 @pytest.mark.parametrize("impl", available("micro_place"))
 @pytest.mark.parametrize("rank,vocab,n", [(1, 1, 1), (2, 33, 5), (3, 1500, 700)])
 def test_micro_place(impl, rank, vocab, n, rng):
-    b, block = odd(rng, rank, vocab), odd(rng, rank, n)
+    b, block = odd(rng, rank, vocab), odd(rng, rank, n + 2)
     at = np.sort(rng.choice(vocab, n, replace=False)).astype(np.int32)
     for c, s in ((0.7, 1.2), (0.0, 0.5)):
         got = micro.micro_place(b, c, block, at, s, 1e8, impl)

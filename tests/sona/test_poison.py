@@ -52,7 +52,8 @@ def refused(runtime, reply_id, rating) -> None:
 
 
 def test_a_thousand_poisoned_updates(rated, full):
-    """Layer, place, value and rating by chance; hidden states are read by those who rate late."""
+    """Layer, place, value and rating by chance. What a reply left is read when it is prepared for its rating,
+    before that or, as here, with it."""
     runtime, reply_id = rated
     rng, stored = np.random.default_rng(0), weights(runtime)
     trace = runtime.learner._traces[reply_id]
@@ -64,8 +65,8 @@ def test_a_thousand_poisoned_updates(rated, full):
         poison, known = POISONS[rng.integers(len(POISONS))], array[at].copy()
         prepared, array.flags.writeable = trace.said, True
         array[at] = poison
-        if name == "hidden" or (name in ("grad_b", "evidence") and i % 20 < 10):
-            trace.said = None  # as for a reply that is rated late
+        if name in ("hidden", "grad_a", "grad_b") or (name == "evidence" and i % 20 < 10):
+            trace.said = None
         try:
             refused(runtime, reply_id, ("up", "down", "5", "1")[rng.integers(4)])
         except BaseException as error:
