@@ -200,7 +200,7 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
     if (near && !log_ratio) {
         SIMD(reduction(+ : sum_p, sum_s, sum_t))
         for (size_t i = 0; i < n; i++) {
-            float w = p0[i] * exp_within_87(d[i]);
+            float w = p0[i] * exp_near(d[i]);
             sum_p += p0[i];
             sum_s += w;
             sum_t += w * d[i];
