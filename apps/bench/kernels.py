@@ -270,7 +270,7 @@ def _rating(make) -> list[Kernel]:
     groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # contexts in answers, in prose
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
-    rest, block, b = make(RANK, tokens + 1), make(RANK, tokens + 1), make(RANK, VOCAB)
+    rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)
     text = Text(p, None, u, np.arange(176, dtype=np.int32), groups, rest, rest)
     place = b, 0.9, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
     return [

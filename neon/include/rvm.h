@@ -100,7 +100,7 @@ typedef struct {
 
     /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i].
      * block: [R, width], of which the first n count   at: [n]   out: [R, V]
-     * RVM_NOT_FINITE unless all of c * lora_b and of out is within `most`. */
+     * RVM_NOT_FINITE unless all of c * lora_b and of s * block is within `most`; out is undefined then. */
     int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
                        size_t rank, size_t vocab, size_t n, size_t width, float most, float *out);
 

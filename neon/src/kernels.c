@@ -181,7 +181,8 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max, where no d so far is above max. */
+/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max, where no d so far is above max,
+ * or max is 0 and all are near. */
 typedef struct {
     float max;
     double p0, s, t, r;
@@ -226,7 +227,7 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
     a->p0 += sum_p, a->s += sum_s, a->t += sum_t, a->r += sum_r;
 }
 
-/* No |d| is above this: then 0 serves as well as the largest d, which costs a look at each. */
+/* Where no |d| is above this, 0 serves as well as the largest d, which costs a look at each. */
 static const float NEAR = 8;
 
 /* A lora_b of so few floats stays in a cache while p0 is read from end to end, at twice the speed. */

@@ -34,9 +34,10 @@ int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *e
     for (int part = 0; part < 2 && rc == RVM_OK; part++)
         rc = k->evidence_push(evidence, precision, how[part].step, how[part].agree, how[part].noise, rank, all,
                               first[part], first[part + 1], theta);
+    if (rc != RVM_OK) return rc;
     for (size_t r = 0; r < rank; r++)
         memcpy(along + r * n.features, theta + r * all + n.tokens, 4 * n.features);
-    if (rc == RVM_OK) rc = m->acts(RVM_ACTS_FLOAT, along, n.features, rank, n.features, 0, rank, acts);
+    rc = m->acts(RVM_ACTS_FLOAT, along, n.features, rank, n.features, 0, rank, acts);
     if (rc == RVM_OK)
         rc = m->matmul(features, RVM_ACTS_FLOAT, acts, rank, 0, rvm_matrix_tiles(features), block, width);
     for (size_t r = 0; r < rank && rc == RVM_OK; r++) {
@@ -55,8 +56,17 @@ static double gained(const rvm_text *t, const float *lora_b, size_t first, size_
     return sum / (double)(last - first);
 }
 
+static int refuses(const rvm_text *t) {
+    if (!t->p0 || !t->u || !t->following || t->vocab == 0 || t->rank == 0 || t->rank > RVM_MAX_RANK) return 1;
+    for (size_t g = 1; g < RVM_GROUPS; g++)
+        if (t->ends[g] < t->ends[g - 1]) return 1;
+    for (size_t i = 0; i < t->ends[RVM_GROUPS - 1]; i++)
+        if (t->following[i] < 0 || (size_t)t->following[i] >= t->vocab) return 1;
+    return 0;
+}
+
 int rvm_distance(const rvm_kernels *k, const rvm_text *t, const float *lora_b, float s, double *out) {
-    if (!k || !t || !t->p0 || !t->u || !t->following || !lora_b || !out) return RVM_BAD_ARGUMENT;
+    if (!k || !t || !lora_b || !out || refuses(t)) return RVM_BAD_ARGUMENT;
     double rest = 0;
     out[0] = out[1] = out[2] = 0;
     for (size_t g = 0, at = 0; g < RVM_GROUPS; at = t->ends[g++]) {

@@ -12,7 +12,7 @@ typedef struct {
     size_t tokens, dim, vocab, rank;
 } sizes;
 
-enum { N_ARRAYS = 17, N_SCALARS = 6 };
+enum { N_ARRAYS = 17, N_SCALARS = 8 };
 enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP, HELD, MORE, THETA, PLACED };
 
 /* The inputs and outputs of one round of all kernels. */
@@ -22,7 +22,7 @@ typedef struct {
     size_t len[N_ARRAYS];
     int32_t *y;
     double *logprob, trace[2], scalar[N_SCALARS];
-    int rc[13];
+    int rc[16];
 } world;
 
 static uint32_t state;
@@ -68,16 +68,19 @@ static void run(const rvm_kernels *k, world *w) {
     *rc++ = k->dot(x[B], x[G_B], w->len[B], &w->scalar[0]);
     *rc++ = k->scale(x[G_B], w->len[G_B], 0.7f);
     *rc++ = k->all_within(x[LOGITS], w->len[LOGITS], 100);
+    *rc++ = k->all_within(x[Z], w->len[Z], 1e38f);
     *rc++ = k->micro_update(step, 2, 0.3f, 0.9f);
     *rc++ = k->head_add(x[H], x[A], x[B], 0.8f, n.tokens, n.dim, n.vocab, n.rank, x[LOGITS]);
     *rc++ = k->trace_accumulate(x[H], x[Z], x[A], x[B], 0.8f, n.dim, n.vocab, n.rank, (size_t)w->y[0], x[E_A],
                                 x[E_B], w->trace);
     *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[1]);
+    *rc++ = k->kl_to_frozen(x[P0], NULL, x[U], x[B], 0.1f, n.tokens, n.vocab, n.rank, &w->scalar[6]);
     const size_t half = (n.vocab + 1) / 2;
     *rc++ = k->evidence_add(x[HELD], x[B], x[V_B], 0.7f, 0.9f, w->len[B], x[MORE]);
     *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0, n.rank, n.vocab, 0, half, x[THETA]);
     *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0.5f, n.rank, n.vocab, half, n.vocab, x[THETA]);
     *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e8f, x[PLACED]);
+    *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e-9f, x[THETA]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
     w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
 }
@@ -118,7 +121,7 @@ enum { COLS = 5 }; /* features */
 
 /* A rating's own walk: from evidence to lora_b, and how far that is. */
 static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, float *evidence, const world *w, float *block,
-                 double *distance, int *rc) {
+                 double *distance, int *rc) { /* distance: [6], of a text with all that may be left out, and without */
     rvm_matrix_spec spec;
     rvm_matrix_plan(RVM_F32, n.vocab, COLS, 0, NULL, NULL, RVM_F32, &spec);
     void *features = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
@@ -126,12 +129,15 @@ static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, float *evid
     for (size_t i = 0; i < n.vocab + COLS; i++) precision[i] = 1 + fabsf(precision[i]);
     rvm_matrix_pack(&spec, weights, NULL, NULL, RVM_F32, 0, n.vocab, features);
     const rvm_push how[2] = {{1, 12, 0}, {1.5f, 10, 0.01f}};
-    void *scratch = aligned_alloc(RVM_ALIGNMENT, (rvm_evidence_scratch(features, n.rank) + 63) / 64 * 64);
+    void *scratch = aligned_alloc(RVM_ALIGNMENT, rvm_evidence_scratch(features, n.rank));
     const size_t third = n.tokens / 3;
     const rvm_text text = {w->x[P0], w->x[Z], w->x[U], w->y, w->x[G_B], w->x[V_B], {third, third + 1, n.tokens},
                            {0, 0.25, 0.75}, n.vocab, n.rank};
     rc[0] = rvm_evidence_block(k, m, evidence, precision, features, how, n.rank, scratch, block);
-    rc[1] = rvm_distance(k, &text, block, 0.5f, distance);
+    rvm_text plain = text;
+    plain.log_ratio = plain.rest = plain.slope = NULL;
+    rc[1] = rvm_distance(k, &text, w->x[B], 0.5f, distance);
+    rc[2] = rvm_distance(k, &plain, w->x[B], 0.05f, distance + 3);
     free(scratch);
     free(weights - 1);
     free(precision - 1);
@@ -145,15 +151,15 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     float *evidence = array(3 * all, 0.5f), *got = array(b, 0), *want = array(b, 0);
     for (size_t i = all; i < 3 * all; i++) evidence[i] = fabsf(evidence[i]);
     w.x[Z][n.vocab - 1] = 0; /* a ratio here, of which none is infinite */
-    double far_got[3], far_want[3];
-    int rc_got[2], rc_want[2], bad = 0;
+    double far_got[6], far_want[6];
+    int rc_got[3], rc_want[3], bad = 0;
     state = seed;
     rate(k, rvm_matmul_impl(NULL), n, evidence, &w, got, far_got, rc_got);
     state = seed;
     rate(rvm_impl("scalar"), rvm_matmul_impl("scalar"), n, evidence, &w, want, far_want, rc_want);
     for (size_t i = 0; i < b; i++) bad += differ(got[i], want[i]);
-    for (int i = 0; i < 3; i++) bad += differ(far_got[i], far_want[i]);
-    bad += rc_got[0] != RVM_OK || rc_want[0] != RVM_OK || rc_got[1] != RVM_OK || rc_want[1] != RVM_OK;
+    for (int i = 0; i < 6; i++) bad += differ(far_got[i], far_want[i]);
+    for (int i = 0; i < 3; i++) bad += rc_got[i] != RVM_OK || rc_want[i] != RVM_OK;
     if (bad) printf("%s: %d differences in a rating (V=%zu r=%zu)\n", k->name, bad, n.vocab, n.rank);
     free(evidence - 1);
     free(got - 1);

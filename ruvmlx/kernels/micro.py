@@ -30,7 +30,7 @@ class NotFinite(ArithmeticError):
 
 
 def exp(x: Array, impl: str | None = None) -> Array:
-    """e^x within 2 ulp on [-87, 88.37]; 0 below, inf above. What the other kernels use inside."""
+    """e^x within 2 ulp on [-87, 88.37]; 0 below, inf above. What most other kernels use inside."""
     y = np.empty_like(x)
     _done("exp", functions(impl).exp(_in(x), x.size, _in(y)))
     return y

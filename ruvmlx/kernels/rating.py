@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import matmul, micro
-from .library import _load
+from .library import _load, functions
 from .micro import Array, _done, _in, _inout, _shape
 
 _P, _N = C.c_void_p, C.c_size_t
@@ -56,6 +56,7 @@ def _lib() -> C.CDLL:
 @functools.cache
 def _tables(impl: str | None) -> tuple[int, int]:
     """Addresses of the kernels and of the matrix kernels of an implementation."""
+    functions(impl)  # refuses an unknown one
     kernels = _lib().rvm_impl(impl.encode() if impl else None)
     matrices = matmul._lib().rvm_matmul_impl(impl.encode() if impl == "scalar" else None)
     return C.addressof(kernels.contents), C.addressof(matrices.contents)
@@ -120,7 +121,7 @@ class Text:
         contexts, vocab = p0.shape
         sizes = [n for n, _ in groups]
         ends, shares = np.cumsum([*sizes, *[0] * _GROUPS])[:_GROUPS], [s for _, s in groups]
-        if len(groups) > _GROUPS or sum(sizes) != contexts:
+        if len(groups) > _GROUPS or sum(sizes) != contexts or min(sizes) < 0:
             raise ValueError(f"groups of {sizes} contexts, expected at most {_GROUPS}, {contexts} in all")
         _shape("u", u, (contexts, u.shape[-1]))
         _shape("following", following, (contexts,))
@@ -135,7 +136,7 @@ class Text:
         self.groups, self.rest, self.slope = groups, rest, slope
         floats = (None if x is None else _in(x) for x in (p0, log_ratio, u))
         more = (None if x is None else _in(x) for x in (rest, slope))
-        self._shape = u.shape[1], vocab
+        self._size = u.shape[1], vocab
         self._spec = _Text(
             *floats, _in(following, np.dtype(np.int32)), *more,
             (C.c_uint64 * _GROUPS)(*ends.tolist()), (C.c_double * _GROUPS)(*shares), vocab, u.shape[1],
@@ -148,15 +149,15 @@ class Text:
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
         """Of an adapter that moves by s * lora_b [R, V]: mean KL to the frozen model in answers; rise of the
         mean negative log-likelihood of prose, nats; and its slope by s, where s is 0, if that is known."""
-        _shape("lora_b", lora_b, self._shape)
+        _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
         _done("distance", _lib().rvm_distance(_tables(impl)[0], C.byref(self._spec), _in(lora_b), s, out))
         return out[0], out[1], out[2]
 
     def distance_ref(self, lora_b: Array, s: float) -> tuple[float, float, float]:
-        kl = rise = at = 0.0
+        kl, rise, at = 0.0, 0.0, 0
         for group, (size, share) in enumerate(self.groups):
-            part = slice(int(at), int(at) + size)
+            part = slice(at, at + size)
             at += size
             if not size:
                 continue

@@ -268,7 +268,7 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
 
 
 def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
-    """NotFinite, unless all are numbers below the largest."""
+    """NotFinite, unless all are numbers no larger than that."""
     if not kernels.all_within(numbers, largest):
         raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
 

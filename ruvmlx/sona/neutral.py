@@ -173,7 +173,7 @@ class Neutral:
 
     def said(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], float]:
         """share -> KL in the answers, nats per token, of an adapter that moves by share * block [r, A + 1];
-        with any base, beside the model without it."""
+        with any base, of the model without it."""
         contexts, text = self._answered
         if not self._is_own(adapter):
             text = text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))

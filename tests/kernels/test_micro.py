@@ -211,6 +211,15 @@ def test_kl_to_frozen(impl, vocab, rank, rng):
 
 
 @pytest.mark.parametrize("impl", available("kl_to_frozen"))
+def test_what_is_near_is_as_exact(impl):
+    """One token, whose log-probability loses just what it gains: the exp inside, over the whole range."""
+    one = np.ones((1, 1), np.float32)
+    for shift in np.linspace(-8.5, 8.5, 613, dtype=np.float32):
+        lost = micro.kl_to_frozen(one, one, one * shift, 1.0, impl=impl)[1]
+        assert lost == pytest.approx(shift, abs=5e-7)
+
+
+@pytest.mark.parametrize("impl", available("kl_to_frozen"))
 @pytest.mark.parametrize("vocab", [1, 7, 1023, 3001])
 def test_kl_to_frozen_from_a_base(impl, vocab, rng):
     """p0 is not the frozen model's: its log-ratio to that is given. Without a push it is KL(p0 || frozen)."""
@@ -240,12 +249,12 @@ def test_kl_does_not_overflow_where_the_adapter_is_far_off(impl, rng):
 @pytest.mark.parametrize("impl", available("kl_to_frozen"))
 @pytest.mark.parametrize("near", [1.0, 1.01])
 def test_kl_on_both_sides_of_where_a_bound_serves(impl, near, rng):
-    """Blocks whose largest shift is only bounded, and one whose largest is looked for."""
+    """Contexts of which every shift is near, and some of which the largest is looked for."""
     p0 = np.abs(odd(rng, 3, 2050))
     p0 /= p0.sum(axis=1, keepdims=True)
     u, b = np.full((3, 2), 4, np.float32), np.full((2, 2050), -0.01, np.float32)
     b[:, 5], b[:, 1500] = 0.02, near  # 8 is the bound there
-    for down in (False, True):  # ... or far above all shifts: what is said next to never is pushed down
+    for down in (False, True):  # ... also downwards, what is said next to never
         if down:
             p0[:, 1500], b[:, 1500] = 1e-9, -near
         want = micro.kl_to_frozen_ref(p0, u, b, 1.0)
@@ -307,6 +316,14 @@ def test_micro_place(impl, rank, vocab, n, rng):
     for c, s in ((0.7, 1.2), (0.0, 0.5)):
         got = micro.micro_place(b, c, block, at, s, 1e8, impl)
         np.testing.assert_allclose(got, micro.micro_place_ref(b, c, block, at, s, 1e8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("impl", available("micro_place"))
+def test_micro_place_names_what_does_not_fit(impl, rng):
+    b, block = odd(rng, 2, 9), odd(rng, 2, 2)
+    for at, expected in ([1, 2, 3], "has 2 columns, expected at least 3"), ([1, 9], "outside the vocabulary"):
+        with pytest.raises(ValueError, match=expected):
+            micro.micro_place(b, 1.0, block, np.int32(at), 1.0, 1e8, impl)
 
 
 @pytest.mark.parametrize("impl", available("micro_place"))

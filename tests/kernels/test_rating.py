@@ -1,12 +1,13 @@
 """What a rating asks for, and how far that leads: each against its float64 twin, in every implementation."""
 
 import contextlib
+import ctypes as C
 
 import numpy as np
 import pytest
 
-from ruvmlx.kernels import micro
-from ruvmlx.kernels.library import implementations
+from ruvmlx.kernels import micro, rating
+from ruvmlx.kernels.library import BAD_ARGUMENT, LibraryError, implementations
 from ruvmlx.kernels.matmul import Matrix
 from ruvmlx.kernels.rating import Push, Text, evidence_block, evidence_block_ref
 
@@ -50,14 +51,14 @@ def some_text(rng, rank, vocab, sizes, whole=True):
     m = sum(sizes)
     p = rng.random((m, vocab)).astype(np.float32) ** 4 + np.float32(1e-4)
     p /= p.sum(axis=1, keepdims=True)
-    shares = [0.0, 0.25, 0.75] if sizes[1] else [0.0, 0.0, 1.0]
+    shares = [0.0, 0.25, 0.75]
     more = [odd(rng, rank, vocab, spread=0.1) for _ in range(2)] if whole else []
     ratio = odd(rng, m, vocab, spread=0.3) if whole else None
     following = rng.integers(0, vocab, m, dtype=np.int32)
     return Text(p, ratio, odd(rng, m, rank), following, list(zip(sizes, shares, strict=True)), *more)
 
 
-@pytest.mark.parametrize("sizes", [(3, 2, 5), (4, 0, 7), (1, 1, 33)])
+@pytest.mark.parametrize("sizes", [(3, 2, 5), (4, 0, 7), (1, 1, 33), (0, 2, 5), (3, 2, 0)])
 @pytest.mark.parametrize("rank,vocab", [(1, 9), (2, 2049), (3, 1025), (2, 9001)])  # 9001: wide
 @pytest.mark.parametrize("whole", [True, False])
 def test_distance(impl, sizes, rank, vocab, whole, rng):
@@ -78,8 +79,8 @@ def test_answers_alone_have_no_rise(impl, rng):
 def test_the_same_contexts_read_otherwise(impl, rng):
     text, b, u = some_text(rng, 2, 40, (3, 2, 5)), odd(rng, 2, 40), odd(rng, 10, 2)
     other = text.read_as(u)
-    assert other.u is u and other.rest is None and other.slope is None
-    np.testing.assert_allclose(other.distance(b, 0.4, impl), other.distance_ref(b, 0.4), atol=2e-5)
+    same = Text(text.p0, text.log_ratio, u, text.following, text.groups)
+    np.testing.assert_allclose(other.distance(b, 0.4, impl), same.distance_ref(b, 0.4), atol=2e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
@@ -106,6 +107,29 @@ def test_wrong_shapes_are_named(impl, rng):
     ):
         with pytest.raises(ValueError, match=expected):
             broken()
+
+
+def test_the_c_functions_check_their_own_arguments(impl, rng):
+    lib, text, out = rating._lib(), some_text(rng, 2, 40, (3, 2, 5)), (C.c_double * 3)()
+    kernels, matrices = rating._tables(impl)
+    b, features = odd(rng, 2, 40), Matrix(rng.normal(size=(17, 5)).astype(np.float16))
+    for name, broken in (
+        ("p0", None), ("u", None), ("following", None), ("vocab", 0), ("rank", 0), ("rank", 65),
+        ("ends", (C.c_uint64 * 3)(5, 3, 10)), ("vocab", int(text.following.max())),
+    ):  # fmt: skip
+        spec = type(text._spec).from_buffer_copy(text._spec)
+        setattr(spec, name, broken)
+        rc = lib.rvm_distance(kernels, C.byref(spec), b.ctypes.data, 0.5, out)
+        assert rc == BAD_ARGUMENT, (name, broken)
+    assert lib.rvm_evidence_scratch(None, 2) == lib.rvm_evidence_scratch(features.memory.ctypes.data, 65) == 0
+    p = odd(rng, 400).ctypes.data
+    args = kernels, matrices, p, p, features.memory.ctypes.data, p, 65, p, p
+    assert lib.rvm_evidence_block(*args) == BAD_ARGUMENT
+
+
+def test_an_unknown_implementation_is_named(impl, rng):
+    with pytest.raises(LibraryError, match="no implementation 'sse9'"):
+        some_text(rng, 2, 40, (3, 2, 5)).distance(odd(rng, 2, 40), 1.0, "sse9")
 
 
 def block_of(rng, n, impl, evidence=22):

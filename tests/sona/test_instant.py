@@ -315,6 +315,19 @@ def test_distance_over_some_tokens_is_that_over_all(trace, neutral):
     assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), abs=1e-5)
 
 
+def test_the_distance_of_a_share_of_all_that_an_adapter_moves(trace, neutral):
+    """One that a consolidation has left a tail in, beside the tokens that ratings may move."""
+    adapter = replace(random_adapter(trace, np.arange(neutral.vocab_size), 0.05), gain=0.5)
+    block = 2 * neutral.columns(random_adapter(trace, neutral.tokens, 0.1).lora_b)
+    few = replace(neutral, tokens=np.ascontiguousarray(neutral.tokens[::3]))
+    third = [*range(0, neutral.tokens.size, 3), neutral.tokens.size]
+    whole = instant.Whole(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence)
+    for share in (0.3, 1.0):
+        got = instant._distances(whole, few, False)(share)
+        want = few.distances_dense(whole.at(share, few))(1.0)
+        assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), rel=1e-4, abs=1e-6) and got.kl > 1e-4
+
+
 def random_adapter(trace, tokens, size=1.0) -> MicroLoRA:
     b = np.zeros_like(trace.adapter.lora_b)
     b[:, tokens] = size * np.random.default_rng(3).normal(size=(2, len(tokens)))
