@@ -305,7 +305,8 @@ def test_an_update_that_is_not_finite_is_refused(open_tiny):
     with open_tiny() as runtime:
         reply_id = reply(runtime)
         before = weights(runtime)
-        runtime.learner._traces[reply_id].grad_b[0, 0] = np.nan
+        trace = runtime.learner._traces[reply_id]
+        trace.grad_b[0, 0], trace.said = np.nan, None
         with pytest.raises(RuvmlxError, match="not finite"):
             runtime.rate(reply_id, "up")
         assert weights(runtime) == before and runtime.status().ratings == 0
