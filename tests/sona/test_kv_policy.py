@@ -316,9 +316,12 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
     assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
 
 
-def test_every_change_is_witnessed(three, open_tiny, home):
-    """The choice with its reason, and that a reply had another policy than the one before."""
+def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
+    """The choice with its reason, and that a reply had another policy than the one before. Times are equal,
+    so that the first choice is the smallest whatever the machine does, and never the second one."""
+    monkeypatch.setattr(kv_policy, "_timed", lambda *_: [1.0, 1.0])
     report = reviewed(three)
+    assert report["warm"] == SOON.warm
     (row,) = three.store.witnessed("kv_choice")
     assert (row.body["before"], row.body["hot"]) == (None, report["hot"])
     assert row.body["reason"] == report["reason"]
