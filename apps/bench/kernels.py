@@ -16,7 +16,7 @@ import numpy as np
 
 from ruvmlx.kernels import layers, matmul, micro
 from ruvmlx.kernels.library import available, implementations
-from ruvmlx.kernels.rating import Push, Text, evidence_block, evidence_block_ref
+from ruvmlx.kernels.rating import Asking, AskingRef, Push, Rule, Text
 
 from .machine import BLOCK, Limits, reading
 from .rows import Row, measured
@@ -266,21 +266,24 @@ def _rating(make) -> list[Kernel]:
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
     features = (make(tokens, along) / 10).astype(np.float16)
-    matrix, how = matmul.Matrix(features), (Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0))
+    asking, slow = Asking(precision, matmul.Matrix(features), RANK), AskingRef(precision, features)
+    rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 1e-9)
     groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # contexts in answers, in prose
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
     rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)
     text = Text(p, None, u, np.arange(176, dtype=np.int32), groups, rest, rest)
-    place = b, 0.9, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
+    answers = Text(p[:48], None, u[:48], np.arange(48, dtype=np.int32), [(48, 0.0)])
+    rating = held, g, f, block, 0.7, 0.99, rule, answers, 0.1
+    place = b, 0.0, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
     return [
         Kernel(
-            "evidence of one rating more", lambda impl: micro.evidence_add(held, g, f, 0.7, 0.99, impl),
-            lambda: micro.evidence_add_ref(held, g, f, 0.7, 0.99), 2 * held.nbytes + g.nbytes + f.nbytes,
+            "what the evidence asks for", lambda impl: asking.block(held, rule, impl=impl),
+            lambda: slow.block(held, rule), held.nbytes + features.nbytes,
         ),
         Kernel(
-            "what the evidence asks for", lambda impl: evidence_block(held, precision, matrix, *how, impl),
-            lambda: evidence_block_ref(held, precision, features, *how), held.nbytes + features.nbytes,
+            "one rating more, and what all ask for", lambda impl: asking.rated(*rating, 1e8, impl)[1],
+            lambda: slow.rated(*rating)[1], 2 * held.nbytes + 3 * g.nbytes + features.nbytes + p[:48].nbytes,
         ),
         Kernel(
             "distance on neutral text", lambda impl: np.array(text.distance(block, 0.1, impl)),
@@ -288,7 +291,7 @@ def _rating(make) -> list[Kernel]:
         ),
         Kernel(
             "the new lora_b", lambda impl: micro.micro_place(*place, impl),
-            lambda: micro.micro_place_ref(*place), 2 * b.nbytes,
+            lambda: micro.micro_place_ref(*place), b.nbytes,
         ),
     ]  # fmt: skip
 

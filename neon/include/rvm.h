@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 9 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 10 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -98,7 +98,8 @@ typedef struct {
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 
-    /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i].
+    /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i]. For a c
+     * of 0 lora_b is not read, and may be NULL.
      * block: [R, width], of which the first n count   at: [n]   out: [R, V]
      * RVM_NOT_FINITE unless all of c * lora_b and of s * block is within `most`; out is undefined then. */
     int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
@@ -233,21 +234,6 @@ RVM_API const char *rvm_matmul_impl_name(size_t index);
  *
  * After a reply no cache holds any of this. k, m: the implementations to use. */
 
-/* How evidence becomes the weights of tokens, or of features (rvm_kernels.evidence_push). */
-typedef struct {
-    float step, agree, noise;
-} rvm_push;
-
-/* Bytes of scratch that evidence_block needs, at a multiple of 64; 0 for sizes that are refused. */
-RVM_API size_t rvm_evidence_scratch(const rvm_matrix *features, size_t rank);
-
-/* What evidence [3, R, A + k] of A tokens, then k features [A, k], asks for:
- * block [R, A + 1] = theta_tokens + theta_features @ features^T, and 0 for all other tokens.
- * precision: [A + k]   how: of tokens, of features */
-RVM_API int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *evidence,
-                               const float *precision, const rvm_matrix *features, const rvm_push how[2],
-                               size_t rank, void *scratch, float *block);
-
 enum { RVM_GROUPS = 3 };
 
 /* Contexts of neutral text, by group: the first in answers, the others in prose.
@@ -264,6 +250,48 @@ typedef struct {
 /* Of an adapter that moves by s * lora_b [R, V]: out[0] mean KL to the frozen model in answers, nats;
  * out[1] rise of the mean negative log-likelihood of prose; out[2] dot(slope, lora_b), or 0. */
 RVM_API int rvm_distance(const rvm_kernels *k, const rvm_text *text, const float *lora_b, float s, double *out);
+
+/* How evidence becomes the weights of tokens, or of features (rvm_kernels.evidence_push). */
+typedef struct {
+    float step, agree, noise;
+} rvm_push;
+
+/* cap: of what tokens say, but for those that end a reply, nats of KL in answers. */
+typedef struct {
+    rvm_push tokens, features;
+    double cap;
+} rvm_rule;
+
+/* Who is asked: A tokens, k features of them, and which of the tokens end a reply. */
+typedef struct {
+    const float *precision;     /* [A + k] */
+    const rvm_matrix *features; /* [A, k] */
+    const int32_t *ends;        /* [n_ends], below A */
+    uint64_t n_ends;
+} rvm_asking;
+
+/* Bytes of scratch that asking needs, anywhere; 0 for what is refused. */
+RVM_API size_t rvm_asking_scratch(const rvm_asking *asking, size_t rank);
+
+/* What evidence [3, R, A + k] asks for: block [R, A + 1] = theta_tokens + theta_features @ features^T, and 0
+ * for all other tokens. With answers, which read block by `scale`, all but `ends` is scaled down until its KL
+ * there is about rule->cap, if it is above. */
+RVM_API int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
+                      const rvm_text *answers, float scale, const float *evidence, size_t rank, void *scratch,
+                      float *block);
+
+/* One rating: what its reply says at weight 1 (rvm_kernels.evidence_add); kept: of older evidence. */
+typedef struct {
+    const float *gradient, *information; /* [R, A + k] */
+    const float *rest;                   /* [R, A + 1]: what there is beside all that evidence asks for */
+    float weight, kept;
+} rvm_rating;
+
+/* evidence = held and one rating more; block = what that asks for + rest. RVM_NOT_FINITE unless all of block is
+ * within `most`, and all of evidence within its square. */
+RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
+                      const rvm_text *answers, float scale, const float *held, const rvm_rating *rating,
+                      float most, size_t rank, void *scratch, float *evidence, float *block);
 
 /* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *

@@ -188,8 +188,35 @@ typedef struct {
     double p0, s, t, r;
 } tilt;
 
-static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const float *d, int near, size_t n) {
-    float m = near ? 0 : max_of(d, n, a->max);
+/* Where no |d| is above this, 0 serves as well as the largest d, which costs a look at each. */
+static const float NEAR = 8;
+
+/* d may be near, and is in units of ln 2 then. */
+static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
+                                                            const float *d, const int near, size_t n) {
+    const float m = a->max;
+    float sum_p = 0, sum_s = 0, sum_t = 0, sum_r = 0;
+    SIMD(reduction(+ : sum_p, sum_s, sum_t, sum_r))
+    for (size_t i = 0; i < n; i++) {
+        const float x = near ? d[i] : d[i] - m, w = p0[i] * (near ? exp2_near(x) : exp_up_to_88(x));
+        sum_p += p0[i];
+        sum_s += w;
+        sum_t += w * x;
+        if (log_ratio) sum_r += w * log_ratio[i];
+    }
+    a->p0 += sum_p, a->s += sum_s, a->t += near ? LN2 * sum_t : sum_t, a->r += sum_r;
+}
+
+static void tilt_near(tilt *a, const float *p0, const float *log_ratio, const float *d, size_t n) {
+    a->max = 0;
+    if (log_ratio)
+        tilt_sums(a, p0, log_ratio, d, 1, n);
+    else
+        tilt_sums(a, p0, NULL, d, 1, n);
+}
+
+static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const float *d, size_t n) {
+    const float m = max_of(d, n, a->max);
     if (m > a->max) {
         double rise = (double)m - a->max, keep = exp_f32((float)-rise);
         a->t = keep * (a->t - rise * a->s);
@@ -197,38 +224,11 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
         a->r *= keep;
         a->max = m;
     }
-    float sum_p = 0, sum_s = 0, sum_t = 0, sum_r = 0;
-    if (near && !log_ratio) {
-        SIMD(reduction(+ : sum_p, sum_s, sum_t))
-        for (size_t i = 0; i < n; i++) {
-            float w = p0[i] * exp_near(d[i]);
-            sum_p += p0[i];
-            sum_s += w;
-            sum_t += w * d[i];
-        }
-    } else if (log_ratio) {
-        SIMD(reduction(+ : sum_p, sum_s, sum_t, sum_r))
-        for (size_t i = 0; i < n; i++) {
-            float x = d[i] - m, w = p0[i] * exp_up_to_88(x);
-            sum_p += p0[i];
-            sum_s += w;
-            sum_t += w * x;
-            sum_r += w * log_ratio[i];
-        }
-    } else {
-        SIMD(reduction(+ : sum_p, sum_s, sum_t))
-        for (size_t i = 0; i < n; i++) {
-            float x = d[i] - m, w = p0[i] * exp_up_to_88(x);
-            sum_p += p0[i];
-            sum_s += w;
-            sum_t += w * x;
-        }
-    }
-    a->p0 += sum_p, a->s += sum_s, a->t += sum_t, a->r += sum_r;
+    if (log_ratio)
+        tilt_sums(a, p0, log_ratio, d, 0, n);
+    else
+        tilt_sums(a, p0, NULL, d, 0, n);
 }
-
-/* Where no |d| is above this, 0 serves as well as the largest d, which costs a look at each. */
-static const float NEAR = 8;
 
 /* A lora_b of so few floats stays in a cache while p0 is read from end to end, at twice the speed. */
 enum { NARROW = 1 << 14 };
@@ -236,27 +236,36 @@ enum { NARROW = 1 << 14 };
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                           size_t contexts, size_t vocab, size_t rank, double *out) {
     REQUIRE(p0 && u && lora_b && out && contexts && vocab && !bad_rank(rank));
-    float c[GROUP][RVM_MAX_RANK], bound[GROUP], most[RVM_MAX_RANK], d[BLOCK];
-    const size_t group = rank * vocab <= NARROW ? 1 : GROUP;
+    float c[GROUP][RVM_MAX_RANK], most[RVM_MAX_RANK], d[BLOCK];
+    int near[GROUP];
+    const size_t group = rank * vocab <= NARROW ? 1 : GROUP, all = contexts * vocab;
     for (size_t k = 0; k < rank; k++) most[k] = float_of(largest(lora_b + k * vocab, vocab, 1));
     out[0] = out[1] = 0;
     for (size_t m0 = 0; m0 < contexts; m0 += group) {
         size_t nm = min_size(group, contexts - m0);
         tilt acc[GROUP];
         for (size_t m = 0; m < nm; m++) {
-            acc[m] = (tilt){-FLT_MAX, 0, 0, 0, 0};
-            bound[m] = 0;
+            float bound = 0;
             for (size_t k = 0; k < rank; k++) {
                 c[m][k] = s * u[(m0 + m) * rank + k];
-                bound[m] += fabsf(c[m][k]) * most[k];
+                bound += fabsf(c[m][k]) * most[k];
             }
+            near[m] = bound <= NEAR;
+            if (near[m])
+                for (size_t k = 0; k < rank; k++) c[m][k] *= (float)(1 / LN2);
+            acc[m] = (tilt){-FLT_MAX, 0, 0, 0, 0};
         }
         for (size_t v = 0; v < vocab; v += BLOCK) {
             size_t n = min_size(BLOCK, vocab - v);
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
-                const size_t at = (m0 + m) * vocab + v;
-                tilt_add(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, bound[m] <= NEAR, n);
+                const size_t at = (m0 + m) * vocab + v, next = m + 1 < nm ? at + vocab : m0 * vocab + v + BLOCK;
+                if (next < all) {
+                    const size_t bytes = min_size(BLOCK, all - next) * sizeof *p0;
+                    prefetch_l2(p0 + next, bytes);
+                    if (log_ratio) prefetch_l2(log_ratio + next, bytes);
+                }
+                (near[m] ? tilt_near : tilt_add)(&acc[m], p0 + at, log_ratio ? log_ratio + at : NULL, d, n);
             }
         }
         for (size_t m = 0; m < nm; m++) {
@@ -305,9 +314,13 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
     return RVM_OK;
 }
 
-/* y = c * x; returns the largest magnitude of it. */
+/* y = c * x, where x is not read for a c of 0; returns the largest magnitude of it. */
 static uint32_t scaled(const float *restrict x, size_t n, float c, float *restrict y) {
     uint32_t top = 0;
+    if (c == 0) {
+        memset(y, 0, n * sizeof *y);
+        return top;
+    }
     SIMD(reduction(max : top))
     for (size_t i = 0; i < n; i++) {
         y[i] = c * x[i];
@@ -319,7 +332,7 @@ static uint32_t scaled(const float *restrict x, size_t n, float c, float *restri
 
 static int k_micro_place(const float *lora_b, float c, const float *block, const int32_t *at, float s,
                          size_t rank, size_t vocab, size_t n, size_t width, float most, float *out) {
-    REQUIRE(lora_b && block && at && out && vocab && n && n <= width && !bad_rank(rank));
+    REQUIRE((lora_b || c == 0) && block && at && out && vocab && n && n <= width && !bad_rank(rank));
     REQUIRE(most >= 0 && isfinite(most));
     for (size_t i = 0; i < n; i++) REQUIRE(at[i] >= 0 && (size_t)at[i] < vocab);
     const uint32_t limit = magnitude(most);

@@ -1,51 +1,8 @@
 /* A rating: kernels in a row.  Formulas: rvm.h, ruvmlx/sona/instant.py and neutral.py. */
 #include "rvm.h"
 
+#include <math.h>
 #include <string.h>
-
-typedef struct {
-    size_t tokens, features, theta_bytes, along_bytes;
-} plan;
-
-static size_t up(size_t bytes) { return (bytes + RVM_ALIGNMENT - 1) / RVM_ALIGNMENT * RVM_ALIGNMENT; }
-
-static plan plan_of(const rvm_matrix *features, size_t rank) {
-    const size_t tokens = rvm_matrix_rows(features), cols = rvm_matrix_cols(features);
-    return (plan){tokens, cols, up(4 * rank * (tokens + cols)), up(4 * rank * cols)};
-}
-
-size_t rvm_evidence_scratch(const rvm_matrix *features, size_t rank) {
-    if (!features || rank == 0 || rank > RVM_MAX_RANK) return 0;
-    const plan n = plan_of(features, rank);
-    const size_t acts = rvm_acts_bytes(RVM_ACTS_FLOAT, rank, n.features);
-    return acts ? n.theta_bytes + n.along_bytes + acts : 0;
-}
-
-int rvm_evidence_block(const rvm_kernels *k, const rvm_matmul *m, const float *evidence, const float *precision,
-                       const rvm_matrix *features, const rvm_push how[2], size_t rank, void *scratch,
-                       float *block) {
-    if (!k || !m || !evidence || !precision || !how || !scratch || !block) return RVM_BAD_ARGUMENT;
-    if (rvm_evidence_scratch(features, rank) == 0) return RVM_BAD_ARGUMENT;
-    const plan n = plan_of(features, rank);
-    const size_t all = n.tokens + n.features, first[] = {0, n.tokens, all}, width = n.tokens + 1;
-    float *theta = scratch, *along = (float *)((char *)scratch + n.theta_bytes);
-    void *acts = (char *)along + n.along_bytes;
-    int rc = RVM_OK;
-    for (int part = 0; part < 2 && rc == RVM_OK; part++)
-        rc = k->evidence_push(evidence, precision, how[part].step, how[part].agree, how[part].noise, rank, all,
-                              first[part], first[part + 1], theta);
-    if (rc != RVM_OK) return rc;
-    for (size_t r = 0; r < rank; r++)
-        memcpy(along + r * n.features, theta + r * all + n.tokens, 4 * n.features);
-    rc = m->acts(RVM_ACTS_FLOAT, along, n.features, rank, n.features, 0, rank, acts);
-    if (rc == RVM_OK)
-        rc = m->matmul(features, RVM_ACTS_FLOAT, acts, rank, 0, rvm_matrix_tiles(features), block, width);
-    for (size_t r = 0; r < rank && rc == RVM_OK; r++) {
-        for (size_t i = 0; i < n.tokens; i++) block[r * width + i] += theta[r * all + i];
-        block[r * width + n.tokens] = 0;
-    }
-    return rc;
-}
 
 /* Mean over contexts of u @ lora_b at the token that follows. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
@@ -83,4 +40,103 @@ int rvm_distance(const rvm_kernels *k, const rvm_text *t, const float *lora_b, f
     if (rc == RVM_OK && t->slope) rc = k->dot(t->slope, lora_b, t->rank * t->vocab, &out[2]);
     out[1] += s * rest;
     return rc;
+}
+
+typedef struct {
+    size_t tokens, features, theta, along, ends; /* the last three: bytes of scratch */
+} plan;
+
+static size_t up(size_t bytes) { return (bytes + RVM_ALIGNMENT - 1) / RVM_ALIGNMENT * RVM_ALIGNMENT; }
+
+static plan plan_of(const rvm_asking *a, size_t rank) {
+    const size_t tokens = rvm_matrix_rows(a->features), cols = rvm_matrix_cols(a->features);
+    return (plan){tokens, cols, up(4 * rank * (tokens + cols)), up(4 * rank * cols), up(4 * rank * a->n_ends)};
+}
+
+size_t rvm_asking_scratch(const rvm_asking *a, size_t rank) {
+    if (!a || !a->precision || !a->features || rank == 0 || rank > RVM_MAX_RANK) return 0;
+    const plan n = plan_of(a, rank);
+    if (a->n_ends && !a->ends) return 0;
+    for (size_t i = 0; i < a->n_ends; i++)
+        if (a->ends[i] < 0 || (size_t)a->ends[i] >= n.tokens) return 0;
+    const size_t acts = rvm_acts_bytes(RVM_ACTS_FLOAT, rank, n.features);
+    return acts ? n.theta + n.along + n.ends + acts + RVM_ALIGNMENT : 0;
+}
+
+static char *aligned(void *scratch) { return (char *)up((size_t)scratch); }
+
+static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a, const rvm_rule *rule,
+                  const float *evidence, size_t rank, char *scratch, float *block) {
+    const plan n = plan_of(a, rank);
+    const size_t all = n.tokens + n.features, first[] = {0, n.tokens, all}, width = n.tokens + 1;
+    const rvm_push how[] = {rule->tokens, rule->features};
+    float *theta = (float *)scratch, *along = (float *)(scratch + n.theta);
+    void *acts = scratch + n.theta + n.along + n.ends;
+    int rc = RVM_OK;
+    for (int part = 0; part < 2 && rc == RVM_OK; part++)
+        rc = k->evidence_push(evidence, a->precision, how[part].step, how[part].agree, how[part].noise, rank, all,
+                              first[part], first[part + 1], theta);
+    if (rc != RVM_OK) return rc;
+    for (size_t r = 0; r < rank; r++)
+        memcpy(along + r * n.features, theta + r * all + n.tokens, 4 * n.features);
+    rc = m->acts(RVM_ACTS_FLOAT, along, n.features, rank, n.features, 0, rank, acts);
+    if (rc == RVM_OK)
+        rc = m->matmul(a->features, RVM_ACTS_FLOAT, acts, rank, 0, rvm_matrix_tiles(a->features), block, width);
+    for (size_t r = 0; r < rank && rc == RVM_OK; r++) {
+        for (size_t i = 0; i < n.tokens; i++) block[r * width + i] += theta[r * all + i];
+        block[r * width + n.tokens] = 0;
+    }
+    return rc;
+}
+
+/* The KL is nearly a parabola in the share: a second look is for what it is not. */
+enum { LOOKS = 2 };
+
+/* All but `ends`, whose columns wait in `saved` [R, n_ends]. */
+static int held_back(const rvm_kernels *k, const rvm_asking *a, double cap, const rvm_text *answers, float scale,
+                     size_t rank, float *saved, float *block) {
+    const size_t width = rvm_matrix_rows(a->features) + 1;
+    double share = 1, found[3];
+    for (size_t r = 0; r < rank; r++) {
+        for (size_t i = 0; i < a->n_ends; i++) saved[r * a->n_ends + i] = block[r * width + (size_t)a->ends[i]];
+        for (size_t i = 0; i < a->n_ends; i++) block[r * width + (size_t)a->ends[i]] = 0;
+    }
+    for (int look = 0; look < LOOKS; look++) {
+        int rc = rvm_distance(k, answers, block, (float)(share * scale), found);
+        if (rc != RVM_OK) return rc;
+        if (found[0] <= cap) break;
+        share *= sqrt(cap / found[0]);
+    }
+    if (share < 1)
+        for (size_t i = 0; i < rank * width; i++) block[i] *= (float)share;
+    for (size_t r = 0; r < rank; r++)
+        for (size_t i = 0; i < a->n_ends; i++) block[r * width + (size_t)a->ends[i]] = saved[r * a->n_ends + i];
+    return RVM_OK;
+}
+
+int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a, const rvm_rule *rule,
+              const rvm_text *answers, float scale, const float *evidence, size_t rank, void *scratch,
+              float *block) {
+    if (!k || !m || !rule || !evidence || !scratch || !block) return RVM_BAD_ARGUMENT;
+    if (rvm_asking_scratch(a, rank) == 0) return RVM_BAD_ARGUMENT;
+    const plan n = plan_of(a, rank);
+    if (answers && (answers->rank != rank || answers->vocab != n.tokens + 1)) return RVM_BAD_ARGUMENT;
+    int rc = pushed(k, m, a, rule, evidence, rank, aligned(scratch), block);
+    if (rc != RVM_OK || !answers) return rc;
+    float *saved = (float *)(aligned(scratch) + n.theta + n.along);
+    return held_back(k, a, rule->cap, answers, scale, rank, saved, block);
+}
+
+int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a, const rvm_rule *rule,
+              const rvm_text *answers, float scale, const float *held, const rvm_rating *rating, float most,
+              size_t rank, void *scratch, float *evidence, float *block) {
+    if (!k || !rating || !rating->rest || !block || rvm_asking_scratch(a, rank) == 0) return RVM_BAD_ARGUMENT;
+    const plan n = plan_of(a, rank);
+    const size_t all = rank * (n.tokens + n.features), said = rank * (n.tokens + 1);
+    int rc = k->evidence_add(held, rating->gradient, rating->information, rating->weight, rating->kept, all, evidence);
+    if (rc == RVM_OK) rc = k->all_within(evidence, 3 * all, most * most);
+    if (rc == RVM_OK) rc = rvm_asked(k, m, a, rule, answers, scale, evidence, rank, scratch, block);
+    if (rc != RVM_OK) return rc;
+    for (size_t i = 0; i < said; i++) block[i] += rating->rest[i];
+    return k->all_within(block, said, most);
 }

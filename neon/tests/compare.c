@@ -119,28 +119,38 @@ static int check(const rvm_kernels *k, sizes n) {
 
 enum { COLS = 5 }; /* features */
 
-/* A rating's own walk: from evidence to lora_b, and how far that is. */
-static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, float *evidence, const world *w, float *block,
-                 double *distance, int *rc) { /* distance: [6], of a text with all that may be left out, and without */
+/* A rating's own walk: to new evidence, from that to lora_b, and how far that is. */
+static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, const float *held, const world *w,
+                 float *evidence, float *block, double *distance, int *rc) { /* distance: [6], of a text with all that may be left out, and without */
     rvm_matrix_spec spec;
     rvm_matrix_plan(RVM_F32, n.vocab, COLS, 0, NULL, NULL, RVM_F32, &spec);
     void *features = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
-    float *weights = array(n.vocab * COLS, 0.5f), *precision = array(n.vocab + COLS, 0.1f);
-    for (size_t i = 0; i < n.vocab + COLS; i++) precision[i] = 1 + fabsf(precision[i]);
+    const size_t coordinates = n.vocab + COLS, width = n.vocab + 1;
+    float *weights = array(n.vocab * COLS, 0.5f), *precision = array(coordinates, 0.1f);
+    float *said = array(n.rank * coordinates, 0.5f), *information = array(n.rank * coordinates, 0.5f);
+    float *rest = array(n.rank * width, 0.1f), *p = array(n.tokens * width, 0);
+    int32_t *first = calloc(n.tokens, sizeof *first);
+    for (size_t i = 0; i < n.rank * coordinates; i++) information[i] = fabsf(information[i]);
+    for (size_t i = 0; i < n.tokens * width; i++) p[i] = (1.001f + uniform()) / (float)width;
+    for (size_t i = 0; i < coordinates; i++) precision[i] = 1 + fabsf(precision[i]);
     rvm_matrix_pack(&spec, weights, NULL, NULL, RVM_F32, 0, n.vocab, features);
-    const rvm_push how[2] = {{1, 12, 0}, {1.5f, 10, 0.01f}};
-    void *scratch = aligned_alloc(RVM_ALIGNMENT, rvm_evidence_scratch(features, n.rank));
+    const int32_t last = (int32_t)n.vocab - 1;
+    const rvm_asking asking = {precision, features, &last, 1};
+    const rvm_rule rule = {{1, 12, 0}, {1.5f, 10, 0.01f}, 0.05};
+    void *scratch = malloc(rvm_asking_scratch(&asking, n.rank));
     const size_t third = n.tokens / 3;
     const rvm_text text = {w->x[P0], w->x[Z], w->x[U], w->y, w->x[G_B], w->x[V_B], {third, third + 1, n.tokens},
                            {0, 0.25, 0.75}, n.vocab, n.rank};
-    rc[0] = rvm_evidence_block(k, m, evidence, precision, features, how, n.rank, scratch, block);
+    const rvm_text answers = {p, NULL, w->x[U], first, NULL, NULL, {n.tokens, n.tokens, n.tokens}, {0}, width, n.rank};
+    const rvm_rating rating = {said, information, rest, 0.7f, 0.9f};
+    rc[0] = rvm_rated(k, m, &asking, &rule, &answers, 2, held, &rating, 1e8f, n.rank, scratch, evidence, block);
     rvm_text plain = text;
     plain.log_ratio = plain.rest = plain.slope = NULL;
     rc[1] = rvm_distance(k, &text, w->x[B], 0.5f, distance);
     rc[2] = rvm_distance(k, &plain, w->x[B], 0.05f, distance + 3);
     free(scratch);
-    free(weights - 1);
-    free(precision - 1);
+    free(first);
+    for (float **x = (float *[]){weights, precision, said, information, rest, p, NULL}; *x; x++) free(*x - 1);
     free(features);
 }
 
@@ -148,20 +158,21 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     const uint32_t seed = (uint32_t)(n.vocab * 64 + n.rank);
     world w = make(n, seed);
     const size_t all = n.rank * (n.vocab + COLS), b = n.rank * (n.vocab + 1);
-    float *evidence = array(3 * all, 0.5f), *got = array(b, 0), *want = array(b, 0);
-    for (size_t i = all; i < 3 * all; i++) evidence[i] = fabsf(evidence[i]);
+    float *held = array(3 * all, 0.5f), *got = array(3 * all + b, 0), *want = array(3 * all + b, 0);
+    for (size_t i = all; i < 3 * all; i++) held[i] = fabsf(held[i]);
     w.x[Z][n.vocab - 1] = 0; /* a ratio here, of which none is infinite */
     double far_got[6], far_want[6];
     int rc_got[3], rc_want[3], bad = 0;
     state = seed;
-    rate(k, rvm_matmul_impl(NULL), n, evidence, &w, got, far_got, rc_got);
+    rate(k, rvm_matmul_impl(NULL), n, held, &w, got, got + 3 * all, far_got, rc_got);
     state = seed;
-    rate(rvm_impl("scalar"), rvm_matmul_impl("scalar"), n, evidence, &w, want, far_want, rc_want);
-    for (size_t i = 0; i < b; i++) bad += differ(got[i], want[i]);
+    rate(rvm_impl("scalar"), rvm_matmul_impl("scalar"), n, held, &w, want, want + 3 * all, far_want,
+         rc_want);
+    for (size_t i = 0; i < 3 * all + b; i++) bad += differ(got[i], want[i]);
     for (int i = 0; i < 6; i++) bad += differ(far_got[i], far_want[i]);
     for (int i = 0; i < 3; i++) bad += rc_got[i] != RVM_OK || rc_want[i] != RVM_OK;
     if (bad) printf("%s: %d differences in a rating (V=%zu r=%zu)\n", k->name, bad, n.vocab, n.rank);
-    free(evidence - 1);
+    free(held - 1);
     free(got - 1);
     free(want - 1);
     destroy(&w);

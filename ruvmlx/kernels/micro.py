@@ -185,13 +185,13 @@ def kl_to_frozen(
 def kl_to_frozen_ref(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None
 ) -> tuple[float, float]:
-    p0_64 = p0.astype(np.float64)
-    before = np.log(p0_64 / p0_64.sum(axis=-1, keepdims=True))
     d = s * (u.astype(np.float64) @ lora_b)
-    new = _log_softmax(before + d)
-    frozen = before if log_ratio is None else before - log_ratio
-    lost = np.log(np.sum(np.exp(before + d), axis=-1))
-    return float(np.mean(np.sum(np.exp(new) * (new - frozen), axis=-1))), float(np.mean(lost))
+    top = d.max(axis=-1, keepdims=True)
+    new = p0 / np.sum(p0, axis=-1, keepdims=True, dtype=np.float64) * np.exp(d - top)
+    total = new.sum(axis=-1, keepdims=True)
+    lost = top + np.log(total)
+    ratio = d - lost if log_ratio is None else d - lost + log_ratio  # log(new / frozen)
+    return float(np.mean(np.sum(new / total * ratio, axis=-1))), float(np.mean(lost))
 
 
 def evidence_add(
@@ -257,26 +257,15 @@ def micro_place(
     most: float,
     impl: str | None = None,
 ) -> Array:
-    """c * lora_b [R, V], but of its columns `at` [n] s times the first n of block. NotFinite unless all of
-    c * lora_b and of s * block is within `most`."""
+    """c * lora_b [R, V], but of its columns `at` [n] s times the first n of block. For a c of 0 lora_b is not
+    read. NotFinite unless all of c * lora_b and of s * block is within `most`."""
     rank, vocab = lora_b.shape
     _shape("block", block, (rank, block.shape[1]))
     if block.shape[1] < at.size:
         raise ValueError(f"block has {block.shape[1]} columns, expected at least {at.size}")
     out = np.empty_like(lora_b)
-    args = (
-        _in(lora_b),
-        c,
-        _in(block),
-        _in(at, _I32),
-        s,
-        rank,
-        vocab,
-        at.size,
-        block.shape[1],
-        most,
-        _inout(out),
-    )
+    old = _in(lora_b) if c else None
+    args = old, c, _in(block), _in(at, _I32), s, rank, vocab, at.size, block.shape[1], most, _inout(out)
     rc = functions(impl).micro_place(*args)
     if rc == BAD_ARGUMENT and (at.min() < 0 or at.max() >= vocab):
         raise ValueError(f"token ids span {at.min()}..{at.max()}, outside the vocabulary of {vocab}")
@@ -287,7 +276,7 @@ def micro_place(
 def micro_place_ref(
     lora_b: Array, c: float, block: Array, at: NDArray[np.int32], s: float, most: float
 ) -> Array:
-    out = c * lora_b.astype(np.float64)
+    out = c * lora_b.astype(np.float64) if c else np.zeros(lora_b.shape)
     if not (np.abs(out) <= most).all() or not (np.abs(s * block.astype(np.float64)) <= most).all():
         raise NotFinite("micro_place: a weight is beyond all measure")
     out[:, at] = s * block[:, : at.size].astype(np.float64)

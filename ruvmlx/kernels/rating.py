@@ -9,6 +9,7 @@ R rank, M contexts, V columns. Twins compute in float64. Formulas: neon/include/
 
 import ctypes as C
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from .library import _load, functions
 from .micro import Array, _done, _in, _inout, _shape
 
 _P, _N = C.c_void_p, C.c_size_t
+_U8 = np.dtype(np.uint8)
 _GROUPS = 3
 
 
@@ -32,8 +34,40 @@ class Push:
     noise: float
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How evidence becomes the weights of tokens, and those along features of them; cap: KL in answers, nats,
+    down to about which all is scaled that does not end a reply."""
+
+    tokens: Push
+    along: Push
+    cap: float = math.inf
+
+    @functools.cached_property
+    def spec(self) -> "_Rule":
+        return _Rule(*(_Push(p.step, p.agree, p.noise) for p in (self.tokens, self.along)), self.cap)
+
+
 class _Push(C.Structure):
     _fields_ = [(name, C.c_float) for name in ("step", "agree", "noise")]
+
+
+class _Rule(C.Structure):
+    _fields_ = [("tokens", _Push), ("along", _Push), ("cap", C.c_double)]
+
+
+class _Asking(C.Structure):
+    _fields_ = [("precision", _P), ("features", _P), ("ends", _P), ("n_ends", C.c_uint64)]
+
+
+class _Rating(C.Structure):
+    _fields_ = [
+        ("gradient", _P),
+        ("information", _P),
+        ("rest", _P),
+        ("weight", C.c_float),
+        ("kept", C.c_float),
+    ]
 
 
 class _Text(C.Structure):
@@ -47,8 +81,9 @@ class _Text(C.Structure):
 @functools.cache
 def _lib() -> C.CDLL:
     lib = _load()
-    lib.rvm_evidence_scratch.restype, lib.rvm_evidence_scratch.argtypes = _N, [_P, _N]
-    lib.rvm_evidence_block.argtypes = [_P, _P, _P, _P, _P, _P, _N, _P, _P]
+    lib.rvm_asking_scratch.restype, lib.rvm_asking_scratch.argtypes = _N, [_P, _N]
+    lib.rvm_asked.argtypes = [_P, _P, _P, _P, _P, C.c_float, _P, _N, _P, _P]
+    lib.rvm_rated.argtypes = [_P, _P, _P, _P, _P, C.c_float, _P, _P, C.c_float, _N, _P, _P, _P]
     lib.rvm_distance.argtypes = [_P, _P, _P, C.c_float, _P]
     return lib
 
@@ -60,45 +95,6 @@ def _tables(impl: str | None) -> tuple[int, int]:
     kernels = _lib().rvm_impl(impl.encode() if impl else None)
     matrices = matmul._lib().rvm_matmul_impl(impl.encode() if impl == "scalar" else None)
     return C.addressof(kernels.contents), C.addressof(matrices.contents)
-
-
-def evidence_block(
-    evidence: Array,
-    precision: Array,
-    features: matmul.Matrix,
-    tokens: Push,
-    along: Push,
-    impl: str | None = None,
-) -> Array:
-    """What the evidence [3, R, A + k] asks for, of tokens and `along` features [A, k]: [R, A + 1], and 0
-    of all other tokens together.
-
-    precision: [A + k]."""
-    rank = evidence.shape[1]
-    _shape("precision", precision, (features.rows + features.cols,))
-    _shape("evidence", evidence, (3, rank, precision.size))
-    how = (_Push * 2)(*[_Push(p.step, p.agree, p.noise) for p in (tokens, along)])
-    block = np.empty((rank, features.rows + 1), np.float32)
-    scratch = matmul.aligned(_lib().rvm_evidence_scratch(features.memory.ctypes.data, rank))
-    _done(
-        "evidence_block",
-        _lib().rvm_evidence_block(
-            *_tables(impl), _in(evidence), _in(precision), features.memory.ctypes.data, how, rank,
-            scratch.ctypes.data, _inout(block),
-        ),
-    )  # fmt: skip
-    return block
-
-
-def evidence_block_ref(
-    evidence: Array, precision: Array, features: np.ndarray, tokens: Push, along: Push
-) -> np.ndarray:
-    """features: [A, k]."""
-    a, theta = len(features), np.empty(evidence.shape[1:], np.float32)
-    for push, part in (tokens, slice(0, a)), (along, slice(a, None)):
-        micro.evidence_push_ref(evidence, precision, push.step, push.agree, push.noise, part, theta)
-    block = theta[:, :a].astype(np.float64) + theta[:, a:] @ features.T.astype(np.float64)
-    return np.pad(block, ((0, 0), (0, 1)))
 
 
 class Text:
@@ -171,3 +167,122 @@ class Text:
             for x in (self.rest, self.slope)
         )
         return float(kl), float(rise + s * rest), slope
+
+
+class Asking:
+    """Who asks evidence [3, R, A + k] what it says of A tokens and k features of them: a block [R, A + 1]. Of
+    all other tokens together, its last column, it says 0."""
+
+    def __init__(
+        self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
+    ):
+        """precision: [A + k]; features: [A, k]; ends: which of the tokens end a reply."""
+        a, n_ends = features.rows, 0 if ends is None else ends.size
+        _shape("precision", precision, (a + features.cols,))
+        if ends is not None and n_ends and not 0 <= ends.min() <= ends.max() < a:
+            raise ValueError(f"ends spans {ends.min()}..{ends.max()}, of {a} tokens")
+        self.precision, self.features, self.rank, self.ends = precision, features, rank, ends
+        self._said, self._block = (rank, a + features.cols), (rank, a + 1)
+        at = _in(ends, np.dtype(np.int32)) if ends is not None and n_ends else None
+        self._spec = _Asking(_in(precision), features.memory.ctypes.data, at, n_ends)
+        self._scratch = _lib().rvm_asking_scratch(C.byref(self._spec), rank)
+
+    def block(
+        self,
+        evidence: Array,
+        rule: Rule,
+        answers: Text | None = None,
+        scale: float = 1.0,
+        impl: str | None = None,
+    ) -> Array:
+        """What the evidence asks for; answers: text that reads a block times `scale`, to keep to the rule's
+        cap, or None for no cap."""
+        _shape("evidence", evidence, (3, *self._said))
+        block, scratch = np.empty(self._block, np.float32), np.empty(self._scratch, np.uint8)
+        text = None if answers is None else C.byref(answers._spec)
+        _done(
+            "asked",
+            _lib().rvm_asked(
+                *_tables(impl), C.byref(self._spec), C.byref(rule.spec), text, scale, _in(evidence),
+                self.rank, _inout(scratch, _U8), _inout(block),
+            ),
+        )  # fmt: skip
+        return block
+
+    def rated(
+        self,
+        held: Array,
+        gradient: Array,
+        information: Array,
+        rest: Array,
+        weight: float,
+        kept: float,
+        rule: Rule,
+        answers: Text,
+        scale: float,
+        most: float,
+        impl: str | None = None,
+    ) -> tuple[Array, Array]:
+        """The evidence with one more rating of this weight, older ones times `kept` (micro.evidence_add); and
+        what all ask for, plus the rest. gradient, information: [R, A + k]; rest: a block.
+
+        NotFinite unless all of the block is within `most`, and all of the evidence within its square."""
+        _shape("evidence", held, (3, *self._said))
+        _shape("gradient", gradient, self._said)
+        _shape("information", information, self._said)
+        _shape("rest", rest, self._block)
+        evidence, block = np.empty_like(held), np.empty(self._block, np.float32)
+        scratch = np.empty(self._scratch, np.uint8)
+        one = _Rating(_in(gradient), _in(information), _in(rest), weight, kept)
+        _done(
+            "rated",
+            _lib().rvm_rated(
+                *_tables(impl), C.byref(self._spec), C.byref(rule.spec), C.byref(answers._spec), scale,
+                _in(held), C.byref(one), most, self.rank, _inout(scratch, _U8), _inout(evidence),
+                _inout(block),
+            ),
+        )  # fmt: skip
+        return evidence, block
+
+
+class AskingRef:
+    """Asking, slowly: with features [A, k] as an array."""
+
+    def __init__(self, precision: Array, features: np.ndarray, ends: Sequence[int] = ()):
+        self.precision, self.features, self.ends = precision, features, list(ends)
+
+    def block(
+        self, evidence: Array, rule: Rule, answers: Text | None = None, scale: float = 1.0
+    ) -> np.ndarray:
+        a, theta = len(self.features), np.empty(evidence.shape[1:], np.float32)
+        for push, part in (rule.tokens, slice(0, a)), (rule.along, slice(a, None)):
+            micro.evidence_push_ref(evidence, self.precision, push.step, push.agree, push.noise, part, theta)
+        block = theta[:, :a].astype(np.float64) + theta[:, a:] @ self.features.T.astype(np.float64)
+        block = np.pad(block, ((0, 0), (0, 1)))
+        if answers is not None:
+            others = np.setdiff1d(np.arange(a), self.ends)
+            said, share = np.zeros(block.shape, np.float32), 1.0
+            said[:, others] = block[:, others]
+            for _ in range(
+                2
+            ):  # the KL is nearly a parabola in the share: the second step is for what it is not
+                if (kl := answers.distance_ref(said, share * scale)[0]) <= rule.cap:
+                    break
+                share *= math.sqrt(rule.cap / kl)
+            block[:, others] *= share
+        return block
+
+    def rated(
+        self,
+        held: Array,
+        gradient: Array,
+        information: Array,
+        rest: Array,
+        weight: float,
+        kept: float,
+        rule: Rule,
+        answers: Text,
+        scale: float,
+    ) -> tuple[Array, np.ndarray]:
+        evidence = micro.evidence_add_ref(held, gradient, information, weight, kept)
+        return evidence, self.block(evidence, rule, answers, scale) + rest

@@ -40,7 +40,7 @@ import numpy as np
 
 from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
-from ..kernels.rating import Push
+from ..kernels.rating import Push, Rule
 from ..lora import MicroLoRA
 from .neutral import Distance, Neutral
 from .trace import Trace
@@ -51,6 +51,7 @@ RISE_CAP = math.log(1.014)  # of prose's negative log-likelihood, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: ratings before half of a step is taken
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
+RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
 TURNED = 1.0  # of the older ratings fade at a trend of -1
 LATEST = 8  # ratings that the trend is the mean of
@@ -70,8 +71,8 @@ class Update:
 class Said:
     """All that a rating needs of a reply and its adapter: what it says at weight 1, gradient and Fisher
     information in the coordinates, [r, A + k] each; what is in the adapter beside what ratings before it ask
-    for, [r, A + 1] at a gain of 1; whether it moves other tokens, too; and whether all that the reply left
-    are numbers."""
+    for, [r, A + 1] at a gain of 1; whether it moves no other tokens; and whether all that the reply left, and
+    lora_a, are numbers."""
 
     gradient: np.ndarray
     information: np.ndarray
@@ -83,19 +84,19 @@ class Said:
 @dataclass(frozen=True)
 class Whole:
     """What all ratings ask for, before the global cap: [r, A + 1] for the tokens that they may move. Of other
-    tokens lora_b stays what it is, but for the gain."""
+    tokens lora_b stays what it is, but for the gain; covered: that is 0."""
 
     adapter: MicroLoRA
     block: np.ndarray
     evidence: np.ndarray
+    covered: bool
     trend: float = 0.0
 
     def at(self, share: float, neutral: Neutral) -> MicroLoRA:
-        now = self.adapter.gain
-        b = kernels.micro_place(
-            self.adapter.lora_b, share / now if now else 0.0, self.block, neutral.tokens, share, LARGEST
-        )
-        return replace(self.adapter, lora_b=b, evidence=self.evidence, gain=share, trend=self.trend)
+        old, now = self.adapter, self.adapter.gain
+        kept = 0.0 if self.covered or not now else share / now
+        b = kernels.micro_place(old.lora_b, kept, self.block, neutral.tokens, share, LARGEST)
+        return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha)
 
 
 def update(
@@ -119,12 +120,13 @@ def update(
     said = said or saying(trace, neutral)
     if not said.sound:
         raise NotFinite("a gradient is NaN, infinite or beyond all measure")
-    _sound(adapter.lora_a)
     trend = turned(adapter.trend, weight, trace.log_ratio)
-    new = gathered(adapter, said, weight, remembered(trend), neutral)
-    _sound(new, LARGEST**2)
-    whole = moved(adapter, said.beside, new, trend, neutral)
-    return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve, said.covered)
+    evidence, block = neutral.asking.rated(
+        held(adapter, neutral), said.gradient, said.information, said.beside, weight, remembered(trend),
+        RULE, neutral.answered(adapter), adapter.scale, LARGEST,
+    )  # fmt: skip
+    whole = Whole(adapter, block, evidence, said.covered, trend)
+    return capped(whole, neutral, min(KL_CAP, kl + PER_RATING) - reserve)
 
 
 def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update | None:
@@ -140,7 +142,8 @@ def recapped(adapter: MicroLoRA, neutral: Neutral) -> Update:
     """The same adapter within the caps of a neutral text that is read anew."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = neutral.columns(adapter.lora_b) * share
-    return capped(Whole(adapter, block, adapter.evidence, adapter.trend), neutral)
+    _sound(block)
+    return capped(Whole(adapter, block, adapter.evidence, neutral.covers(adapter), adapter.trend), neutral)
 
 
 def saying(trace: Trace, neutral: Neutral) -> Said:
@@ -163,13 +166,8 @@ def saying(trace: Trace, neutral: Neutral) -> Said:
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             neutral.covers(adapter),
-            all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b)),
+            all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
         )
-
-
-def gathered(adapter: MicroLoRA, said: Said, weight: float, kept: float, neutral: Neutral) -> np.ndarray:
-    """G, S and L with one more rating, [3, r, A + k]."""
-    return kernels.evidence_add(held(adapter, neutral), said.gradient, said.information, weight, kept)
 
 
 def turned(trend: float, weight: float, log_ratio: float) -> float:
@@ -194,25 +192,9 @@ def held(adapter: MicroLoRA, neutral: Neutral) -> np.ndarray:
     return adapter.evidence if adapter.evidence.shape == shape else np.zeros(shape, np.float32)
 
 
-def pushed(evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
-    """What the evidence [3, r, A + k] asks for, of each token that ratings may move: [r, A + 1]."""
-    return neutral.block(evidence, TOKEN, FEATURE)
-
-
 def asked(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
     """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A + 1]."""
-    block = pushed(evidence, neutral)
-    ends = block[:, neutral.ends]
-    block[:, neutral.ends] = 0
-    said, share = neutral.said(adapter, block), 1.0
-    for _ in range(2):  # the KL is nearly a parabola in the share: the second step is for what it is not
-        if (kl := said(share)) <= SAID_CAP:
-            break
-        share *= math.sqrt(SAID_CAP / kl)
-    if share < 1:
-        block *= np.float32(share)
-    block[:, neutral.ends] = ends
-    return block
+    return neutral.asking.block(evidence, RULE, neutral.answered(adapter), adapter.scale)
 
 
 def beside(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.ndarray:
@@ -223,32 +205,24 @@ def beside(adapter: MicroLoRA, evidence: np.ndarray, neutral: Neutral) -> np.nda
     return now - asked(adapter, evidence, neutral)
 
 
-def moved(
-    adapter: MicroLoRA, rest: np.ndarray, evidence: np.ndarray, trend: float, neutral: Neutral
-) -> Whole:
-    """The adapter with this evidence; what is in it beside that, `rest` [r, A + 1], stays."""
-    block = asked(adapter, evidence, neutral)
-    block += rest
-    return Whole(adapter, block, evidence, trend)
-
-
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, neutral: Neutral) -> Update:
     """The adapter less what one past update, from `before` to `after`, did to it."""
     old = held(adapter, neutral)
     new = old - (held(after, neutral) - held(before, neutral))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    return capped(moved(adapter, beside(adapter, old, neutral), new, trend, neutral), neutral)
+    block = asked(adapter, new, neutral) + beside(adapter, old, neutral)
+    _sound(block)
+    return capped(Whole(adapter, block, new, neutral.covers(adapter), trend), neutral)
 
 
-def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool | None = None) -> Update:
+def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP) -> Update:
     """Scale it until the neutral text is within both limits, and hardly further than that: KL to the frozen
     model, and perplexity. The last rating's gain is where the search begins.
 
     What a base does by itself, the floor, no scaling takes away: one at the limit leaves MicroLoRA nothing.
     """
-    _sound(whole.block)
-    distance = _distances(whole, neutral, neutral.covers(whole.adapter) if covered is None else covered)
+    distance = _distances(whole, neutral)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
     good, refusals = None, 0
     for _ in range(LOOKS):
@@ -267,15 +241,15 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP, covered: bool 
     return Update(whole.at(share, neutral), kl)
 
 
-def _sound(numbers: np.ndarray, largest: float = LARGEST) -> None:
-    """NotFinite, unless all are numbers no larger than that."""
-    if not kernels.all_within(numbers, largest):
+def _sound(numbers: np.ndarray) -> None:
+    """NotFinite, unless all are numbers no larger than LARGEST."""
+    if not kernels.all_within(numbers, LARGEST):
         raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
 
 
-def _distances(whole: Whole, neutral: Neutral, covered: bool) -> Callable[[float], Distance]:
+def _distances(whole: Whole, neutral: Neutral) -> Callable[[float], Distance]:
     """By share. Tokens that ratings may not move are, but for the tail of a consolidation, not moved."""
-    if covered:
+    if whole.covered:
         return neutral.distances(whole.adapter, whole.block)
     return neutral.distances_dense(whole.at(1.0, neutral))
 

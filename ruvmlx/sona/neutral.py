@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from ..backends.base import Backend
-from ..kernels import matmul, rating
-from ..kernels.rating import Push, Text
+from ..kernels import matmul
+from ..kernels.rating import Asking, Text
 from ..lora import MicroLoRA
 from ..models.base import Tokenizer
 from . import neutral_text
@@ -68,6 +68,7 @@ class Neutral:
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0  # of the mean negative log-likelihood by the base alone
+    _same: np.ndarray | None = None  # an adapter's lora_a that was found to be `directions`
 
     @property
     def answers(self) -> int:
@@ -147,22 +148,20 @@ class Neutral:
     def k(self) -> int:
         return self.features.shape[1]
 
-    def block(self, evidence: np.ndarray, token: Push, feature: Push) -> np.ndarray:
-        """What the evidence [3, r, A + k] asks for, of each token: [r, A + 1], as `columns`."""
-        return rating.evidence_block(evidence, self.precision, self._features, token, feature)
-
     @cached_property
-    def _features(self) -> matmul.Matrix:
-        return matmul.Matrix(self.features.astype(np.float16))
+    def asking(self) -> Asking:
+        """What evidence [3, r, A + k] asks for, of each token: [r, A + 1], as `columns`."""
+        features = matmul.Matrix(self.features.astype(np.float16))
+        return Asking(self.precision, features, self.directions.shape[1], self.ends)
 
     def prepare(self) -> None:
         """Compute what the first rating would have to wait for."""
-        self._own, self._features, self._answered, self.ends  # noqa: B018 - kept once computed
+        self._own, self._answered, self.asking  # noqa: B018 - kept once computed
 
     @cached_property
     def ends(self) -> np.ndarray:
         """Where among `tokens` those that end a reply are."""
-        return np.flatnonzero(np.isin(self.tokens, self.eos))
+        return np.flatnonzero(np.isin(self.tokens, self.eos)).astype(np.int32)
 
     @cached_property
     def _answered(self) -> tuple[np.ndarray, Text]:
@@ -171,13 +170,12 @@ class Neutral:
         text = Text(self.packed[:n], None, self._readings[:n], self._followed[:n], [(n, 0.0)])
         return self.contexts[:n], text
 
-    def said(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], float]:
-        """share -> KL in the answers, nats per token, of an adapter that moves by share * block [r, A + 1];
-        with any base, of the model without it."""
+    def answered(self, adapter: MicroLoRA) -> Text:
+        """The answers as the adapter reads them; with any base, by the model without it."""
         contexts, text = self._answered
-        if not self._is_own(adapter):
-            text = text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
-        return lambda share: text.distance(block, share * adapter.scale)[0]
+        if self._is_own(adapter):
+            return text
+        return text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
 
     def columns(self, lora_b: np.ndarray) -> np.ndarray:
         """What lora_b [r, V] says of the tokens that ratings may move, and 0 for all others: [r, A + 1]."""
@@ -187,7 +185,10 @@ class Neutral:
 
     def _is_own(self, adapter: MicroLoRA) -> bool:
         """Does it read what was measured here?"""
-        return adapter.lora_a is self.directions or np.array_equal(adapter.lora_a, self.directions)
+        a = adapter.lora_a
+        if a is not self._same and np.array_equal(a, self.directions):
+            self._same = a
+        return a is self._same
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl

@@ -9,11 +9,11 @@ import pytest
 from ruvmlx.kernels import micro, rating
 from ruvmlx.kernels.library import BAD_ARGUMENT, LibraryError, implementations
 from ruvmlx.kernels.matmul import Matrix
-from ruvmlx.kernels.rating import Push, Text, evidence_block, evidence_block_ref
+from ruvmlx.kernels.rating import Asking, AskingRef, Push, Rule, Text
 
 from .test_micro import odd
 
-TOKEN, FEATURE = Push(1.0, 12.0, 0.0), Push(1.5, 10.0, 0.02)
+RULE = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 10.0, 0.02), 0.05)
 pytestmark = pytest.mark.parametrize("impl", implementations())
 
 
@@ -28,22 +28,83 @@ def some_evidence(rng, rank, n):
     return evidence, np.abs(odd(rng, n)) + np.float32(0.1)
 
 
-@pytest.mark.parametrize("rank,a,k", [(1, 1, 1), (2, 17, 5), (2, 2048, 256), (3, 70, 33)])
-def test_evidence_block(impl, rank, a, k, rng):
+SIZES = [(1, 1, 1), (2, 17, 5), (2, 2048, 256), (3, 70, 33)]
+
+
+def some_asking(rng, rank, a, k, n_ends=0):
+    """Fast and slow, with the evidence."""
     evidence, precision = some_evidence(rng, rank, a + k)
     features = rng.normal(size=(a, k)).astype(np.float16)
-    got = evidence_block(evidence, precision, Matrix(features), TOKEN, FEATURE, impl)
-    want = evidence_block_ref(evidence, precision, features, TOKEN, FEATURE)
-    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    ends = rng.permutation(a)[:n_ends].astype(np.int32)
+    return Asking(precision, Matrix(features), rank, ends), AskingRef(precision, features, ends), evidence
+
+
+def some_answers(rng, rank, a, n=7):
+    p = rng.random((n, a + 1)).astype(np.float32) ** 4 + np.float32(1e-4)
+    p /= p.sum(axis=1, keepdims=True)
+    return Text(p, None, odd(rng, n, rank), rng.integers(0, a + 1, n, dtype=np.int32), [(n, 0.0)])
+
+
+@pytest.mark.parametrize("rank,a,k", SIZES)
+def test_what_evidence_asks_for(impl, rank, a, k, rng):
+    asking, twin, evidence = some_asking(rng, rank, a, k)
+    want = twin.block(evidence, RULE)
+    np.testing.assert_allclose(asking.block(evidence, RULE, impl=impl), want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("rank,a,k", SIZES)
+@pytest.mark.parametrize("n_ends", [0, 1, 3])
+@pytest.mark.parametrize("scale", [0.001, 1.0, 30.0])  # far below the cap, above it, beyond a parabola
+def test_what_is_asked_for_is_held_back_but_for_ends(impl, rank, a, k, n_ends, scale, rng):
+    asking, twin, evidence = some_asking(rng, rank, a, k, min(n_ends, a))
+    answers = some_answers(rng, rank, a)
+    free, want = twin.block(evidence, RULE), twin.block(evidence, RULE, answers, scale)
+    got = asking.block(evidence, RULE, answers, scale, impl)
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(free).max())
+    np.testing.assert_allclose(got[:, asking.ends], free[:, asking.ends], atol=1e-5 * np.abs(free).max())
+    if scale == 1 and a > 1 + n_ends:
+        said = want.copy()
+        said[:, asking.ends] = 0
+        assert answers.distance_ref(said.astype(np.float32), scale)[0] == pytest.approx(RULE.cap, rel=0.5)
+
+
+@pytest.mark.parametrize("rank,a,k", SIZES)
+@pytest.mark.parametrize("weight,kept", [(0.7, 0.995), (-0.4, 0.6)])
+def test_one_rating_more(impl, rank, a, k, weight, kept, rng):
+    asking, twin, held = some_asking(rng, rank, a, k, 1)
+    answers, said = some_answers(rng, rank, a), [odd(rng, rank, a + k) for _ in range(2)]
+    rest, before = odd(rng, rank, a + 1), held.copy()
+    args = held, *said, rest, weight, kept, RULE, answers, 0.3
+    evidence, block = asking.rated(*args, 1e8, impl)
+    want = twin.rated(*args)
+    np.testing.assert_allclose(evidence, want[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(block, want[1], atol=1e-4 * np.abs(want[1]).max())
+    np.testing.assert_array_equal(held, before)
+
+
+@pytest.mark.parametrize("where", ["held", "gradient", "information", "rest"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_rating_with_what_is_no_number_is_refused(impl, where, bad, rng):
+    """In the first place and in the last one."""
+    asking, _, held = some_asking(rng, 2, 17, 5, 1)
+    arrays = {name: odd(rng, 2, n) for name, n in (("gradient", 22), ("information", 22), ("rest", 18))}
+    arrays = {"held": held} | arrays
+    for at in (0, -1):
+        known = arrays[where].flat[at]
+        arrays[where].flat[at] = bad
+        with pytest.raises(micro.NotFinite):
+            asking.rated(*arrays.values(), 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
+        arrays[where].flat[at] = known
 
 
 @pytest.mark.parametrize("at", [0, 16, 17, 21])  # of tokens, then of features
-def test_evidence_block_passes_nan_on(impl, at, rng):
-    evidence, precision = some_evidence(rng, 2, 22)
+def test_what_is_asked_for_passes_nan_on(impl, at, rng):
+    asking, _, evidence = some_asking(rng, 2, 17, 5)
     evidence[0, 1, at] = np.nan
-    features = Matrix(rng.normal(size=(17, 5)).astype(np.float16))
-    found = evidence_block(evidence, precision, features, TOKEN, FEATURE, impl)
+    found = asking.block(evidence, RULE, impl=impl)
     assert np.isnan(found[1]).any() and np.isfinite(found[0]).all()
+    with pytest.raises(micro.NotFinite):
+        asking.block(evidence, RULE, some_answers(rng, 2, 17), impl=impl)
 
 
 def some_text(rng, rank, vocab, sizes, whole=True):
@@ -94,6 +155,13 @@ def test_a_distance_is_a_number_or_refused(impl, bad, at, rng):
 
 def test_wrong_shapes_are_named(impl, rng):
     p, u, at = np.full((4, 9), 1 / 9, np.float32), odd(rng, 4, 2), np.zeros(4, np.int32)
+    features = Matrix(rng.normal(size=(17, 5)).astype(np.float16))
+    asking = Asking(odd(rng, 22), features, 2)
+
+    def rated(gradient=22, information=22, rest=18):
+        said = [odd(rng, 2, n) for n in (gradient, information, rest)]
+        asking.rated(odd(rng, 3, 2, 22), *said, 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
+
     for broken, expected in (
         (lambda: Text(p, None, odd(rng, 5, 2), at, [(4, 0.0)]), "u has shape"),
         (lambda: Text(p, p[:2], u, at, [(4, 0.0)]), "log_ratio has shape"),
@@ -102,8 +170,14 @@ def test_wrong_shapes_are_named(impl, rng):
         (lambda: Text(p, None, u, at, [(3, 0.0)]), "expected at most 3, 4 in all"),
         (lambda: Text(p, None, u, at, [(4, 0.0)], odd(rng, 2, 8)), "rest has shape"),
         (lambda: Text(p, None, u, at, [(4, 0.0)]).distance(odd(rng, 2, 8), 1.0, impl), "lora_b has shape"),
-        (lambda: block_of(rng, 7, impl), "precision has shape"),
-        (lambda: block_of(rng, 22, impl, 21), "evidence has shape"),
+        (lambda: Asking(odd(rng, 7), features, 2), "precision has shape"),
+        (lambda: Asking(odd(rng, 22), features, 2, np.int32([0, 17])), "of 17 tokens"),
+        (lambda: asking.block(odd(rng, 3, 2, 21), RULE, impl=impl), "evidence has shape"),
+        (lambda: asking.block(odd(rng, 3, 3, 22), RULE, impl=impl), "evidence has shape"),
+        (lambda: asking.block(odd(rng, 3, 2, 22), RULE, some_answers(rng, 2, 16), impl=impl), "bad argument"),
+        (lambda: rated(gradient=21), "gradient has shape"),
+        (lambda: rated(information=21), "information has shape"),
+        (lambda: rated(rest=17), "rest has shape"),
     ):
         with pytest.raises(ValueError, match=expected):
             broken()
@@ -112,7 +186,7 @@ def test_wrong_shapes_are_named(impl, rng):
 def test_the_c_functions_check_their_own_arguments(impl, rng):
     lib, text, out = rating._lib(), some_text(rng, 2, 40, (3, 2, 5)), (C.c_double * 3)()
     kernels, matrices = rating._tables(impl)
-    b, features = odd(rng, 2, 40), Matrix(rng.normal(size=(17, 5)).astype(np.float16))
+    b, (asking, _, held) = odd(rng, 2, 40), some_asking(rng, 2, 17, 5, 2)
     for name, broken in (
         ("p0", None), ("u", None), ("following", None), ("vocab", 0), ("rank", 0), ("rank", 65),
         ("ends", (C.c_uint64 * 3)(5, 3, 10)), ("vocab", int(text.following.max())),
@@ -121,17 +195,33 @@ def test_the_c_functions_check_their_own_arguments(impl, rng):
         setattr(spec, name, broken)
         rc = lib.rvm_distance(kernels, C.byref(spec), b.ctypes.data, 0.5, out)
         assert rc == BAD_ARGUMENT, (name, broken)
-    assert lib.rvm_evidence_scratch(None, 2) == lib.rvm_evidence_scratch(features.memory.ctypes.data, 65) == 0
-    p = odd(rng, 400).ctypes.data
-    args = kernels, matrices, p, p, features.memory.ctypes.data, p, 65, p, p
-    assert lib.rvm_evidence_block(*args) == BAD_ARGUMENT
+    p, answers, good = odd(rng, 400).ctypes.data, some_answers(rng, 2, 17), asking._spec
+    one, rule = rating._Rating(p, p, p, 1.0, 1.0), RULE.spec
+    assert lib.rvm_asking_scratch(None, 2) == lib.rvm_asking_scratch(C.byref(good), 65) == 0
+    for name, broken in (("precision", None), ("features", None), ("ends", None), ("ends", p)):
+        spec = type(good).from_buffer_copy(good)
+        setattr(spec, name, broken)
+        assert lib.rvm_asking_scratch(C.byref(spec), 2) == 0, (name, broken)
+
+    def asked(spec=good, rule=rule, text=answers._spec, rank=2):
+        args = kernels, matrices, C.byref(spec), rule and C.byref(rule), C.byref(text), 1.0
+        return lib.rvm_asked(*args, held.ctypes.data, rank, p, p)
+
+    def rated(one, rank=2):
+        args = kernels, matrices, C.byref(good), C.byref(rule), C.byref(answers._spec), 1.0
+        return lib.rvm_rated(*args, held.ctypes.data, one and C.byref(one), 1e8, rank, p, p, p)
+
+    wide = type(answers._spec).from_buffer_copy(answers._spec)
+    wide.vocab = 17
+    no_rest = rating._Rating(p, p, None, 1.0, 1.0)
+    for rc in (
+        asked(spec), asked(rule=None), asked(text=text._spec), asked(text=wide), asked(rank=0),
+        asked(rank=65), rated(None), rated(no_rest), rated(one, 0), rated(one, 65),
+        rated(rating._Rating(None, p, p, 1.0, 1.0)),
+    ):  # fmt: skip
+        assert rc == BAD_ARGUMENT
 
 
 def test_an_unknown_implementation_is_named(impl, rng):
     with pytest.raises(LibraryError, match="no implementation 'sse9'"):
         some_text(rng, 2, 40, (3, 2, 5)).distance(odd(rng, 2, 40), 1.0, "sse9")
-
-
-def block_of(rng, n, impl, evidence=22):
-    features = Matrix(rng.normal(size=(17, 5)).astype(np.float16))
-    return evidence_block(odd(rng, 3, 2, evidence), odd(rng, n), features, TOKEN, FEATURE, impl)

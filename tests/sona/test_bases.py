@@ -168,7 +168,7 @@ def test_the_cap_with_a_base(open_tiny):
         for size in (0.02, 0.5):
             neutral, calls = runtime.learner.ground(random_base(runtime.model.config, size=size)).neutral, []
             block = neutral.columns(big.lora_b)
-            update = instant.capped(instant.Whole(big, block, big.evidence), Counting(neutral, calls))
+            update = instant.capped(instant.Whole(big, block, big.evidence, True), Counting(neutral, calls))
             assert update.kl <= max(instant.KL_CAP, neutral.floor + 1e-5) and len(calls) < 12
         assert neutral.floor > instant.KL_CAP and update.adapter.norm < 0.1 * big.norm
         runtime.learner.stand()

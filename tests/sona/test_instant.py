@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels.micro import NotFinite, beyond_noise
-from ruvmlx.kernels.rating import evidence_block_ref
+from ruvmlx.kernels.rating import AskingRef, Rule
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
 from ruvmlx.sona.measuring import directions, features, measure, measured
@@ -102,10 +102,11 @@ def slow_step(push, g, s, precision) -> float:
 
 def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeypatch):
     """Five ratings, each by the model that the one before left; no cap in the way."""
-    for cap in ("KL_CAP", "SAID_CAP", "RISE_CAP", "PER_RATING"):
+    for cap in ("KL_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
     for kind, step in ("TOKEN", 0.5), ("FEATURE", 0.05):
         monkeypatch.setattr(instant, kind, replace(getattr(instant, kind), step=step))
+    monkeypatch.setattr(instant, "RULE", Rule(instant.TOKEN, instant.FEATURE))
     rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
@@ -148,16 +149,24 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral)
     for push, part in (instant.TOKEN, slice(0, a)), (instant.FEATURE, slice(a, None)):
         want[:, part] *= push.step * (1 - push.noise / 4) * 16 / (16 + 4 * push.agree)
     want = np.pad(want[:, :a] + want[:, a:] @ neutral.features.T, ((0, 0), (0, 1)))
-    found = instant.pushed(alike, neutral)
+    found = pushed(alike, neutral)
     np.testing.assert_allclose(found, want, rtol=1e-2, atol=1e-3 * np.abs(want).max())
-    assert np.abs(instant.pushed(torn, neutral)).max() < 1e-4 * np.abs(found).max()
+    assert np.abs(pushed(torn, neutral)).max() < 1e-4 * np.abs(found).max()
 
 
-def test_what_is_pushed_is_what_its_twin_says(neutral):
-    evidence = strong_evidence(neutral, 0.1)
-    features = neutral.features.astype(np.float16)
-    want = evidence_block_ref(evidence, neutral.precision, features, instant.TOKEN, instant.FEATURE)
-    np.testing.assert_allclose(instant.pushed(evidence, neutral), want, atol=1e-5 * np.abs(want).max())
+def pushed(evidence, neutral) -> np.ndarray:
+    """What the evidence asks for, without a cap."""
+    return neutral.asking.block(evidence, instant.RULE)
+
+
+@pytest.mark.parametrize("size", [0.02, 0.1])
+def test_what_is_asked_is_what_its_twin_says(trace, neutral, size):
+    evidence, adapter = strong_evidence(neutral, size), trace.adapter
+    twin = AskingRef(neutral.precision, neutral.features.astype(np.float16), neutral.ends)
+    want = twin.block(evidence, instant.RULE, neutral.answered(adapter), adapter.scale)
+    np.testing.assert_allclose(
+        instant.asked(adapter, evidence, neutral), want, atol=1e-4 * np.abs(want).max()
+    )
 
 
 def test_features_say_nothing_where_chance_explains_all(neutral):
@@ -191,12 +200,13 @@ def slow_said(neutral, adapter, block) -> float:
 def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, trace, size, reads):
     adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
     evidence = strong_evidence(neutral, size)
-    free = instant.pushed(evidence, neutral)
+    free = pushed(evidence, neutral)
     held = instant.asked(adapter, evidence, neutral)
     before, after = slow_said(neutral, adapter, free), slow_said(neutral, adapter, held)
     quiet = free.copy()
     quiet[:, neutral.ends] = 0
-    assert neutral.said(adapter, quiet)(1.0) == pytest.approx(before, rel=1e-3, abs=1e-6)
+    found = neutral.answered(adapter).distance(quiet, adapter.scale)
+    assert found[0] == pytest.approx(before, rel=1e-3, abs=1e-6)
     if before <= instant.SAID_CAP:
         np.testing.assert_array_equal(held, free)
     else:
@@ -221,7 +231,8 @@ def test_what_is_held_back_leaves_no_trace(trace, neutral):
 
 def step(adapter, before, evidence, neutral) -> instant.Whole:
     """From an adapter with the evidence `before` to one with this."""
-    return instant.moved(adapter, instant.beside(adapter, before, neutral), evidence, 0.0, neutral)
+    block = instant.asked(adapter, evidence, neutral) + instant.beside(adapter, before, neutral)
+    return instant.Whole(adapter, block, evidence, neutral.covers(adapter))
 
 
 def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
@@ -240,7 +251,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, neutral):
     b[:, neutral.tokens] = rng.normal(size=(2, neutral.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
     assert neutral.kl(far) > instant.KL_CAP
-    capped = instant.capped(instant.Whole(far, neutral.columns(b), far.evidence), neutral)
+    capped = instant.capped(instant.Whole(far, neutral.columns(b), far.evidence, True), neutral)
     found = neutral.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
@@ -321,9 +332,9 @@ def test_the_distance_of_a_share_of_all_that_an_adapter_moves(trace, neutral):
     block = 2 * neutral.columns(random_adapter(trace, neutral.tokens, 0.1).lora_b)
     few = replace(neutral, tokens=np.ascontiguousarray(neutral.tokens[::3]))
     third = [*range(0, neutral.tokens.size, 3), neutral.tokens.size]
-    whole = instant.Whole(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence)
+    whole = instant.Whole(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence, False)
     for share in (0.3, 1.0):
-        got = instant._distances(whole, few, False)(share)
+        got = instant._distances(whole, few)(share)
         want = few.distances_dense(whole.at(share, few))(1.0)
         assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), rel=1e-4, abs=1e-6) and got.kl > 1e-4
 

@@ -52,8 +52,8 @@ def refused(runtime, reply_id, rating) -> None:
 
 
 def test_a_thousand_poisoned_updates(rated, full):
-    """Layer, place, value and rating by chance. What a reply left is read when it is prepared for its rating,
-    before that or, as here, with it."""
+    """Layer, place, value and rating by chance. What a reply left and the adapter's weights are read when
+    the reply is prepared for its rating, before that or, as here, with it."""
     runtime, reply_id = rated
     rng, stored = np.random.default_rng(0), weights(runtime)
     trace = runtime.learner._traces[reply_id]
@@ -65,7 +65,7 @@ def test_a_thousand_poisoned_updates(rated, full):
         poison, known = POISONS[rng.integers(len(POISONS))], array[at].copy()
         prepared, array.flags.writeable = trace.said, True
         array[at] = poison
-        if name in ("hidden", "grad_a", "grad_b") or (name == "evidence" and i % 20 < 10):
+        if name in ("hidden", "grad_a", "grad_b", "lora_a", "lora_b") or (name == "evidence" and i % 20 < 10):
             trace.said = None
         try:
             refused(runtime, reply_id, ("up", "down", "5", "1")[rng.integers(4)])
