@@ -73,7 +73,7 @@ async def test_random_documents_in_random_pieces(full):
     """1,000 documents (--full) of every kind, cut anywhere: each ends as in one go, at two widths."""
     async with Host().run_test(size=SIZES[0]) as pilot:
         markdown = pilot.app.query_one(ReplyMarkdown)
-        for seed in range(1000 if full else 30):
+        for seed in range(1000 if full else 15):
             text, rng, size = document(seed), random.Random(seed), SIZES[seed % 2]
             await markdown.update(text)
             wanted = [await at(pilot, size, markdown) for size in SIZES]

@@ -87,9 +87,11 @@ def _has(cc, flags):
         return made and subprocess.run([program], capture_output=True, check=False).returncode == 0
 
 
-def compare(*command):
+def compare(*command, **environment):
     """Run a program that compares implementations; returns those that it compared."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith(" 0 differences")
     return [line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": compared")]

@@ -56,7 +56,7 @@ def test_perplexity_and_kl(native, texts, name, full, record_property):
 def test_needles_in_the_cold_tier_are_found(starter, native, full):
     """Whatever the f16 cache finds, the tiered one finds."""
     found = {"f16": 0, "tiered": 0}
-    for depth, key in NEEDLES if full else NEEDLES[:2]:
+    for depth, key in NEEDLES if full else NEEDLES[:1]:
         prompt, answer = needle(starter.tokenizer, TOKENS - 32, depth, key)
         replies = {p.name: reply(native, starter.tokenizer, prompt, p) for p in (F16, TIERED)}
         for policy, text in replies.items():
