@@ -109,8 +109,8 @@ def test_decoder_under_sanitizers(flags):
 
 
 def test_decoder_under_qemu(few):
-    """The ARM code, threads included, executed on this machine; few: by the fastest matrices alone, whose bits
-    are those of the others."""
+    """The ARM code, threads included, executed on this machine; few: by the fastest matrices alone,
+    whose bits are those of the others."""
     qemu, program = for_arm(DECODER)
     impls = implementations(qemu, "-cpu", "max", program, RVM_NO_FORK="1", **few)
     assert impls == (["neon_i8mm", "scalar"] if few else ["neon_i8mm", "neon_dotprod", "neon", "scalar"])
