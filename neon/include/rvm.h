@@ -287,8 +287,8 @@ typedef struct {
     float weight, kept;
 } rvm_rating;
 
-/* evidence = held and one rating more; block = what that asks for + rest. RVM_NOT_FINITE unless all of block is
- * within `most`, and all of evidence within its square. */
+/* evidence = held and one rating more; block = what that asks for + rest; answers as in rvm_asked.
+ * RVM_NOT_FINITE unless all of block is within `most`, and all of evidence within its square, a finite number. */
 RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
                       const rvm_text *answers, float scale, const float *held, const rvm_rating *rating,
                       float most, size_t rank, void *scratch, float *evidence, float *block);

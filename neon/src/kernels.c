@@ -259,7 +259,10 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
             size_t n = min_size(BLOCK, vocab - v);
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
-                const size_t at = (m0 + m) * vocab + v, next = m + 1 < nm ? at + vocab : m0 * vocab + v + BLOCK;
+                const size_t at = (m0 + m) * vocab + v;
+                size_t next = at + vocab; /* the same block of the next context */
+                if (m + 1 == nm) next = m0 * vocab + v + BLOCK;
+                if (m + 1 == nm && nm > 1 && v + BLOCK >= vocab) next = (m0 + nm) * vocab;
                 if (next < all) {
                     const size_t bytes = min_size(BLOCK, all - next) * sizeof *p0;
                     prefetch_l2(p0 + next, bytes);

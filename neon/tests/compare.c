@@ -189,7 +189,7 @@ int main(void) {
         const rvm_kernels *k = rvm_impl(rvm_impl_name(i));
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++) {
-                if (few && (s + r) % 3) continue;
+                if (few && (s + r + 1) % 3) continue;
                 rounds++;
                 const sizes n = {shapes[s].tokens, shapes[s].dim, shapes[s].vocab, ranks[r]};
                 bad += check(k, n) + check_rating(k, n);

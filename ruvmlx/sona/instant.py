@@ -58,6 +58,7 @@ LATEST = 8  # ratings that the trend is the mean of
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 LARGEST = 1e8  # of a weight or gradient; beyond it something is broken
 LOOKS = 6  # at the neutral text, for the right gain; after that nothing is left
+BROKEN = "a weight or gradient is NaN, infinite or beyond all measure"
 SLACK = 1.2  # a gain is good enough when it could not be this many times as large
 
 
@@ -111,7 +112,8 @@ def update(
     """The adapter after the rating; None when there is nothing to change.
 
     `trace` must be of this adapter, kl is the adapter's; said: what `saying` has prepared; reserve: of the KL
-    that the cap allows, what a change elsewhere uses. NotFinite if anything is not finite.
+    that the cap allows, what a change elsewhere uses. NotFinite if anything is not finite; of the reply's
+    gradients and lora_a `saying` tells.
     """
     if weight == 0:
         return None
@@ -119,7 +121,7 @@ def update(
         raise NotFinite(f"the rating's weight is {weight}")
     said = said or saying(trace, neutral)
     if not said.sound:
-        raise NotFinite("a gradient is NaN, infinite or beyond all measure")
+        raise NotFinite(BROKEN)
     trend = turned(adapter.trend, weight, trace.log_ratio)
     evidence, block = neutral.asking.rated(
         held(adapter, neutral), said.gradient, said.information, said.beside, weight, remembered(trend),
@@ -244,7 +246,7 @@ def capped(whole: Whole, neutral: Neutral, limit: float = KL_CAP) -> Update:
 def _sound(numbers: np.ndarray) -> None:
     """NotFinite, unless all are numbers no larger than LARGEST."""
     if not kernels.all_within(numbers, LARGEST):
-        raise NotFinite("a weight or gradient is NaN, infinite or beyond all measure")
+        raise NotFinite(BROKEN)
 
 
 def _distances(whole: Whole, neutral: Neutral) -> Callable[[float], Distance]:

@@ -7,7 +7,7 @@ leaves (measuring.py), and the distance to the frozen model on it.
 import io
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -68,7 +68,7 @@ class Neutral:
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0  # of the mean negative log-likelihood by the base alone
-    _same: np.ndarray | None = None  # an adapter's lora_a that was found to be `directions`
+    _same: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def answers(self) -> int:
@@ -186,9 +186,12 @@ class Neutral:
     def _is_own(self, adapter: MicroLoRA) -> bool:
         """Does it read what was measured here?"""
         a = adapter.lora_a
-        if a is not self._same and np.array_equal(a, self.directions):
-            self._same = a
-        return a is self._same
+        if a is self._same:
+            return True
+        own = np.array_equal(a, self.directions)
+        if own:
+            self._same = a  # the next rating need not look again
+        return own
 
     def kl(self, adapter: MicroLoRA) -> float:
         return self.distance(adapter).kl
@@ -297,7 +300,8 @@ class Neutral:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
+        known = (a for name, a in vars(self).items() if name != "_same")  # that one is the adapter's
+        return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()

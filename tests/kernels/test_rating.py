@@ -88,12 +88,14 @@ def test_a_rating_with_what_is_no_number_is_refused(impl, where, bad, rng):
     """In the first place and in the last one."""
     asking, _, held = some_asking(rng, 2, 17, 5, 1)
     arrays = {name: odd(rng, 2, n) for name, n in (("gradient", 22), ("information", 22), ("rest", 18))}
-    arrays = {"held": held} | arrays
+    arrays = {"held": held} | arrays | {"information": np.abs(arrays["information"])}
+    rest = 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl
+    asking.rated(*arrays.values(), *rest)
     for at in (0, -1):
         known = arrays[where].flat[at]
         arrays[where].flat[at] = bad
         with pytest.raises(micro.NotFinite):
-            asking.rated(*arrays.values(), 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
+            asking.rated(*arrays.values(), *rest)
         arrays[where].flat[at] = known
 
 
@@ -195,10 +197,16 @@ def test_the_c_functions_check_their_own_arguments(impl, rng):
         setattr(spec, name, broken)
         rc = lib.rvm_distance(kernels, C.byref(spec), b.ctypes.data, 0.5, out)
         assert rc == BAD_ARGUMENT, (name, broken)
-    p, answers, good = odd(rng, 400).ctypes.data, some_answers(rng, 2, 17), asking._spec
+    memory, beyond = odd(rng, 400), np.int32([0, 17])
+    p, answers, good = memory.ctypes.data, some_answers(rng, 2, 17), asking._spec
     one, rule = rating._Rating(p, p, p, 1.0, 1.0), RULE.spec
     assert lib.rvm_asking_scratch(None, 2) == lib.rvm_asking_scratch(C.byref(good), 65) == 0
-    for name, broken in (("precision", None), ("features", None), ("ends", None), ("ends", p)):
+    for name, broken in (
+        ("precision", None),
+        ("features", None),
+        ("ends", None),
+        ("ends", beyond.ctypes.data),
+    ):
         spec = type(good).from_buffer_copy(good)
         setattr(spec, name, broken)
         assert lib.rvm_asking_scratch(C.byref(spec), 2) == 0, (name, broken)

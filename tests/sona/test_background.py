@@ -11,6 +11,7 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.backends.slices import Text
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base import BaseLoRA
 from ruvmlx.sona import background, gate, instant, replay
 from ruvmlx.sona.adamw import Training, norm
@@ -59,9 +60,9 @@ def rated(open_tiny, monkeypatch):
 
     The ratings have hardly moved the weights: much is left to be learned.
     """
-    for kind in "TOKEN", "FEATURE":
-        push = getattr(instant, kind)
-        monkeypatch.setattr(instant, kind, replace(push, step=0.1 * push.step))
+    rule = instant.RULE
+    slow = [replace(push, step=0.1 * push.step) for push in (rule.tokens, rule.along)]
+    monkeypatch.setattr(instant, "RULE", Rule(*slow, rule.cap))
     with open_tiny() as runtime:
         for i in range(14):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
