@@ -68,6 +68,7 @@ class Neutral:
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0  # of the mean negative log-likelihood by the base alone
+    # An adapter's lora_a that was found to be `directions`: rating after rating it is the same array.
     _same: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -190,7 +191,7 @@ class Neutral:
             return True
         own = np.array_equal(a, self.directions)
         if own:
-            self._same = a  # the next rating need not look again
+            self._same = a
         return own
 
     def kl(self, adapter: MicroLoRA) -> float:
