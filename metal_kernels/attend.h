@@ -8,7 +8,7 @@
 template <int D, int G> struct Tile {
     enum {
         HEADS = G <= 1 ? 1 : G <= 2 ? 2 : G <= 4 ? 4 : 8,
-        LANES = D <= 64 ? 8 : 16,
+        LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32,
         ROWS = 32 / LANES,
         STEPS = LANES / HEADS,
         BLOCKS = PAGE / (ROWS * STEPS),

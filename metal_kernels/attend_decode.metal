@@ -1,14 +1,14 @@
 // attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a three-tier cache, one query a sequence.
 //   q, q_cold: f32 [sequences][n_heads][D], q_cold as cold keys are rotated   params: int32 [sequences][16], pages.h
-//   pages: int32, page ids   cold, warm, hot: pools
+//   pages: int32, page ids   cold, warm, hot: pools   open: a sequence's last hot page, [sequences][n_kv_heads][256 D bytes]
 //   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2]: what attend_merge joins,
 //     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth page
-//   G query heads of one KV head share each read.   Templates: D (64, 80, 128), G (1 to 8)
+//   G query heads of one KV head share each read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
 //   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
 //   those of a value to its probability.
 //   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 36 HEADS bytes, 16.3 KB at most.
-//   Twin: kernels/metal/decode.py::attend_decode_ops
+//   Twin: kernels/metal/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;
 constexpr int SIMDS = 4;
@@ -46,7 +46,9 @@ UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
 for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
     const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
-    const auto data = pool + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
+    const bool last = tier == HOT && page == n_pages - 1; // the page that is being filled lies apart
+    const auto data = last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
+                           : pool + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
     scores_of<D, G>(tier, data, memory, s, lane);
 
     float x[T::BLOCKS], top = NEG_INF;

@@ -1,7 +1,7 @@
 // attend_decode_matrix: attend_decode on matrix units, for GPUs whose ordinary lanes cannot unpack and multiply as fast
 //   as memory delivers (an H200 would need all of its f32 rate for 4-bit pages and four heads).
 //   Arguments, outputs and grid are attend_decode's.   Templates: D (64, 128), G (1 to 8)
-//   Threadgroup memory: 28 KB at most.   Twin: kernels/metal/decode.py::attend_decode_ops
+//   Threadgroup memory: 28 KB at most.   Twin: kernels/metal/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
 constexpr int SIMDS = 4, Q_COLD = M::PARTS * M::DK / 2 * 32; // where the cold queries begin
@@ -64,7 +64,8 @@ UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_til
 for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
     const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
-    const auto data = pool + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
+    const auto data = tier == HOT && page == last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
+                                                  : pool + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
     const bool next_cold = page + SIMDS < min(end, n_cold);
     const auto next = cold + (ulong)(next_cold ? next_id * n_kv + kv : 0) * (ulong)page_bytes(COLD, D);
     id = next_id, next_id = pages[P[TABLE] + min(page + 2 * SIMDS, last)];

@@ -98,7 +98,7 @@ template <int D> FN void forget(THREAD ColdPage<D> &w) {
 }
 
 // The scales and biases, in the order they have in the page: halves K_SCALE + t ..
-constexpr int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words
+CONSTANT int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words
 template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const ColdPage<D> &w, uint lane) {
     tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
 }

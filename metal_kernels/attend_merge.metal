@@ -1,7 +1,7 @@
 // attend_merge: the parts that attend_decode left, joined:  out = sum_s w_s o_s / sum_s w_s l_s,  w_s = 2^(m_s - max m)
-//   o: f32 [rows][splits][D], ml: f32 [rows][splits][2]   params: attend_decode's   out: f32 [rows][D], 0 where nothing
+//   o: f32 [rows][splits][D], ml: f32 [rows][splits][2]   params: attend_decode's   out: T [rows][D], 0 where nothing
 //   was visible.   grid: (rows, 1, 1) threadgroups of 8 simdgroups; a simdgroup takes every eighth part.
-//   Template: D.   Twin: kernels/metal/decode.py::attend_merge_ops
+//   Templates: D, T.   Twin: kernels/metal/decode.py::attend_ops
 KERNEL_START
 constexpr int SIMDS = 8, N = (D + 31) / 32;
 SHARED(float, sums, SIMDS * D);
@@ -29,5 +29,5 @@ BARRIER();
 for (int d = thread_at; d < D; d += 32 * SIMDS) {
     float sum = 0;
     UNROLL for (int k = 0; k < SIMDS; k++) sum += sums[k * D + d];
-    out[group_at.x * D + d] = total == 0 ? 0.0f : sum / total;
+    out[group_at.x * D + d] = (T)(total == 0 ? 0.0f : sum / total);
 }

@@ -1,6 +1,7 @@
 // The kernels' dialect in CUDA C++, for nvcc and for mx.fast.cuda_kernel.
 #ifndef RVM_DIALECT_CUDA
 #define RVM_DIALECT_CUDA
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 typedef unsigned int uint;
@@ -10,6 +11,7 @@ typedef unsigned long ulong;
 
 #define FN __device__ __forceinline__
 #define CONST_FN __host__ __device__ constexpr
+#define CONSTANT constexpr
 #define THREAD
 #define GLOBAL_IN(T) const T *
 #define GLOBAL_OUT(T) T *

@@ -1,6 +1,7 @@
 // The kernels' dialect in Metal. README.md says what each word means; dialect_cuda.h and dialect_sim.h are its twins.
 #define FN inline
 #define CONST_FN inline constexpr
+#define CONSTANT constant constexpr // at program scope alone: Metal wants an address space there, and none in a function
 #define THREAD thread
 #define GLOBAL_IN(T) const device T *
 #define GLOBAL_OUT(T) device T *

@@ -336,6 +336,7 @@ inline int run(void (*body)(void *), void *arguments, const uint *groups, int th
 
 #define FN inline
 #define CONST_FN inline constexpr
+#define CONSTANT constexpr
 #define THREAD
 #define GLOBAL_IN(T) sim::Global<T>
 #define GLOBAL_OUT(T) sim::Global<T>
@@ -385,6 +386,22 @@ FN uint f32_to_half(float x) { // to nearest, ties to even
     uint odd = a >> 13 & 1;
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
 }
+
+struct half { // as Metal and CUDA have it: a float on every use
+    ushort bits;
+    half() = default;
+    explicit half(float x) : bits((ushort)f32_to_half(x)) {}
+    operator float() const { return half_to_f32(bits); }
+};
+struct bfloat { // the upper half of a float, to nearest, ties to even
+    ushort bits;
+    bfloat() = default;
+    explicit bfloat(float x) {
+        const uint w = as_u32(x);
+        bits = x != x ? 0x7fc0 : (ushort)((w + 0x7fffu + (w >> 16 & 1)) >> 16);
+    }
+    operator float() const { return as_f32((uint)bits << 16); }
+};
 
 inline float sim::f16(uint word, int i) { return half_to_f32(word >> 16 * i & 0xffffu); }
 FN uint pack_halves(float low, float high) { return f32_to_half(low) | f32_to_half(high) << 16; }

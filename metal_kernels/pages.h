@@ -4,20 +4,21 @@
 //   cold: K u4 [64][D/2] rotated (hadamard in quantise.h), V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
 // A pool is [pages][n_kv_heads][bytes of a page].
 
-constexpr int PAGE = 64; // tokens
-constexpr int COLD = 0, WARM = 1, HOT = 2;
+CONSTANT int PAGE = 64; // tokens
+CONSTANT int COLD = 0, WARM = 1, HOT = 2;
 
 // What a sequence is to the attention kernels: params int32 [sequences][16]
-constexpr int N_COLD = 0, N_WARM = 1, N_HOT = 2; // pages of each tier, oldest first in this order
-constexpr int N_TOKENS = 3;                      // only the last page may be partly filled, and only a hot one
-constexpr int FIRST = 4;                         // first visible token
-constexpr int TABLE = 5;                         // where the sequence's page ids begin in `pages`
-constexpr int SPLIT = 6;                         // decode: what a threadgroup takes, in cold pages (page_cost)
-constexpr int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
-constexpr int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
-constexpr int N_NEW = 10, WINDOW = 11;           // prefill: tokens of the chunk; tokens that a query sees at most, 0: all
-constexpr int SPLITS = 12;                       // decode: threadgroups per head
-constexpr int PARAMS = 16;
+CONSTANT int N_COLD = 0, N_WARM = 1, N_HOT = 2; // pages of each tier, oldest first in this order
+CONSTANT int N_TOKENS = 3;                      // only the last page may be partly filled, and only a hot one
+CONSTANT int FIRST = 4;                         // first visible token
+CONSTANT int TABLE = 5;                         // where the sequence's page ids begin in `pages`
+CONSTANT int SPLIT = 6;                         // decode: what a threadgroup takes, in cold pages (page_cost)
+CONSTANT int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
+CONSTANT int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
+CONSTANT int N_NEW = 10;                        // prefill: tokens of the chunk
+CONSTANT int SPLITS = 12;                       // decode: threadgroups per head
+CONSTANT int HEAD = 13, HEADS = 14;             // gather: first KV head, and how many
+CONSTANT int PARAMS = 16;
 
 #define NEG_INF as_f32(0xff800000u)
 
@@ -32,7 +33,7 @@ CONST_FN int v_bias_at(int D) { return 64 * D + 384; }
 
 // Threadgroups of the decode kernels get pages of equal cost, not equal numbers: warm and hot pages are larger and
 // keep less in flight. A threadgroup takes the pages that begin in its stretch of SPLIT.
-constexpr int WARM_COST = 3, HOT_COST = 6; // a cold page costs 1
+CONSTANT int WARM_COST = 3, HOT_COST = 6; // a cold page costs 1
 FN int cost_before(int page, int n_cold, int n_warm) {
     const int warm = min(max(page - n_cold, 0), n_warm), hot = max(page - n_cold - n_warm, 0);
     return min(page, n_cold) + WARM_COST * warm + HOT_COST * hot;

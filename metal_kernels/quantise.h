@@ -25,24 +25,33 @@ FN uint four_bits(float x, float s, float b) {
     return s == 0 ? 0u : (uint)fmin(fmax(rint((x - b) / s), 0.0f), 15.0f);
 }
 
-// x[0..3] = numbers 4 lane .. +3 of token t of K (or V), dequantised; zeros for lanes past D
-template <int TIER, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint lane, THREAD float *x) {
+// A simdgroup holds a token's numbers four to a lane: block n holds numbers 128 n .. 128 n + 127, lane l of it 4 l .. 4 l + 3.
+CONST_FN int blocks_of(int D) { return (D + 127) / 128; }
+
+// x[0..3] = numbers d .. d+3 of token t of K (or V), dequantised; zeros past D. K of a cold page stays rotated.
+template <int TIER, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint d, THREAD float *x) {
     UNROLL for (int i = 0; i < 4; i++) x[i] = 0;
-    if (4 * lane >= D) return;
-    const uint at = (value ? v_at(TIER, D) : 0) + (t * D + 4 * lane) * (TIER == HOT ? 2 : 1);
+    if (d >= D) return;
+    const uint at = value ? v_at(TIER, D) : 0;
     if (TIER == HOT) {
-        const uint2 w = load_u32x2(page, at);
+        const uint2 w = load_u32x2(page, at + (t * D + d) * 2);
         halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2);
-    } else {
-        const uint w = load_u32(page, at) ^ 0x80808080u;
-        const float s = half_to_f32(load_u16(page, (value ? v_scale_at(WARM, D) : k_scale_at(WARM, D)) + 2 * t));
+        return;
+    }
+    const float s = half_to_f32(load_u16(page, (value ? v_scale_at(TIER, D) : k_scale_at(TIER, D)) + 2 * t));
+    if (TIER == WARM) {
+        const uint w = load_u32(page, at + t * D + d) ^ 0x80808080u;
         UNROLL for (int i = 0; i < 4; i++) x[i] = s * byte_to_f32(w, i);
+    } else {
+        const uint w = load_u16(page, at + (t * D + d) / 2);
+        const float b = half_to_f32(load_u16(page, (value ? v_bias_at(D) : k_bias_at(D)) + 2 * t));
+        UNROLL for (int i = 0; i < 4; i++) x[i] = fma(s, nibble_to_f32(w, i), b);
     }
 }
 
 CONST_FN int hadamard_block(int D) { return D % 128 == 0 ? 128 : D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16; }
 
-// One token's numbers, 4 to a lane, times a block-diagonal orthonormal Hadamard matrix: for h = 1, 2, 4 .. B / 2
+// One block of a token's numbers times a block-diagonal orthonormal Hadamard matrix, its own inverse: for h = 1, 2, 4 .. B / 2
 // the pair (x_i, x_{i + h}) becomes (sum, difference); then all times 1 / sqrt(B).
 template <int D> FN void hadamard(THREAD float *x, uint lane) {
     constexpr int B = hadamard_block(D);

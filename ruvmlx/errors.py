@@ -33,6 +33,17 @@ class UnsupportedModel(RuvmlxError):
     """A sound file of a kind that this runtime does not run."""
 
 
+class GPUFailed(RuvmlxError):
+    """MLX cannot compute on this machine's GPU."""
+
+    def __init__(self, why: str):
+        super().__init__(
+            f"MLX cannot compute on this machine's GPU ({why}). Use --backend native, or update the system "
+            "and MLX; `ruvmlx doctor` checks the GPU again."
+        )
+        self.why = why
+
+
 class AdapterMismatch(RuvmlxError):
     """An adapter that was made for another model."""
 

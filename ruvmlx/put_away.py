@@ -2,6 +2,7 @@
 
 import time
 
+from .errors import NotFound, RuvmlxError, StoreBusy
 from .kv.disk import CacheFolder
 from .store import Store
 
@@ -14,6 +15,20 @@ def delete(store: Store, session_id: str) -> None:
     CacheFolder.beside(store.path).remove(session_id)
 
 
-def delete_older(store: Store) -> None:
+def delete_older(store: Store) -> list[str]:
+    """Delete the chats whose DAYS are over; returns one line for each chat that cannot be deleted.
+
+    Every start calls this, so a chat that cannot be deleted must not stop the program; `doctor` shows the
+    lines. StoreBusy if another process holds the store.
+    """
+    failed = []
     for session_id in store.put_away_before(time.time() - DAYS * 86400):
-        delete(store, session_id)
+        try:
+            delete(store, session_id)
+        except NotFound:  # another process deleted it first
+            continue
+        except StoreBusy:
+            raise
+        except RuvmlxError as e:
+            failed.append(f"chat {session_id} cannot be deleted: {e}")
+    return failed

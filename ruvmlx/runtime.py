@@ -154,7 +154,8 @@ class Runtime(Chatting):
         try:
             planning = Planning(watch, choice, model)
             loaded = planning.load(model)
-            opened = open_backend(backend, planning.counted(loaded), threads, (kv_budget or 0) << 20)
+            budget = (kv_budget or 0) << 20
+            opened = open_backend(backend, planning.counted(loaded), threads, budget, planning)
             return cls(
                 store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit,
                 router, targets, kv_disk, watch,
@@ -205,13 +206,17 @@ class Runtime(Chatting):
         adapter = self.learner.micro if self.learner and not untouched else None
         words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
         with made_by(self.learner, untouched):
-            for chunk in self.engine.stream(request, adapter, trace):
+            run = self.engine.run(request, adapter, trace)
+            for chunk in run.chunks():
                 words.append(chunk.text)
                 if chunk.response is not None:
-                    row = self._reply_row(request, chunk.response.text, chunk.response.finish_reason, trace)
-                    self._commit(request, chunk.response, row, trace, session_id)
+                    done = chunk.response
+                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace)
+                    self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
-                    self._save_draft(session_id, self._reply_row(request, "".join(words), "cancelled", trace))
+                    run.record()
+                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace)
+                    self._save_draft(session_id, row)
                     saved_at = time.monotonic()
                 yield chunk
 
@@ -267,27 +272,35 @@ class Runtime(Chatting):
         longer = replace(request, messages=messages, input_ids=None, examples=used)
         return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
 
-    def _new_trace(self, untouched: bool) -> "Trace | _Tokens":
+    def _new_trace(self, untouched: bool) -> Trace | None:
+        """None where nothing is learned."""
         if self.learner is None:
-            return _Tokens()
+            return None
         self.learner.sync()
         return self.learner.trace(untouched)
 
-    def _reply_row(self, request: GenerationRequest, text: str, finish_reason: str, trace) -> ReplyRow:
+    def _reply_row(
+        self,
+        request: GenerationRequest,
+        text: str,
+        finish_reason: str,
+        drawn: list[int],
+        trace: Trace | None,
+    ) -> ReplyRow:
         question = question_of(request)
         return ReplyRow(
             id=request.request_id,
             model=self.model.name,
             fingerprint=self.model.fingerprint,
             adapter=self.learner.ledger.name if self.learner else None,
-            adapter_version=trace.version,  # a rating may have come in since
+            adapter_version=trace.version if trace else 0,  # a rating may have come in since
             prompt_ids=list(request.input_ids or []),
-            sampled_ids=list(trace.tokens),
+            sampled_ids=list(drawn),
             prompt=question,
             text=text,
             finish_reason=finish_reason,
             query=self.learner.memory.known_state(question) if self.learner else None,
-            logprob=trace.logprob,
+            logprob=trace.logprob if trace else None,
             examples=request.examples,
         )
 
@@ -301,7 +314,7 @@ class Runtime(Chatting):
         request: GenerationRequest,
         response: GenerationResponse,
         reply: ReplyRow,
-        trace,
+        trace: Trace | None,
         session_id: str | None,
     ) -> None:
         pace = self._pace.ratio(response.latency_ms, response.generation_tokens)
@@ -310,7 +323,7 @@ class Runtime(Chatting):
         route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
         self.store.add_reply(reply, session_id, kv, route)
         self.last_reply_id = reply.id
-        if self.learner is not None:
+        if self.learner is not None and trace is not None:
             self.learner.keep(reply.id, trace)
             self.learner.memory.committed(reply)
 
@@ -491,16 +504,3 @@ class Runtime(Chatting):
                 "no adapter is loaded, so there is nothing to learn; start without --adapter none."
             )
         return self.learner
-
-
-class _Tokens:
-    """The recorder of a runtime that does not learn: it only remembers what was drawn."""
-
-    logprob = None
-    version = 0
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def add(self, hidden, logits, token: int) -> None:
-        self.tokens.append(token)

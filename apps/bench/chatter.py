@@ -73,7 +73,10 @@ class PacedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def stream(self, request: GenerationRequest, adapter: Any, trace: Any) -> Iterator[Chunk]:
+    def run(self, request: GenerationRequest, adapter: Any, trace: Any) -> "PacedRun":
+        return PacedRun(self._chunks(request))
+
+    def _chunks(self, request: GenerationRequest) -> Iterator[Chunk]:
         prompt = len(request.input_ids or ())
         started, times, words = time.monotonic(), list[float](), list[str]()
         for n, piece in enumerate(pieces(self._given, request.max_new_tokens), 1):
@@ -92,6 +95,21 @@ class PacedEngine:
             KVStats("tiered", prompt + len(words), 0, 0, 0, 0),
         )  # fmt: skip
         yield Chunk("", len(words), response=response)
+
+
+class PacedRun:
+    """What the runtime needs of an engine's Run."""
+
+    drawn: tuple[int, ...] = ()
+
+    def __init__(self, chunks: Iterator[Chunk]):
+        self._chunks = chunks
+
+    def chunks(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def record(self) -> None:
+        """Nothing is learned from a reply that was written in advance."""
 
 
 def opened(settings: Settings, tell: Tell) -> ChatRuntime:

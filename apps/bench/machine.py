@@ -27,6 +27,11 @@ _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 def facts(threads: int) -> dict[str, Any]:
     """What a figure depends on besides the code. Nothing that names a person, a host or a path."""
+    return hardware(threads) | {"matmul": matmul.implementations()[0]}
+
+
+def hardware(threads: int) -> dict[str, Any]:
+    """The same as far as it is known without the C library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),
@@ -36,14 +41,13 @@ def facts(threads: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "power": _power(),
         "python": platform.python_version(),
-        "matmul": matmul.implementations()[0],
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 
 
 def _chip() -> str:
     if sys.platform == "darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+        return output("sysctl", "-n", "machdep.cpu.brand_string")
     found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return found.group(1) if found else platform.processor() or platform.machine()
 
@@ -51,7 +55,7 @@ def _chip() -> str:
 def _power() -> str:
     """ "mains", "battery", or "unknown"."""
     if sys.platform == "darwin":
-        said = _output("pmset", "-g", "batt")
+        said = output("pmset", "-g", "batt")
         return "battery" if "Battery Power" in said else "mains" if "AC Power" in said else "unknown"
     online = [_text(p) for p in sorted(Path("/sys/class/power_supply").glob("*/online"))]
     return "unknown" if not online else "mains" if "1" in online else "battery"
@@ -64,7 +68,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

@@ -4,8 +4,10 @@ Each runs in a process of its own (worker.py), so that no one's idle threads slo
 lets them take turns.
 """
 
+import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,6 +114,22 @@ class Ruvmlx:
     def kv(self) -> dict[str, Any]:
         return asdict(self._cache.stats())
 
+    def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
+        """A greedy reply of n tokens with that cache: seconds to its first, and of each other one."""
+        cache = self._backend.new_cache(self._policy_of(kv))
+        times, step, token = [time.perf_counter()], self._backend.prefill(tokens, cache), 0
+        for _ in range(n - 1):
+            token = int(np.argmax(step.logits))
+            times.append(time.perf_counter())
+            step = self._backend.decode(token, cache)
+        np.argmax(step.logits)
+        return _steps([*times, time.perf_counter()])
+
+    def _policy_of(self, kv: str) -> TierPolicy | None:
+        from ruvmlx.backends.select import cache_policy
+
+        return cache_policy(kv, self._backend)
+
     def quality(self, text: str, tokens: int, hot: int, warm: int) -> dict[str, float]:
         """What a policy costs on the first tokens of a text, token by token beside an f16 cache."""
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
@@ -119,6 +137,12 @@ class Ruvmlx:
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
+
+
+def _steps(times: Sequence[float]) -> tuple[float, list[float]]:
+    """Points in time -> the first step, and the others."""
+    first, *others = (after - before for before, after in itertools.pairwise(times))
+    return first, others
 
 
 class LlamaCpp:
@@ -213,7 +237,7 @@ class MlxLm:
 
     PATIENCE = 20.0  # seconds for 256 tokens of prompt: beyond it there is nothing to compare
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, patience: float | None = PATIENCE):
         import mlx.core as mx
         from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
         from mlx_lm.utils import load_model
@@ -225,7 +249,7 @@ class MlxLm:
         self.prefill([1, 2])
         self.facts["load_s"] = time.perf_counter() - started
         each = self.prefill(list(range(8))) / 8
-        if 256 * each > self.PATIENCE:
+        if patience is not None and 256 * each > patience:
             raise RuntimeError(f"it reads {1 / each:.0f} tokens a second here")
 
     def prefill(self, tokens: list[int]) -> float:
@@ -248,6 +272,16 @@ class MlxLm:
 
     def go_on(self, tokens: list[int]) -> list[float]:
         return [self._run([token]) for token in tokens]
+
+    def generate(self, tokens: list[int], n: int, kv: str = "") -> tuple[float, list[float]]:
+        """As `Ruvmlx.generate`, by mlx-lm's own loop, which submits a step before it reads the last one."""
+        from mlx_lm.generate import generate_step, wired_limit
+
+        with wired_limit(self._model):
+            times = [time.perf_counter()]
+            for _ in generate_step(self._mx.array(tokens), self._model, max_tokens=n):
+                times.append(time.perf_counter())
+        return _steps(times)
 
     def _run(self, tokens: list[int]) -> float:
         started = time.perf_counter()
@@ -311,7 +345,24 @@ class Products:
         return self.prefill(tokens)
 
 
+class Verdicts:
+    """The check of each GPU kernel against its twin, in a process that a bad kernel may end."""
+
+    def __init__(self) -> None:
+        self.facts = {"name": "kernels", "verdicts": kernel_verdicts()}
+
+
+def kernel_verdicts() -> list[dict[str, Any]]:
+    """[{"name", "ok", "why", "ratio"}] of the kernels' self-check, made afresh; none without a GPU."""
+    from ruvmlx.backends.gpu import gpu
+    from ruvmlx.backends.gpu_check import check
+    from ruvmlx.backends.verdict import STARTER
+
+    return [asdict(result) for result in check(STARTER, fresh=True).results] if gpu.kind else []
+
+
 KINDS: dict[str, Any] = {
+    "kernels": Verdicts,
     "ruvmlx": Ruvmlx,
     "llama.cpp": LlamaCpp,
     "mlx-lm": MlxLm,

@@ -9,6 +9,14 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 
 
+class PlayerError(RuvmlxError):
+    """What a player said when it failed. public: without what it may quote."""
+
+    def __init__(self, message: str, public: str):
+        super().__init__(message)
+        self.public = public
+
+
 class OnStage:
     """A player in its own process."""
 
@@ -20,12 +28,17 @@ class OnStage:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.facts = self._ask({"kind": kind, "settings": settings})
-        if "error" in self.facts:
-            raise RuvmlxError(f"{kind} cannot be measured: {self.facts['error']}")
+        self._kind = kind
+        self.facts = self._checked({"kind": kind, "settings": settings})
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return self._ask([method, *arguments])
+        return self._checked([method, *arguments])
+
+    def _checked(self, question: Any) -> Any:
+        answer = self._ask(question)
+        if isinstance(answer, dict) and "public" in answer:
+            raise PlayerError(f"{self._kind} cannot be measured: {answer['error']}", answer["public"])
+        return answer
 
     def _ask(self, question: Any) -> Any:
         assert self._process.stdin and self._process.stdout

@@ -2,15 +2,19 @@
 
 {"kind": "llama.cpp", "settings": {...}}     -> its facts
 ["decode", [1, 2, 3]]                        -> the method's result
+A failure is {"error": what it said, "public": the same without what it may quote}; the player stays.
 """
 
 import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ruvmlx import memory
 
+from ..report.privacy import public_error
 from .players import KINDS
 
 
@@ -18,26 +22,44 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     first = json.loads(sys.stdin.readline())
-    try:
-        player = KINDS[first["kind"]](**first["settings"])
-        answer: object = player.facts
-    except Exception as e:  # noqa: BLE001 - the parent leaves this player out, with the reason
-        print(json.dumps({"error": f"{type(e).__name__}: {e}"}), file=answers, flush=True)
-        return
+    made: list[Any] = []
+    answer = _tried(lambda: made.append(KINDS[first["kind"]](**first["settings"])) or made[0].facts)
     print(json.dumps(answer), file=answers, flush=True)
-    for line in sys.stdin:
+    for line in sys.stdin if made else ():
         method, *arguments = json.loads(line)
-        result = OF_THE_PROCESS[method]() if method in OF_THE_PROCESS else getattr(player, method)(*arguments)
-        print(json.dumps(result), file=answers, flush=True)
+        of = OF_THE_PROCESS.get(method) or getattr(made[0], method)
+        print(json.dumps(_tried(lambda of=of, a=arguments: of(*a))), file=answers, flush=True)
+
+
+def _tried(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as e:  # noqa: BLE001 - the parent leaves this player out, with the reason
+        return {"error": f"{type(e).__name__}: {e}", "public": public_error(e)}
 
 
 def _forget_peak() -> None:
-    """`peak` counts from here on, where the system can do that (Linux)."""
+    """Peaks count from here on: MLX's, and the process's where the system can do that (Linux)."""
+    if mx := sys.modules.get("mlx.core"):
+        mx.reset_peak_memory()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
         f.write("5")
 
 
-OF_THE_PROCESS = {"resident": memory.resident, "peak": memory.peak, "forget_peak": _forget_peak}
+def _held() -> dict[str, int]:
+    """Bytes that the process and MLX hold and held at most; MLX counts a GPU's buffers, too."""
+    held = {"resident": memory.resident(), "peak_resident": memory.peak()}
+    if mx := sys.modules.get("mlx.core"):
+        held |= {f"mlx_{kind}": getattr(mx, f"get_{kind}_memory")() for kind in ("peak", "active", "cache")}
+    return held
+
+
+OF_THE_PROCESS: dict[str, Callable[..., Any]] = {
+    "resident": memory.resident,
+    "peak": memory.peak,
+    "forget_peak": _forget_peak,
+    "held": _held,
+}
 
 
 if __name__ == "__main__":

@@ -52,6 +52,9 @@ class HasKernels(Protocol):
     @property
     def kernels(self) -> str: ...
 
+    @property
+    def caveat(self) -> str: ...
+
 
 class ChatRuntime(Protocol):
     @property

@@ -23,6 +23,7 @@ class LibraryApp(WritingApp):
     def __init__(self, open_runtime: OpenRuntime, options: ChatOptions) -> None:
         super().__init__(open_runtime, options)
         self.system: str | None = options.system
+        self.caveat = ""  # of the runtime in use
         self._waiting = ""  # sent while the model was opening
         self._deleted: list[str] = []  # chats that /restore brings back, the last at the end
 
@@ -41,6 +42,7 @@ class LibraryApp(WritingApp):
         self.model = self.prompt.heading = opened.model
         self.prompt.earlier = opened.said
         self.status.backend = opened.backend
+        self.caveat = opened.caveat
         self.status.meter = Meter(max_context=opened.max_context)
         self._learned(opened.learned)
 

@@ -33,6 +33,7 @@ class Opened:
     turns: list[Turn]
     model: str
     backend: str
+    caveat: str  # what of the machine is not used; ""
     max_context: int
     learned: LearnStatus | None
     said: list[str]  # what the user wrote before, the newest first
@@ -45,6 +46,7 @@ class Opened:
             turns=runtime.turns(session),
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
+            caveat=one_line(runtime.backend.caveat),
             max_context=runtime.model.config.max_context,
             learned=learned(runtime),
             said=runtime.asked_before(),

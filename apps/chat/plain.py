@@ -74,8 +74,15 @@ class PlainChat:
         session = start_session(self.runtime, self.options)
         turns = self.runtime.turns(session) if self.options.session != "new" else []
         self.system = next((t.content for t in turns if t.role == "system"), self.system)
+        self._warn()
         self._tell(turns if self.interactive else [])
         self.session = session
+
+    def _warn(self) -> None:
+        """On stderr: stdout has the replies."""
+        if caveat := self.runtime.backend.caveat:
+            with contextlib.suppress(OSError):
+                print(f"Note: {sanitize(caveat)}", file=sys.stderr, flush=True)
 
     def _read(self) -> str | None:
         """The next line; None at the end of input, on Ctrl-C, and when the terminal has gone."""
@@ -303,6 +310,7 @@ class PlainChat:
             with self.interrupts.setting(stoppable.stopped):
                 self._switch(name, stoppable)
         self._print(models.told(self.runtime))
+        self._warn()
 
     def _switch(self, name: str, watch: Stoppable) -> None:
         try:

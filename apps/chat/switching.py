@@ -40,6 +40,7 @@ class SwitchingApp(LibraryApp):
         await self.runtime.open(_Shown(self._show_first))
         if self.phase == "opening":
             await self._begin(self.options)
+            await self._warn()
             if self.runtime.is_first_run:
                 for welcome in self.transcript.query_children(Welcome):
                     welcome.plan = self._plan
@@ -107,6 +108,12 @@ class SwitchingApp(LibraryApp):
         self._show_opened(opened)
         await self.transcript.show(opened.turns, opened.model)
         await self.transcript.add(Notice(said))
+        await self._warn()
+
+    async def _warn(self) -> None:
+        """One line where the machine's GPU, or our kernels on it, cannot be used."""
+        if self.caveat:
+            await self.transcript.mount(Notice(self.caveat))  # the welcome stays
 
     async def do_model(self, argument: str) -> None:
         if not argument:

@@ -17,9 +17,9 @@ def cli() -> None:
 
 
 def _add_verbs() -> None:
-    from . import adapters, bench, generate, learn, models, perplexity, prove, sessions, settings
+    from . import adapters, bench, doctor, generate, learn, models, perplexity, prove, sessions, settings
 
-    for module in (adapters, bench, generate, learn, models, perplexity, prove, sessions, settings):
+    for module in (adapters, bench, doctor, generate, learn, models, perplexity, prove, sessions, settings):
         for verb in module.VERBS:
             cli.add_command(verb)
 

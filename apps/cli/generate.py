@@ -17,7 +17,7 @@ from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
 from .options import adapter_name, model_options, open_runtime, resolve, sampling_options
-from .output import json_option, print_json
+from .output import json_option, log, print_json
 
 KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
 
@@ -39,6 +39,8 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
     if not text.strip():
         raise UsageError("the prompt is empty; give some text.")
     with open_runtime(settings) as runtime:
+        if runtime.backend.caveat:
+            log(f"note: {runtime.backend.caveat}")
         request = GenerationRequest(
             prompt=text if raw else None,
             messages=None if raw else _messages(text, settings["system"]),

@@ -9,6 +9,8 @@ operations that the compiler vectorised. float32 only. Twin: mlx-lm's modules (t
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..models.base import ModelConfig
 from .mx import mx, nn
 
@@ -53,6 +55,7 @@ class Positions:
         else:
             self.frequencies = rope.scale * rope.base ** (-mx.arange(0, d, 2, dtype=mx.float32) / d)
         mx.eval(self.frequencies)
+        self.on_cpu = np.array(self.frequencies)  # float32 [head_dim / 2]
         self.window = config.sliding_window
         self._angles: tuple = (None, None, None)
         self._mask: tuple = (None, None)
@@ -65,6 +68,14 @@ class Positions:
             sin = mx.sin(angle)
             self._angles = (offset, n), mx.cos(angle), mx.concatenate([-sin, sin], axis=2)
         return self._angles[1], self._angles[2]
+
+    def angles_at(self, offsets: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """As `angles`, of positions that do not follow each other."""
+        if len(offsets) == 1:
+            return self.angles(offsets[0], 1)
+        angle = np.asarray(offsets, np.float32)[:, None] * self.on_cpu
+        sin = np.sin(angle)[:, None, None]
+        return mx.array(np.cos(angle)[:, None, None]), mx.array(np.concatenate([-sin, sin], axis=2))
 
     def mask(self, n: int, total: int) -> mx.array:
         """[n, total]: 0 where the last n of `total` tokens may look, -inf elsewhere."""
@@ -96,9 +107,12 @@ class CPUAttention(nn.Module):
 
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
         """q [1, K, G, L, d] (scaled), k and v [1, K, L, d]."""
+        return self._turned(x, *self._positions.angles(offset, x.shape[1]))
+
+    def _turned(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """`_project` by each token's own angles."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
         qkv = self.qkv(x).reshape(n, h + 2 * g, 2, d // 2)
-        cos, sin = self._positions.angles(offset, n)
         qk = qkv[:, : h + g]
         qk = (qk * cos + qk[:, :, ::-1] * sin).reshape(n, h + g, d).transpose(1, 0, 2)
         v = qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)

@@ -25,7 +25,7 @@ def build(
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     if config.sliding_window:
-        _slide(graph.model)
+        slide(graph.model)
     shapes = {name: p.shape for name, p in parameters(graph).items()}
     arrays = _convert(weights, shapes, dtype, dequantise, pause)
     formats = {} if dequantise else quantised_formats(weights, shapes)
@@ -76,7 +76,7 @@ def _rope_scaling(config: ModelConfig) -> dict | None:
     return None
 
 
-def _slide(model: nn.Module) -> None:
+def slide(model: nn.Module) -> None:
     """Every layer looks through the sliding window.
 
     mlx-lm 0.32 slides only where `layer_types` says so and refuses a model without one full layer, so a

@@ -126,6 +126,17 @@ class MLXCache:
         last = self.layers[-1]
         return last.end if isinstance(last, SlidingKVCache) else last.offset
 
+    @property
+    def room(self) -> int:
+        """As PagedCache's: here, until the buffers grow, or a sliding window's are shifted."""
+        keys = self.layers[-1].keys
+        return 0 if keys is None else keys.shape[2] - self._held
+
+    def retract(self, n: int) -> None:
+        """As PagedCache's."""
+        for layer in self.layers:
+            layer.trim(n)
+
     def stats(self) -> KVStats:
         plain = 2 * sum(a.size for a in self.arrays())
         return KVStats(F16.name, self._held, 0, 0, self.nbytes, plain, self.nbytes)

@@ -6,52 +6,99 @@ caches may move from one thread to another, but only one call may run at a time.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..errors import RuvmlxError, UsageError
+from ..engine.types import Sampling
+from ..errors import GPUFailed, UsageError
 from ..kv.cache import PagedCache
 from ..kv.mlx import MLXStorage
 from ..kv.policy import F16, TierPolicy
 from ..kv.pool import PagePool
 from ..lora.base import BaseLoRA
 from ..models.base import Model, Weights
-from . import changes, cpu, cpu_layers, graph, tiered
-from .base import PAUSED, HeadAdapter, KVCache, Step
+from . import changes, cpu, cpu_layers, graph, plain_batch, tiered
+from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each, finite
+from .gpu import gpu
 from .kvcache import MLXCache
 from .mx import BLAS, mx, nn
+from .stream import HeldChange, MLXTokenStream
+from .verdict import Result, Shapes, Verdict, reason
+from .wired import GPUMemory
 
-CHUNK = {"cpu": 256, "metal": 512, "cuda": 512}  # prompt tokens per prefill step
+CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
 
 
 class MLXBackend:
     """Runs one model; `plan` says how its weights are held."""
 
     name = "mlx"
+    caveat = ""
 
-    def __init__(self, model: Model, device: str | None = None, threads: int | None = None, chunk: int = 0):
+    def __init__(
+        self,
+        model: Model,
+        device: str | None = None,
+        threads: int | None = None,
+        chunk: int = 0,
+        own_layers: bool = True,
+        check: Callable[[Shapes], Verdict] | None = None,
+    ):
+        """own_layers: False runs mlx-lm's layers on a CPU, too, as a GPU does; slower there.
+
+        check: asked before anything is computed which kernels work on the device. GPUFailed where not even
+        mlx-lm's own graph does. None: all do.
+        """
         self.config = model.config
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
-        self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
+        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self._on_cpu = kind == "cpu"
         self._load = cpu.OtherLoad()  # its first reading covers the loading below
         if threads:
             BLAS.set_threads(threads)
         with mx.stream(self._device):
             weights = model.load_weights()
             how = plan(weights, kind)
+            how = how._replace(own_layers=how.own_layers and own_layers)
+            self._shapes = Shapes.of(model.config, dtype_name(how.dtype))
+            found = _accepted(check(self._shapes)) if check else None
             self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
             if how.own_layers:
                 cpu_layers.install(self._graph, model.config)
             tiered.install(self._graph, model.config)
             mx.clear_cache()  # what unpacking and joining left behind
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
+        self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        self.pool = PagePool(MLXStorage(model.config))
+        self.streams = not how.own_layers  # on a CPU a step ahead takes the cores from the step itself
+        self.pool: PagePool | None = PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
+        self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
+        self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
+        if found and not found.kernels_work:
+            self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None
         self._head_change: changes.Change | None = None
+        self._micro = HeldChange()
+
+    def _do_without_kernels(self, caveat: str) -> None:
+        """Plain KV caches from now on, whatever the policy: the kernels' twins would be slow on a GPU."""
+        self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
+
+    def warm_up(self) -> None:
+        """Compile what a reply needs: a first token through the graph, and the kernels. What MLX raises at
+        the first is the caller's; kernels that fail here after all are not used."""
+        self._run([0], self.new_cache(), self._last)
+        if self.pool is not None:
+            from ..kernels.metal import selfcheck
+
+            try:
+                selfcheck.warm_up(self._shapes)
+            except (RuntimeError, ValueError, MemoryError) as error:
+                failed = Result("warming up", False, reason(str(error)))
+                self._do_without_kernels(Verdict((failed,)).caveat)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:
@@ -67,7 +114,7 @@ class MLXBackend:
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
         """Without a policy, or with F16: in the precision that the backend computes in."""
         window = self.config.sliding_window
-        if policy is None or policy == F16:
+        if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
         return PagedCache(self.pool, policy, window or 0)
 
@@ -84,19 +131,51 @@ class MLXBackend:
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
             outputs = self._run(part, cache, self._last if last else self._none)
+            mx.clear_cache()
             if progress:
                 progress(start + len(part))
         return _step(outputs, adapter)
+
+    def stream(
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
+    ) -> MLXTokenStream:
+        """base.Streaming"""
+        with mx.stream(self._device):
+            change = self._micro.of(adapter)
+        return MLXTokenStream(self, cast(MLXCache | PagedCache, cache), change, sampling, limit)
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         self._validate([token])
         return _step(self._run([token], cache, self._last), adapter)
 
     def decode_batch(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """The slow twin: one after the other."""
-        return [self.decode(token, cache, adapter) for token, cache in zip(tokens, caches, strict=True)]
+        """One graph for all whose caches are of one kind."""
+        self._validate(tokens)
+        steps: dict[int, Step] = {}
+        for paged in (True, False):
+            rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
+            if rows:
+                outputs = self._run_batch([tokens[i] for i in rows], [caches[i] for i in rows])
+                steps |= dict(zip(rows, map(Step, *outputs), strict=True))
+        logits = [steps[i].logits for i in range(len(tokens))]
+        for row, step, own in zip(
+            logits, map(steps.get, range(len(tokens))), each(adapter, tokens), strict=True
+        ):
+            if own is not None and step is not None:
+                own.add_to_logits(row, step.hidden)
+            finite(row)
+        return [steps[i] for i in range(len(tokens))]
+
+    def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
+        """logits [B, V], hidden [B, D]; on any failure the caches are as they were."""
+        self.adapt_threads()
+        with mx.stream(self._device), self._running(caches, 1) as held:
+            rows = mx.array(list(tokens), mx.uint32)[:, None]
+            outputs = self._all(self._forward(self._graph, rows, held.layers)[:, 0])
+            mx.eval(*outputs, *held.arrays())
+        return [np.array(a, copy=False) for a in outputs]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
@@ -107,7 +186,7 @@ class MLXBackend:
         logits = np.concatenate([logits for logits, _ in parts])
         if adapter is not None:
             adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
-        return _finite(logits)
+        return finite(logits)
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
         self._validate(tokens)
@@ -128,17 +207,23 @@ class MLXBackend:
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
-        BLAS.adapt(self._load.cores())
-        with mx.stream(self._device), self._running(cache, len(tokens)) as held:
+        self.adapt_threads()
+        with mx.stream(self._device), self._running([cache], len(tokens)) as held:
             hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
             outputs = read(hidden)
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
-    def _running(self, cache: KVCache, n: int) -> AbstractContextManager[MLXCache | tiered.Running]:
-        if isinstance(cache, PagedCache):
-            return tiered.running(cache, n, self.config)
-        return cast(MLXCache, cache).running()
+    def adapt_threads(self) -> None:
+        if self._on_cpu:
+            BLAS.adapt(self._load.cores())
+
+    def _running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
+        """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
+        if isinstance(caches[0], PagedCache):
+            return tiered.running(cast(Sequence[PagedCache], caches), n, self.config, self._own_layers)
+        plain = cast(Sequence[MLXCache], caches)
+        return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
 
     def _last(self, hidden: mx.array) -> list[mx.array]:
         """[T, D] -> logits [V], hidden [D] of the last token."""
@@ -177,9 +262,23 @@ def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 def default_device() -> str:
     """ "metal", "cuda" or "cpu"."""
-    if mx.metal.is_available():
-        return "metal"
-    return "cuda" if mx.cuda.is_available() else "cpu"
+    return gpu.kind or "cpu"
+
+
+def _accepted(found: Verdict) -> Verdict:
+    if found.graph_fails:
+        raise GPUFailed(found.graph_fails)
+    return found
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """ "float16"."""
+    return str(dtype).rpartition(".")[2]
+
+
+def shapes_of(model: Model) -> Shapes:
+    """What a GPU would run the model in."""
+    return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
 class Plan(NamedTuple):
@@ -223,16 +322,7 @@ def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:
     logits, hidden = outputs
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
-    return Step(_finite(logits), hidden)
-
-
-def _finite(logits: np.ndarray) -> np.ndarray:
-    if not np.isfinite(logits).all():
-        raise RuvmlxError(
-            "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
-            "this precision: try another model file, or another backend with --backend"
-        )
-    return logits
+    return Step(finite(logits), hidden)
 
 
 def _numpy(array: mx.array) -> np.ndarray:

@@ -2,8 +2,10 @@
 
     from ruvmlx.backends.mx import mx, nn
 
-`BLAS` says what the CPU's matrix products run on.
+`BLAS` says what the CPU's matrix products run on. RUVMLX_GPU=off: as if this machine had no GPU.
 """
+
+import os
 
 from .blas import preload
 
@@ -12,4 +14,8 @@ BLAS = preload()
 import mlx.core as mx  # noqa: E402  after the BLAS: libmlx binds its symbols once
 from mlx import nn  # noqa: E402
 
-__all__ = ["BLAS", "mx", "nn"]
+GPU_ALLOWED = os.environ.get("RUVMLX_GPU") != "off"
+if not GPU_ALLOWED:
+    mx.set_default_device(mx.cpu)
+
+__all__ = ["BLAS", "GPU_ALLOWED", "mx", "nn"]

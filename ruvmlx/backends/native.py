@@ -23,7 +23,7 @@ from ..kv.pool import PagePool
 from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig
 from . import cpu
-from .base import PAUSED, HeadAdapter, KVCache, Step
+from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
 from .native_weights import packed_weights
 from .reference import rope_frequencies
 
@@ -37,6 +37,7 @@ class NativeBackend:
     """Runs one model. One call at a time, from any thread."""
 
     name = "native"
+    caveat = ""
 
     def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
         self.config = model.config
@@ -93,17 +94,18 @@ class NativeBackend:
         return _step(logits[0], hidden[0], adapter)
 
     def decode_batch(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         """In calls of at most `chunk` rows; one reads the weights once for all of them."""
         self._validate(tokens)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
             hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
-            if adapter is not None:
-                adapter.add_to_logits(logits, hidden)
-                _finite(logits)
             steps += map(Step, logits, hidden)
+        for step, own in zip(steps, each(adapter, tokens), strict=True):
+            if own is not None:
+                own.add_to_logits(step.logits, step.hidden)
+                _finite(step.logits)
         return steps
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:

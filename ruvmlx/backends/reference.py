@@ -15,7 +15,7 @@ from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base import BaseLoRA
 from ..models.base import Model, ModelConfig, Weights
-from .base import PAUSED, HeadAdapter, KVCache, Step
+from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
 
 CHUNK = 128  # prompt tokens per prefill step
 
@@ -76,6 +76,7 @@ class ReferenceCache:
 class ReferenceBackend:
     name = "reference"
     kernels = "numpy"
+    caveat = ""
 
     def __init__(self, model: Model, chunk: int = CHUNK):
         self.config = model.config
@@ -114,10 +115,10 @@ class ReferenceBackend:
         return self.prefill([token], cache, adapter)
 
     def decode_batch(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: HeadAdapter | None = None
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         """The slow twin: one after the other."""
-        return [self.decode(token, cache, adapter) for token, cache in zip(tokens, caches, strict=True)]
+        return [self.decode(*args) for args in zip(tokens, caches, each(adapter, tokens), strict=True)]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         self._validate(tokens)

@@ -3,14 +3,21 @@
 `describe` imports no MLX unless it has to look for a GPU; `open_backend` loads the weights.
 """
 
+import gc
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
 from ..kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ..models.base import Model
+from ..progress import QUIET, Watch
 from . import cpu
 from .base import Backend
+
+if TYPE_CHECKING:
+    from .mlx import MLXBackend
 
 NAMES = ("auto", "mlx", "native", "hybrid", "reference")
 NOT_BUILT = ("hybrid",)
@@ -102,23 +109,30 @@ def parse_tiers(text: str) -> TierPolicy:
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
     """The policy that was asked for; else tiered where the backend has tiers."""
+    if backend.name == "mlx" and getattr(backend, "pool", None) is None:
+        return None  # its plain cache, whatever was asked for: `caveat` says why
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
 
-def open_backend(name: str, model: Model, threads: int | None = None, kv_budget: int = 0) -> Backend:
+def open_backend(
+    name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
+) -> Backend:
     """Load the model's weights into the backend of that name (see `describe`). Use it in this thread only.
 
-    threads: CPU threads; by default the physical cores that this process may use. kv_budget: bytes that the
-    tiered KV caches should stay within, 0 for no bound.
+    On a GPU: with our kernels where the self-check lets them; else with MLX's plain KV cache; where not even
+    mlx-lm's own graph runs there, "auto" opens the native decoder, and "mlx" is GPUFailed. The backend's
+    `caveat` tells. threads: CPU threads; by default the physical cores that this process may use. kv_budget:
+    bytes that the tiered KV caches should stay within, 0 for no bound. watch: told of the check.
     """
-    backend = _open(name, model, threads)
-    if kv_budget and hasattr(backend, "pool"):
-        backend.pool.budget = kv_budget
+    backend = _open(name, model, threads, watch)
+    pool = getattr(backend, "pool", None)
+    if kv_budget and pool is not None:
+        pool.budget = kv_budget
     return backend
 
 
-def _open(name: str, model: Model, threads: int | None) -> Backend:
+def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend:
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
     choice = describe(name, threads)
@@ -130,6 +144,54 @@ def _open(name: str, model: Model, threads: int | None) -> Backend:
         from .native import NativeBackend
 
         return NativeBackend(model, threads)
+    if choice.device != "cpu":
+        return _open_on_gpu(name, model, choice.device, threads, watch)
     from .mlx import MLXBackend
 
     return MLXBackend(model, device=choice.device, threads=threads)
+
+
+def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
+    """The ladder: see `open_backend`."""
+    try:
+        return _on_gpu(model, device, threads, watch)
+    except GPUFailed as error:
+        if name != "auto":
+            raise
+        why = error.why
+    return _without_gpu(why, model, threads)
+
+
+def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend":
+    """GPUFailed where MLX raises anything before the first token is there."""
+    from .gpu_check import check
+    from .mlx import MLXBackend
+    from .verdict import reason
+
+    try:
+        backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))
+        backend.warm_up()
+        return backend
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise GPUFailed(reason(str(error)) or type(error).__name__) from None
+
+
+def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
+    """The native decoder, or MLX on the CPU where that is missing, with one line about it."""
+    from .gpu import gpu
+    from .mlx import MLXBackend
+    from .mx import mx
+    from .native import NativeBackend
+
+    gpu.give_up()
+    gc.collect()
+    mx.clear_cache()  # the weights on the GPU go before they are loaded again
+    try:
+        backend: Backend = NativeBackend(model, threads)
+    except LibraryError:
+        backend = MLXBackend(model, device="cpu", threads=threads)
+    backend.caveat = (
+        f"MLX cannot compute on this machine's GPU ({why}); replies come from the CPU. "
+        "`ruvmlx doctor` checks again."
+    )
+    return backend

@@ -1,127 +1,232 @@
-"""Attention over the pages of a tiered cache, in mlx-lm's graph and in our CPU layers.
+"""Attention over the pages of tiered caches, in mlx-lm's graph and in our CPU layers.
 
-Every layer's attention is wrapped: with a plain cache it runs as it was; with a `LayerPages` its projections
-are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the graph
-computes in.
+Every layer's attention is wrapped. With a plain cache it runs as it was; with the `layers` of a step its
+projections are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the
+graph computes in.
+
+A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from ..kernels.metal import append, decode, prefill
+import numpy as np
+
+from ..kernels.metal import append, decode, gather, rope_append
 from ..kernels.metal.pages import Table, View
 from ..kv.cache import PagedCache
-from ..kv.mlx import MLXStorage
+from ..kv.mlx import MLXStorage, OpenPages
 from ..kv.policy import PAGE
 from ..models.base import ModelConfig
 from . import tiered_cpu
 from .cpu_layers import CPUAttention, Positions
 from .mx import mx, nn
+from .plain_batch import LayerBatch
 
 
-class Step:
-    """n new tokens of a sequence: where they go and what they see, the same in all layers."""
+class PromptStep:
+    """n > 1 new tokens of a sequence: where they go and what they see, the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
-        self.storage, self.offset, self.n = _storage(cache), cache.offset, n
-        self._cache, self._heads = cache, (config.n_heads, config.n_kv_heads, config.head_dim)
-        end = self.offset + n
-        self._places = []  # (page, first row there, first token, token behind the last)
-        for at in range(self.offset // PAGE * PAGE, end, PAGE):
-            start, stop = max(at, self.offset), min(at + PAGE, end)
-            page = cache.table.hot_page(at)
-            self._places.append((page, start - at, start - self.offset, stop - self.offset))
-        self._turn: mx.array | None = None
-        self._on_cpu: tiered_cpu.Token | tiered_cpu.Chunk | None = None
-
-    @property
-    def view(self) -> View:
-        """A single token's, itself included; a chunk's, of what is before it."""
-        if self.n > 1:
-            return self._cache.table.view(self.offset)
-        window, end = self._cache.window, self.offset + 1
-        return self._cache.table.view(end, max(0, end - window) if window else 0)
+        self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
+        self._heads = (config.n_heads, config.n_kv_heads, config.head_dim)
+        self._window, self._table = cache.window, cache.table
+        self._table.flush()
+        first, end = self.offset // PAGE * PAGE, self.offset + n
+        self._pages = [cache.table.hot_page(at) for at in range(first, end, PAGE)]
+        self.view: View = cache.table.view(self.offset)
 
     @cached_property
-    def table(self) -> Table:
-        return Table([self.view], *self._heads)
-
-    @cached_property
-    def chunk(self) -> prefill.Chunk:
-        return prefill.Chunk(self.table, self.n, self._cache.window)
-
-    def on_cpu(self, positions: Positions) -> tiered_cpu.Token | tiered_cpu.Chunk:
-        if self._on_cpu is None:
-            dim = self._heads[2]
-            if self.n == 1:
-                self._on_cpu = tiered_cpu.Token(self.view, dim)
-            else:
-                self._on_cpu = tiered_cpu.Chunk(self.view, self.n, self._cache.window, dim, positions)
-        return self._on_cpu
+    def chunk(self) -> gather.Chunk:
+        return gather.Chunk(Table([self.view], *self._heads), self.n, self._window)
 
     def turn(self, positions: Positions) -> mx.array:
         """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
-        if self._turn is None:
-            cos, sin = positions.angles(self.offset, self.n)
-            self._turn = mx.concatenate([cos[:, 0, 0], sin[:, 0, 1]], axis=-1)
-        return self._turn
+        return self._turn(positions)
+
+    @cached_property
+    def _turn(self) -> Callable[[Positions], mx.array]:
+        return _once(lambda positions: turns(positions, range(self.offset, self.offset + self.n)))
+
+    @cached_property
+    def _on_cpu(self) -> Callable[[Positions], tiered_cpu.Chunk]:
+        return _once(
+            lambda positions: tiered_cpu.Chunk(self.view, self.n, self._window, self._heads[2], positions)
+        )
 
     def write(self, layer: int, rows: mx.array) -> None:
         """rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]"""
-        for page, at, start, stop in self._places:
-            self.storage.write(layer, page, at, rows[:, :, start:stop])
+        self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
-    def attend(self, layer: int, q: mx.array, rows: mx.array) -> mx.array:
-        """q: [n, n_heads, head_dim], not scaled -> [n, n_heads, head_dim]"""
-        pools = self.storage.pools(layer)
-        if self.n == 1:
-            return decode.attend(q, pools, self.table)
-        return prefill.attend(q, pools, rows, self.chunk)
+    def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
+        """x [1, n, D] -> [1, n, n_heads * head_dim], by mlx-lm's projections and MLX's fused attention."""
+        n = self.n
+        q = own.q_proj(x).reshape(1, n, own.n_heads, -1).swapaxes(1, 2)
+        k, v = (linear(x).reshape(n, own.n_kv_heads, -1) for linear in (own.k_proj, own.v_proj))
+        rows = append.append(k, v, self.turn(positions))
+        self.write(layer, rows)
+        out = gather.attend(own.rope(q, offset=self.offset), self.storage.pools(layer), rows, self.chunk)
+        return out.swapaxes(1, 2).reshape(1, n, -1)
+
+    def attend_on_cpu(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
+        q, k, v = own._project(x, self.offset)
+        rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)
+        self.write(layer, rows)
+        out = self._on_cpu(own._positions).attend(q[0], self.storage.pools(layer), rows)
+        return out.transpose(2, 0, 1, 3).reshape(1, self.n, -1)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return self.storage.arrays()
+
+    def finish(self) -> None:
+        """The step has ended well."""
+
+
+class DecodeStep:
+    """One new token of each of B sequences, the same in all layers."""
+
+    def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
+        self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
+        self._tables = [cache.table for cache in caches]
+        self._opened = _joined([c.table.opened(c.offset) for c in caches])
+        self._made: list[mx.array] = []  # by layer, the open pages with the new rows
+        self.views = [_seen(cache) for cache in caches]
+        self._shape = config.n_heads, config.n_kv_heads, config.head_dim
+
+    @cached_property
+    def table(self) -> Table:
+        return Table(self.views, *self._shape)
+
+    @cached_property
+    def _turn(self) -> Callable[[Positions], mx.array]:
+        return _once(lambda positions: turns(positions, self.offsets))
+
+    def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections and our kernels."""
+        q, k, v = own.q_proj(x), own.k_proj(x), own.v_proj(x)
+        opened, turn = self._opened.arrays[layer], self._turn(positions)
+        new = rope_append.rope_append(q, k, v, turn, opened, self.table)
+        self._made.append(new.open)
+        out = decode.attend(new, self.storage.pools(layer), self.table, x.dtype)
+        return out.reshape(len(self.views), 1, -1)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return self._made
+
+    def finish(self) -> None:
+        pages = OpenPages(self._made)
+        for i, (table, offset) in enumerate(zip(self._tables, self.offsets, strict=True)):
+            table.fill(offset, pages, i)
+
+
+class CPUDecodeStep:
+    """The same on the CPU's own layers. Nothing runs beside the host there, so rows go into their pools at
+    once: two operations less a layer than an open page."""
+
+    def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
+        self.storage, self._offsets = _storage(caches), [cache.offset for cache in caches]
+        self._pages = [cache.table.hot_page(cache.offset) for cache in caches]
+        self._tokens = [tiered_cpu.Token(_seen(cache), config.head_dim) for cache in caches]
+
+    def attend_on_cpu(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim]; the projections read their weights once."""
+        q, k, v = own._turned(x.swapaxes(0, 1), *own._positions.angles_at(self._offsets))
+        rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)  # [K, 2, B, 2 d]
+        for i, (page, offset) in enumerate(zip(self._pages, self._offsets, strict=True)):
+            self.storage.write(layer, [page], offset % PAGE, rows[:, :, i : i + 1])
+        pools, outs = self.storage.pools(layer), []
+        for i, token in enumerate(self._tokens):
+            outs.append(token.attend(q[0, :, :, i : i + 1], pools, rows).reshape(1, -1))
+        return mx.stack(outs)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return self.storage.arrays()
+
+    def finish(self) -> None:
+        """The step has ended well."""
+
+
+def _seen(cache: PagedCache) -> View:
+    """Of the next token, itself included."""
+    end = cache.offset + 1
+    return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
+
+
+def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
+    """The sequences' open pages as one; as they are where the same sequences were together last time."""
+    pages = opened[0][0]
+    together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
+    if together and len(pages.arrays[0]) == len(opened):
+        return pages
+    parts = [held.of(index) for held, index in opened]
+    layers = zip(*parts, strict=True)
+    return OpenPages([part[0] if len(part) == 1 else mx.concatenate(list(part)) for part in layers])
+
+
+def turns(positions: Positions, at: Sequence[int]) -> mx.array:
+    """float32 [len(at), head_dim]: cosines of each position's angles, then their sines; made on the CPU, for
+    a few hundred numbers are not worth a GPU's attention."""
+    angles = np.asarray(at, np.float32)[:, None] * positions.on_cpu
+    return mx.array(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
+
+
+def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
+    """All layers share one `Positions`: what depends on it is made at the first layer."""
+    found: list[Any] = []
+
+    def get(positions: Positions) -> Any:
+        if not found:
+            found.append(make(positions))
+        return found[0]
+
+    return get
 
 
 class LayerPages:
-    """What a layer's attention is handed as its cache."""
+    """A step and a layer's number, passed to the attention module in place of a cache."""
 
-    def __init__(self, step: Step, layer: int):
-        self.step, self.layer, self.offset = step, layer, step.offset
+    def __init__(self, step: Any, layer: int):
+        """step: PromptStep, DecodeStep or CPUDecodeStep."""
+        self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
         """mlx-lm asks for one; the kernels know who sees whom."""
 
-    def attend(self, q: mx.array, rows: mx.array) -> mx.array:
-        """The tokens' keys and values go into their pages; the tokens see these and the older ones."""
-        self.step.write(self.layer, rows)
-        return self.step.attend(self.layer, q, rows)
-
 
 class Running(NamedTuple):
-    """A cache in a step."""
+    """Caches in a step."""
 
     layers: Sequence[LayerPages]
     arrays: Callable[[], Sequence[mx.array]]  # what is to be evaluated with the step
 
 
 @contextmanager
-def running(cache: PagedCache, n: int, config: ModelConfig) -> Iterator[Running]:
-    """Room for n more tokens, which count when the block has ended well."""
-    storage = _storage(cache)
+def running(
+    caches: Sequence[PagedCache], n: int, config: ModelConfig, own_layers: bool = False
+) -> Iterator[Running]:
+    """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
+    storage = _storage(caches)
     try:
-        cache.reserve(n)
-        step = Step(cache, n, config)
-        yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], storage.arrays)
+        for cache in caches:
+            cache.reserve(n)
+        one = CPUDecodeStep if own_layers else DecodeStep
+        step = PromptStep(caches[0], n, config) if n > 1 else one(caches, config)
+        yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
     except BaseException:
-        cache.abandon()
+        for cache in caches:
+            cache.abandon()
         with suppress(Exception):
             mx.eval(*storage.arrays())  # another thread could not evaluate what is left over from this one
         raise
-    cache.advance(n)
-    storage.start()
+    step.finish()
+    for cache in caches:
+        cache.advance(n)
 
 
-def _storage(cache: PagedCache) -> MLXStorage:
-    return cast(MLXStorage, cache.pool.storage)
+def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
+    return cast(MLXStorage, caches[0].pool.storage)
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
@@ -137,7 +242,7 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 
 
 class GraphTiered(nn.Module):
-    """mlx-lm's attention; x [1, L, D] -> [1, L, D]."""
+    """mlx-lm's attention; x [B, L, D] -> [B, L, D]."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()
@@ -145,14 +250,12 @@ class GraphTiered(nn.Module):
         self._positions = positions
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        own, n = self.plain, x.shape[1]
-        if not isinstance(cache, LayerPages):
-            return own(x, mask, cache)
-        q = own.q_proj(x).reshape(1, n, own.n_heads, -1).swapaxes(1, 2)
-        q = own.rope(q, offset=cache.offset)[0].swapaxes(0, 1)
-        k, v = (linear(x).reshape(n, own.n_kv_heads, -1) for linear in (own.k_proj, own.v_proj))
-        out = cache.attend(q, append.append(k, v, cache.step.turn(self._positions)))
-        return own.o_proj(out.reshape(1, n, -1))
+        own = self.plain
+        if isinstance(cache, LayerPages):
+            return own.o_proj(cache.step.attend(cache.layer, own, self._positions, x))
+        if isinstance(cache, LayerBatch):
+            return own.o_proj(cache.attend(own, x))
+        return own(x, mask, cache)
 
 
 class CPUTiered(nn.Module):
@@ -163,12 +266,9 @@ class CPUTiered(nn.Module):
         self.plain = attention
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        own, n = self.plain, x.shape[1]
-        if not isinstance(cache, LayerPages):
-            return own(x, mask, cache)
-        q, k, v = own._project(x, cache.offset)
-        rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)
-        step, layer = cache.step, cache.layer
-        step.write(layer, rows)
-        out = step.on_cpu(own._positions).attend(q[0], step.storage.pools(layer), rows)
-        return own.o_proj(out.transpose(2, 0, 1, 3).reshape(1, n, -1))
+        own = self.plain
+        if isinstance(cache, LayerPages):
+            return own.o_proj(cache.step.attend_on_cpu(cache.layer, own, x))
+        if isinstance(cache, LayerBatch):
+            return own.o_proj(cache.attend_on_cpu(own, x))
+        return own(x, mask, cache)

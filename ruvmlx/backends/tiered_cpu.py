@@ -2,7 +2,7 @@
 
 A token takes scores and values straight from the codes: q . (s n + b) = s (q . n) + b sum(q), so scales and
 biases meet tokens, not numbers, and a byte's two nibbles are two products. A chunk unpacks one layer and is
-plain attention then. Twins: kernels/metal/decode.py and prefill.py.
+plain attention then. Twins: kernels/metal/decode.py and gather.py.
 
 n pages; K key/value heads, G query heads to each; D numbers a head.
 """
@@ -51,7 +51,8 @@ class Token:
         self._parts = [(tier, mx.array(ids), len(ids)) for tier, _, ids in visible(view)]
         first, pages = view.first // PAGE * PAGE, sum(n for *_, n in self._parts)
         position = np.arange(first, first + PAGE * pages).reshape(pages, 1, 1, PAGE)
-        self._seen = mx.array((position >= view.first) & (position < view.n_tokens))
+        seen = (position >= view.first) & (position < view.n_tokens)
+        self._mask = mx.array(np.where(seen, 0, -np.inf).astype(np.float32))
         self._dim = head_dim
 
     def attend(self, q: mx.array, pools: Pools, rows: mx.array) -> mx.array:
@@ -71,7 +72,7 @@ class Token:
 
     def _softmax(self, x: mx.array) -> mx.array:
         """Over all pages and their tokens."""
-        x = mx.where(self._seen, x, -mx.inf)
+        x = x + self._mask
         e = mx.exp(x - x.max(axis=(0, 3), keepdims=True))
         return e / e.sum(axis=(0, 3), keepdims=True)
 
@@ -79,9 +80,9 @@ class Token:
         """pages: uint8 [n, K, bytes] -> K, V"""
         d, shape = self._dim, (*pages.shape[:2], PAGE, -1)
         if tier == HOT:
+            # Rows past the end are zeros (MLXStorage.make), or tokens that were taken back: no NaN.
             both = pages.view(mx.float16).reshape(*pages.shape[:2], 2, PAGE, d).astype(mx.float32)
-            real = self._seen[-len(pages) :].swapaxes(2, 3)  # a row past the end may hold anything
-            return Block([both[:, :, 0]]), Block([mx.where(real, both[:, :, 1], 0)])
+            return Block([both[:, :, 0]]), Block([both[:, :, 1]])
         size = PAGE * d // (1 if tier == WARM else 2)
         scales = (
             pages[..., 2 * size :].view(mx.float16).astype(mx.float32).reshape(*pages.shape[:2], -1, 1, PAGE)

@@ -21,6 +21,7 @@ from ..models.base import Model
 from . import cpu, cpu_layers, graph
 from .base import Backend
 from .changes import Changed
+from .gpu import gpu
 from .mlx import MLXBackend, default_device, plan
 from .mx import BLAS, mx, nn
 from .slices import Pause, Stops, Text, evaluate, evenly, from_the_last, stage_work
@@ -69,7 +70,7 @@ class Trainer:
         pause: Pause = lambda: None,
     ):
         kind = device or default_device()
-        self._device = mx.Device(mx.cpu if kind == "cpu" else mx.gpu)
+        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._load = cpu.OtherLoad()
         lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
         with mx.stream(self._device):

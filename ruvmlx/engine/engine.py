@@ -1,7 +1,8 @@
 """LLMInferenceEngine: a request in, a stream of chunks out.
 
-It knows tokens, caches and time; it does not know ratings. A `recorder`, when given, sees every step
-(hidden state, logits, drawn token): that is where the learning loop takes its trace.
+It knows tokens, caches and time; it does not know ratings. A `recorder`, when given, sees every token and
+what it was drawn from (hidden state, logits) before the response is there: that is where the learning loop
+takes its trace.
 """
 
 from collections.abc import Iterator
@@ -61,6 +62,15 @@ class LLMInferenceEngine:
             raise UsageError(f"token ids run from 0 to {vocab - 1}; got {min(ids)} to {max(ids)}.")
         return ids
 
+    def run(
+        self,
+        request: GenerationRequest,
+        adapter: HeadAdapter | None = None,
+        recorder: Recorder | None = None,
+    ) -> Run:
+        """One request on its way; its `chunks` are what `stream` yields."""
+        return Run(self, request, adapter, recorder)
+
     def stream(
         self,
         request: GenerationRequest,
@@ -68,7 +78,7 @@ class LLMInferenceEngine:
         recorder: Recorder | None = None,
     ) -> Iterator[Chunk]:
         """Yield prefill progress, then text; the last chunk carries the response."""
-        yield from Run(self, request, adapter, recorder).chunks()
+        yield from self.run(request, adapter, recorder).chunks()
 
     def generate(
         self,

@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..backends.base import HeadAdapter, Step
+from ..backends.base import HeadAdapter
 from ..errors import UsageError
+from ..kv.policy import PAGE
 from .detokenize import StopStrings, StreamDecoder
-from .sampler import Sampler, log_softmax, top_ids
+from .sampler import check_sampling, log_softmax, top_ids
 from .sessions import Session
+from .source import Source, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
 if TYPE_CHECKING:
     from .engine import LLMInferenceEngine
 
-PREFILL_CHUNK = 256  # tokens between two progress reports
+FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # of a prompt: it can be stopped between two pieces
 
 
 class Recorder(Protocol):
-    def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None: ...
+    def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
+        """hidden [D], logits [V] with the adapter applied, the token drawn from them. Called for every token:
+        at once where logits are at hand, otherwise at `Run.record`."""
 
 
 class _Cancelled(Exception):
@@ -32,8 +36,8 @@ class _Cancelled(Exception):
 
 
 class Run:
-    """`prefill`, then `draw` a token and hand the backend's answer to it over as `step`, until it is `over`;
-    then `end`. `chunks` does all that. UsageError for a request that cannot be answered."""
+    """`prefill`, then `draw` tokens until it is `over`; then `end`. `chunks` does all that. UsageError for a
+    request that cannot be answered."""
 
     def __init__(
         self,
@@ -41,25 +45,30 @@ class Run:
         request: GenerationRequest,
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
+        steps: bool = False,
     ):
+        """steps: `draw` finds the tokens fed by somebody else, who tells `source` (batch.py)."""
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
+        check_sampling(request.sampling)
         self.engine, self.request, self.adapter, self.recorder = engine, request, adapter, recorder
-        self.sampler = Sampler(request.sampling)
         self.decoder = StreamDecoder(engine.model.tokenizer)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
         room = engine.model.config.max_context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
+        self.drawn: list[int] = []  # an end token included
+        self.recorded = 0  # of them
         self.ids: list[int] = []
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # while it goes on
-        self.step: Step | None = None  # what the model said last
-        self.started = time.perf_counter()
-        self.first_token = self.prefilled_at = self.started
+        self.started = self.first_token = time.perf_counter()
         self.session: Session = engine.sessions.get_or_create(request.session_id, self.prompt)
         self.cached = engine.sessions.rewind(self.session, self.prompt)
+        self.source: Source = source(
+            engine.backend, self.session.cache, adapter, request.sampling, self.limit, steps
+        )
 
     @property
     def over(self) -> bool:
@@ -70,48 +79,50 @@ class Run:
             yield from self.prefill()
             while chunk := self.draw():
                 yield chunk
-                if self.over:
-                    break
-                self.step = self.engine.backend.decode(self.fed(), self.session.cache, self.adapter)
         yield self.end()
 
     def prefill(self) -> Iterator[Chunk]:
         """Read the prompt, a piece at a time."""
         todo = self.prompt[self.cached :]
         try:
-            for start in range(0, len(todo), PREFILL_CHUNK):
+            start = 0
+            while start < len(todo):
                 self._raise_if_cancelled()
-                piece = todo[start : start + PREFILL_CHUNK]
+                piece = todo[start : start + self._piece(start)]
                 self.session.tokens.extend(piece)
-                self.step = self.engine.backend.prefill(
-                    piece, self.session.cache, self.adapter, progress=lambda done: self._raise_if_cancelled()
-                )
-                yield Chunk("", 0, self.cached + start + len(piece), len(self.prompt))
-            self.prefilled_at = time.perf_counter()
+                self.source.prefill(piece, progress=lambda done: self._raise_if_cancelled())
+                start += len(piece)
+                yield Chunk("", 0, self.cached + start, len(self.prompt))
         except _Cancelled:
             self.finish_reason = "cancelled"
+
+    def _piece(self, done: int) -> int:
+        """Tokens of the prompt to read next: what takes PIECE_SECONDS at the pace so far, whole pages."""
+        pace = done / max(time.perf_counter() - self.started, 1e-6)
+        wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
+        return min(max(wanted, LEAST_PIECE), self.engine.backend.chunk)
 
     def draw(self) -> Chunk | None:
         """The next token's text; None when there is no token."""
         if self.request.cancel.is_set():
-            self.finish_reason = "cancelled"
+            self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
             return None
-        assert self.step is not None
-        token = self.sampler(self.step.logits)
-        if not self.ids:
+        if self.ids:
+            self.session.tokens.append(self.ids[-1])  # fed before another is drawn
+        token = self.source.read()
+        if not self.drawn:
             self.first_token = time.perf_counter()
-        if self.recorder is not None:
-            self.recorder.add(self.step.hidden, self.step.logits, token)
+        self.drawn.append(token)
         if token in self.engine.model.tokenizer.eos_ids and not self.request.ignore_eos:
             self.finish_reason = "stop"
-            return None
-        return self._accepted(token, self.step)
+        else:
+            self.ids.append(token)
+        if self.source.at_once:
+            self.record()
+        return None if self.over else self._accepted(token)
 
-    def _accepted(self, token: int, step: Step) -> Chunk:
-        self.ids.append(token)
-        if self.request.logprobs:
-            self.logprobs.append(_token_logprob(step.logits, token, self.request.logprobs))
+    def _accepted(self, token: int) -> Chunk:
         text = self.stops.add(self.decoder.add(token))
         self.text.append(text)
         if self.stops.hit:
@@ -120,20 +131,31 @@ class Run:
             self.finish_reason = "length"
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
-    def fed(self) -> int:
-        """The token drawn last, on its way into the cache."""
-        self.session.tokens.append(self.ids[-1])
-        return self.ids[-1]
+    def record(self) -> None:
+        """Tell the recorder, and the logprobs, of the tokens that were drawn since the last call."""
+        if self.recorder is None and not self.request.logprobs:
+            return
+        for hidden, logits in self.source.drawn_from():
+            token = self.drawn[self.recorded]
+            if self.recorder is not None:
+                self.recorder.add(hidden, logits, token)
+            if self.request.logprobs and self.recorded < len(self.ids):
+                self.logprobs.append(_token_logprob(logits, token, self.request.logprobs))
+            self.recorded += 1
 
     def end(self) -> Chunk:
         """What was held back, and the response."""
         self.sync()
+        ended = time.perf_counter()
+        self.record()
         tail = "" if self.stops.hit else self.stops.add(self.decoder.flush()) + self.stops.flush()
         self.text.append(tail)
-        return Chunk(tail, len(self.ids), response=self._response())
+        return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """A stopped prefill leaves fewer tokens in the cache than were asked for: believe the cache."""
+        """Nothing is ahead any more. A stopped prefill leaves fewer tokens in the cache than were asked for:
+        believe the cache."""
+        self.source.close()
         del self.session.tokens[self.session.cache.offset :]
 
     def forget_cache(self) -> None:
@@ -144,10 +166,9 @@ class Run:
         if self.request.cancel.is_set():
             raise _Cancelled
 
-    def _response(self) -> GenerationResponse:
-        now = time.perf_counter()
-        prefill_s = self.prefilled_at - self.started
-        decode_s = now - self.prefilled_at
+    def _response(self, now: float) -> GenerationResponse:
+        prefilled_at = self.source.prefilled_at
+        prefill_s, decode_s = prefilled_at - self.started, now - prefilled_at
         cache = self.session.cache
         return GenerationResponse(
             request_id=self.request.request_id,

@@ -39,15 +39,17 @@ def top_ids(logits: np.ndarray, k: int) -> np.ndarray:
     """Ids of the k largest logits, largest first; ties by id."""
     if k >= logits.size:
         return np.argsort(-logits, kind="stable")
-    ids = np.argpartition(logits, -k)[-k:]
+    least = np.partition(logits, -k)[-k]
+    above = np.flatnonzero(logits > least)
+    ids = np.r_[above, np.flatnonzero(logits == least)[: k - above.size]]
     return ids[np.lexsort((ids, -logits[ids]))]
 
 
-def _nucleus(logprobs: np.ndarray, top_p: float) -> np.ndarray:
-    """The fewest most likely ids whose mass reaches top_p, most likely first."""
+def _nucleus(logits: np.ndarray, logprobs: np.ndarray, top_p: float) -> np.ndarray:
+    """The fewest most likely ids whose mass reaches top_p, most likely first; ties by id."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
-        ids = ids[np.argsort(-logprobs[ids], kind="stable")]
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
         mass = np.cumsum(np.exp(logprobs[ids]), dtype=np.float64)
         if ids.size and mass[-1] >= top_p:
             break
@@ -59,11 +61,11 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     logprobs = log_softmax(logits)
     ids = np.arange(logits.size)
     if sampling.top_p < 1:
-        ids = _nucleus(logprobs, sampling.top_p)
+        ids = _nucleus(logits, logprobs, sampling.top_p)
     if sampling.min_p > 0:
         ids = ids[logprobs[ids] >= logprobs.max() + np.log(sampling.min_p)]
-    if 0 < sampling.top_k < ids.size:
-        ids = ids[top_ids(logprobs[ids], sampling.top_k)]
+    if sampling.top_k > 0:  # the most likely first, also where k is more than there are
+        ids = ids[top_ids(logits[ids], sampling.top_k)]
     return ids, logprobs[ids]
 
 

@@ -35,6 +35,12 @@ class PageTable:
     def clear(self, index: int) -> None:
         self.rows[index] = 0, 0, 0
 
+    def share(self, other: "PageTable") -> None:
+        """Nothing lies outside the pages."""
+
+    def flush(self) -> None:
+        """What is appended is in its page at once."""
+
     def pointer(self, tokens: int) -> int:
         """Address of row 0. ValueError if the table ends before so many tokens: C does not know where."""
         if tokens > PAGE_TOKENS * len(self.rows):

@@ -76,6 +76,7 @@ class PagedCache:
         self._drop_left_behind()
         self._demote_due()
         self._own_the_last()
+        self.pool.storage.prepare(HOT, max(missing, 0))
         for _ in range(missing):
             self._put(len(self.pages), self.pool.make())
         self._schedule()
@@ -86,9 +87,22 @@ class PagedCache:
         self.offset += n
         if n > 1:
             self._demote_due()
+            for tier in (HOT, WARM):  # a prompt's pages were all hot at first, then warm
+                self.pool.compact(tier)
             self._schedule()
-        elif self.offset >= self._look:
+        elif self.pool.storage.background and self.offset >= self._look:
             self._begin_next()
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be appended, and taken back again by `retract`, before pages are made or change
+        their tiers."""
+        return max(0, self._until - self.offset)
+
+    def retract(self, n: int) -> None:
+        """Take back the newest n tokens, which were appended one by one within the `room`: pages and tiers
+        are those of before. What was begun ahead of time stays good: it is of older pages."""
+        self.offset -= n
 
     def abandon(self) -> None:
         """The run failed: give the pages for its tokens back."""
@@ -121,6 +135,7 @@ class PagedCache:
         other.offset, other.first, other.cold, other.low = self.offset, self.first, self.cold, self.low
         self._until = other._until = self.offset
         other._look = self._look
+        self.table.share(other.table)
         return other
 
     def clear(self) -> None:
@@ -135,6 +150,7 @@ class PagedCache:
 
     def dump(self) -> Dump:
         """Every page as it is, the oldest first."""
+        self.table.flush()
         held = [page for page in self.pages if page is not None]
         facts = {name: getattr(self, name) for name in ("offset", "first", "cold", "low")}
         storage = self.pool.storage
@@ -178,6 +194,12 @@ class PagedCache:
         )
 
     # How ----------------------------------------------------------------------------------------
+
+    def renumbered(self) -> None:
+        """Pages have other numbers: the table is told."""
+        for i, page in enumerate(self.pages):
+            if page is not None:
+                self.table.set(i, page.number, page.tier)
 
     def _put(self, i: int, page: Page) -> None:
         if i == len(self.pages):

@@ -13,11 +13,19 @@ from .storage import Bytes
 
 
 class NativeStorage:
+    background = True
+
     def __init__(self, decoder: Decoder):
         self._decoder = decoder
 
     def page_bytes(self, tier: int) -> int:
         return self._decoder.page_bytes(tier)
+
+    def prepare(self, tier: int, n: int) -> None:
+        """Each page is memory of its own."""
+
+    def compact(self, tier: int) -> dict[int, int]:
+        return {}
 
     def make(self, tier: int) -> int:
         return make_page(self.page_bytes(tier))

@@ -65,6 +65,18 @@ class PagePool:
             self.pages[page.tier] -= 1
             self.storage.free(page.number, page.tier)
 
+    def compact(self, tier: int) -> None:
+        """Give back memory that no page of this tier needs; pages may get other numbers."""
+        moved = self.storage.compact(tier)
+        if not moved:
+            return
+        held = {id(page): page for cache in self.caches for page in cache.pages if page is not None}
+        for page in held.values():
+            if page.tier == tier:
+                page.number = moved[page.number]
+        for cache in self.caches:
+            cache.renumbered()
+
     def _count(self, page: Page) -> Page:
         self.pages[page.tier] += 1
         return page

@@ -19,16 +19,31 @@ class PageTable(Protocol):
     def clear(self, index: int) -> None:
         """The page is gone: trimmed, or left behind by the sliding window."""
 
+    def share(self, other: Any) -> None:
+        """`other` is the table of a fork: it gets what lies outside the pages."""
+
+    def flush(self) -> None:
+        """Pages hold what was appended; before they are dumped or appended to in another way."""
+
     @property
     def nbytes(self) -> int: ...
 
 
 class Storage(Protocol):
+    background: bool  # demotions run beside the decoder, so that it pays to begin them ahead of time
+
     def page_bytes(self, tier: int) -> int:
         """Bytes of a page with its scales and biases."""
 
+    def prepare(self, tier: int, n: int) -> None:
+        """n pages of a tier are about to be made."""
+
     def make(self, tier: int) -> int:
         """A page; what it holds is undefined."""
+
+    def compact(self, tier: int) -> dict[int, int]:
+        """Give back memory that the pages of a tier do not need. Their new numbers by the old ones, of all
+        or of none."""
 
     def free(self, page: int, tier: int) -> None: ...
 

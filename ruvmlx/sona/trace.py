@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..backends.base import adapted_logits
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 
@@ -169,13 +170,3 @@ class Trace:
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None
-
-
-def adapted_logits(adapter: MicroLoRA | None, hidden: np.ndarray, head, chunk: int = 64):
-    """Yield (hidden [t, D], logits [t, V] with the adapter applied), a chunk of tokens at a time."""
-    for start in range(0, len(hidden), chunk):
-        h = np.ascontiguousarray(hidden[start : start + chunk])
-        logits = head(h)
-        if adapter is not None:
-            adapter.add_to_logits(logits, h)
-        yield h, logits

@@ -161,6 +161,8 @@ class Replies(KVRecords):
         rated = "SELECT reply_id FROM ratings"
         with self.transaction():
             ids = [row[0] for row in self._db.execute(mine, (session_id,))]
+            # parent cascades, one trigger level per message, and SQLite stops at level 1,000: unlink first.
+            self._db.execute("UPDATE messages SET parent = NULL WHERE session_id = ?", (session_id,))
             self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
             for reply_id in ids:
                 self._db.execute("DELETE FROM traces WHERE reply_id = ?", (reply_id,))

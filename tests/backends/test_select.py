@@ -2,7 +2,7 @@
 
 import pytest
 
-from ruvmlx.backends import select
+from ruvmlx.backends import gpu, mlx, select
 from ruvmlx.errors import UsageError
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
@@ -18,10 +18,18 @@ def test_auto(monkeypatch, metal, cuda, name, device):
 
     monkeypatch.setattr(mx.metal, "is_available", lambda: bool(metal))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: bool(cuda))
+    monkeypatch.setattr(gpu, "GPU_ALLOWED", True)
     choice = select.describe("auto")
     assert (choice.name, choice.device) == (name, device)
     assert choice.why
     assert choice.kernels.startswith(device if name == "mlx" else "native")
+
+
+def test_a_gpu_that_is_switched_off_is_none(monkeypatch):
+    """RUVMLX_GPU=off, read when MLX is first imported."""
+    monkeypatch.setattr(mlx.mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "GPU_ALLOWED", False)
+    assert mlx.default_device() == "cpu" and select.describe("auto").name == "native"
 
 
 def test_auto_without_the_library(monkeypatch):

@@ -30,7 +30,7 @@ class ScriptedRuntime:
             parameters=134515008,
             bytes=96576768,
         )
-        self.backend = SimpleNamespace(name="mlx", kernels="metal")
+        self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
         self.last_reply_id = None
         self.replies = list(replies)
         self.gate, self.free = gate, free

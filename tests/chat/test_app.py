@@ -425,3 +425,19 @@ async def test_no_color(monkeypatch):
         await ask(app, pilot)
         assert any(isinstance(f, Monochrome) for f in app._filters)
         app.runtime.close_now()
+
+
+async def test_a_gpu_that_is_not_used_is_told_once():
+    """One notice under the welcome when the chat opens; another chat does not repeat it."""
+    runtime = ScriptedRuntime(["ok"])
+    runtime.backend.caveat = "Our GPU kernels are not used on this machine (append: gives NaN)."
+    async with chatting(runtime) as (app, pilot):
+        await until(pilot, lambda: "append: gives NaN" in screen_text(app))
+        assert len(app.query(Notice)) == 1 and "more like this" in screen_text(app)
+        await ask(app, pilot)
+        assert len(app.query(Notice)) == 1
+        first = app.session
+        app.prompt.text = "/new"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session != first and not app.query(UserMessage))
+        assert not app.query(Notice)

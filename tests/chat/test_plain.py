@@ -57,6 +57,13 @@ def test_lines_in_words_out():
     assert done.returncode == 0
 
 
+def test_a_gpu_that_is_not_used_is_told_once():
+    """On stderr: stdout has replies alone."""
+    done = chat("Hi\n", ["Hello."], setup="runtime.backend.caveat = 'Our GPU kernels are not used.'")
+    assert done.stdout == "Assistant: Hello.\n"
+    assert done.stderr == "Note: Our GPU kernels are not used.\nclosed\n"
+
+
 def test_nothing_that_moves():
     """No escape, no bell, no carriage return reaches a pipe, whatever the model says."""
     done = chat("Hi\n", ["\x1b[2J\x1b]0;t\x07red", "\x1b[", "31m", " \x9b1mtext\nnext\rline\u202e\b"])

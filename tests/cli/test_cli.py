@@ -437,7 +437,7 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     (home / "ruvmlx.db").write_bytes(b"junk" * 999)
     code, out, _ = run("doctor", "--json")
     broken = {c["name"] for c in json.loads(out)["checks"] if not c["ok"]}
-    assert code == 1 and broken == {"store", "witness log", "model", "adapter"}
+    assert code == 1 and broken == {"store", "deleted chats", "witness log", "model", "adapter"}
 
 
 def test_config_show_says_where_a_value_comes_from(run, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.store import Store
 
-from ..store.test_branches import exchange
+from ..store.test_branches import exchange, long_chat
 from .test_cli import process, run  # noqa: F401 - fixtures
 
 
@@ -104,3 +104,22 @@ def test_sessions_to_files_and_back(run, chats, tmp_path):
     assert run("sessions", "import", str(tmp_path / "none"))[0] == 2
     target.write_text("[]")
     assert run("sessions", "import", str(target))[0] == 4
+
+
+def test_doctor_tells_of_a_deleted_chat_that_cannot_be_erased(run, home):
+    """And of none where all can be."""
+    store = Store(home / "ruvmlx.db")
+    assert deleted_chats(run) == {"name": "deleted chats", "ok": True, "detail": "none"}
+    chat = long_chat(store, 1200)
+    store._db.execute(
+        "CREATE TRIGGER stuck BEFORE DELETE ON messages BEGIN SELECT RAISE(ABORT, 'planted'); END"
+    )
+    found = deleted_chats(run)
+    assert not found["ok"] and chat in found["detail"] and "planted" in found["detail"]
+    store._db.execute("DROP TRIGGER stuck")
+    assert deleted_chats(run)["ok"] and store.session_ids() == set()
+
+
+def deleted_chats(run):
+    checks = json.loads(run("doctor", "--json")[1])["checks"]
+    return next(check for check in checks if check["name"] == "deleted chats")

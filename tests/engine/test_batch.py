@@ -79,6 +79,17 @@ def test_under_an_adapter(each):
     assert any(plain[key].token_ids != want[key].token_ids for key in want)
 
 
+def test_each_with_its_own_adapter(each):
+    """Or none: every third request."""
+    rng, c, some = np.random.default_rng(4), each.model.config, requests()
+    own = {}
+    for i, r in enumerate(some):
+        a, b = rng.normal(size=(c.hidden_size, 2)), rng.normal(size=(2, c.vocab_size))
+        own[r.request_id] = None if i % 3 == 2 else MicroLoRA(a.astype(np.float32), b.astype(np.float32))
+    want = {r.request_id: each.generate(r, own[r.request_id]) for r in some}
+    assert_same(together(each, some, lambda request: own[request.request_id]), want)
+
+
 def test_eos_and_stop_strings(engine, tiny, monkeypatch):
     monkeypatch.setattr(tiny.tokenizer, "eos_ids", frozenset(range(0, 320, 9)))
     some = [*requests(stop=("e", "a")), *requests(ignore_eos=False)]

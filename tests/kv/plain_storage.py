@@ -13,6 +13,12 @@ class PlainTable:
     def clear(self, index: int) -> None:
         del self.rows[index]
 
+    def share(self, other) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
     @property
     def nbytes(self) -> int:
         return 16 * len(self.rows)
@@ -20,6 +26,8 @@ class PlainTable:
 
 class PlainStorage:
     """Counts what is alive, and refuses what a real storage would crash on."""
+
+    background = True
 
     def __init__(self):
         self.pages: dict[int, tuple[int, list]] = {}
@@ -33,6 +41,12 @@ class PlainStorage:
         self.made += 1
         self.pages[self.made] = tier, content
         return self.made
+
+    def prepare(self, tier: int, n: int) -> None:
+        pass
+
+    def compact(self, tier: int) -> dict[int, int]:
+        return {}
 
     def make(self, tier: int) -> int:
         return self._add(tier, [None] * PAGE)

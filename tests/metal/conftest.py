@@ -1,14 +1,13 @@
 """`run(kernel, inputs, shapes, groups, templates, seed)`: in the simulator, and on a GPU if there is one."""
 
-import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mx import GPU_ALLOWED, mx
 
 from .kernels import CUDA_ONLY, KERNELS
-from .simulator import Simulated
+from .simulator import Simulated, to_mx, to_numpy
 
-GPU = mx.metal.is_available() or mx.cuda.is_available()
+GPU = GPU_ALLOWED and (mx.metal.is_available() or mx.cuda.is_available())
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +35,12 @@ def simulated(tmp_path_factory):
 @pytest.fixture(params=["simulator", "gpu"] if GPU else ["simulator"])
 def run(request, simulated):
     def in_simulator(kernel, inputs, shapes, groups, templates, seed=0):
-        return simulated(kernel)([np.array(x) for x in inputs], shapes, groups, templates, seed)
+        return simulated(kernel)([to_numpy(x) for x in inputs], shapes, groups, templates, seed)
 
     def on_gpu(kernel, inputs, shapes, groups, templates, seed=0):
         if kernel in CUDA_ONLY and not mx.cuda.is_available():
             pytest.skip("matrix units are used on CUDA only")
-        arrays = [mx.array(np.ascontiguousarray(x)) for x in inputs]
-        return [np.array(out) for out in kernel(arrays, shapes, groups, templates)]
+        arrays = [x if isinstance(x, mx.array) else to_mx(x) for x in inputs]
+        return [to_numpy(out) for out in kernel(arrays, shapes, groups, templates)]
 
     return in_simulator if request.param == "simulator" else on_gpu

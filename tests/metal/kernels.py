@@ -1,21 +1,21 @@
-"""All kernels, with the template values that the tests use. A new kernel gets a row here."""
+"""All kernels, with those of their template values that the simulator runs."""
 
-from ruvmlx.kernels.metal import append, decode, demote, lora, micro, prefill
-from ruvmlx.kernels.metal.pages import HOT, WARM
+from ruvmlx.kernels.metal import decode, export, lora
+from ruvmlx.kernels.metal.source import FLOATS, Kernel, Template
+from ruvmlx.kernels.metal.source import HEAD_DIMS as DIMS
 
-DIMS, GROUPS = (64, 80, 128), (1, 3, 4, 8)
+GROUPS = 1, 3, 4, 8
+TYPES = FLOATS
 RANKS = [(1, 1), (8, 2), (16, 1), (3, 2)]
+SOME = {kernel: [(d, g) for d in DIMS for g in (*GROUPS, 6, 2)] for kernel in (decode.ATTEND, decode.MATRIX)}
+SOME |= {kernel: RANKS for kernel in (lora.PROJECT, lora.ADD)}
 
-KERNELS = {
-    decode.ATTEND: [(d, g) for d in DIMS for g in (*GROUPS, 6)],
-    decode.MATRIX: [(d, g) for d in (64, 128) for g in (*GROUPS, 6)],
-    decode.MERGE: [(d,) for d in DIMS],
-    prefill.PREFILL: [(d,) for d in DIMS],
-    append.APPEND: [(d, traditional) for d in DIMS for traditional in (0, 1)],
-    demote.DEMOTE_WARM: [(d,) for d in DIMS],
-    demote.DEMOTE_COLD: [(d, source) for d in DIMS for source in (WARM, HOT)],
-    lora.PROJECT: RANKS,
-    lora.ADD: RANKS,
-    micro.UPDATE: [()],
-}
+
+def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
+    """All values, or those in SOME: every value costs a compilation."""
+    return [chosen for chosen in kernel.values if kernel not in SOME or chosen in SOME[kernel]]
+
+
 CUDA_ONLY = {decode.MATRIX}
+KERNELS = {kernel: simulated(kernel) for kernel in (*export.KERNELS, *CUDA_ONLY)}
+__all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS", "RANKS"]

@@ -114,6 +114,13 @@ def cache(rng, d: int, n_kv: int, sequences) -> Cache:
     return Cache(pools, views, keys, values)
 
 
+def opened(made: Cache) -> np.ndarray:
+    """The last hot page of each sequence, uint8 [sequences, n_kv, bytes]; NaN for one without."""
+    pool = made.pools[HOT]
+    none = np.full(pool.shape[1:], 255, np.uint8)
+    return np.array([pool[view.hot[-1]] if view.hot else none for view in made.views])
+
+
 def attention(q, q_cold, made: Cache, i: int) -> np.ndarray:
     """q, q_cold: [n_heads, D] -> float64 [n_heads, D] for sequence i."""
     view, k, v = made.views[i], made.keys[i], made.values[i]

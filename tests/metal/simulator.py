@@ -3,15 +3,18 @@
 import ctypes as C
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.metal.source import Kernel, folder
 
 TYPES = {"float": np.float32, "int": np.int32, "uchar": np.uint8, "ushort": np.uint16, "uint": np.uint32}
+NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # of values of a template T
 FLAGS = [
     "-std=c++17",
     "-O1",
@@ -35,18 +38,29 @@ def compiler() -> str:
     return found
 
 
+def constants(kernel: Kernel, chosen: Sequence, names: Mapping[mx.Dtype, str] = NAMES) -> str:
+    """Declarations of a kernel's template values; `names` of types in the language at hand."""
+    said = []
+    for name, value in zip(kernel.templates, chosen, strict=True):
+        typed = isinstance(value, mx.Dtype)
+        said.append(f"using {name} = {names[value]};" if typed else f"constexpr int {name} = {value};")
+    return " ".join(said)
+
+
 def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> str:
     """C++ of one kernel for each of the template values."""
     arguments = [*kernel.inputs, *kernel.outputs]
     includes = "".join(f'#include "{name}"\n' for name in ("dialect_sim.h", *kernel.headers))
     parameters = ", ".join(f"sim::Global<{c_type}> {name}" for name, c_type in arguments)
-    values = ", ".join(f"{{(char *)sim_data[{i}], sim_bytes[{i}], 0}}" for i in range(len(arguments)))
-    head = f"template <{', '.join('int ' + name for name in kernel.templates)}> " if kernel.templates else ""
+    kinds = ", ".join(("typename " if name == "T" else "int ") + name for name in kernel.templates)
+    head = f"template <{kinds}> " if kernel.templates else ""
     out = f"{includes}static void **sim_data; static const size_t *sim_bytes;\n"
     out += f"{head}void kernel({parameters}) {{\n{body}\n}}\n"
     for i, chosen in enumerate(templates):
-        call = f"kernel<{', '.join(map(str, chosen))}>" if kernel.templates else "kernel"
-        out += f"static void run_{i}(void *) {{ {call}({values}); }}\n"
+        named = [NAMES[value] if isinstance(value, mx.Dtype) else str(value) for value in chosen]
+        call = f"kernel<{', '.join(named)}>" if kernel.templates else "kernel"
+        typed = values_of(arguments, dict(zip(kernel.templates, named, strict=True)).get("T", ""))
+        out += f"static void run_{i}(void *) {{ {call}({typed}); }}\n"
     bodies = ", ".join(f"run_{i}" for i in range(len(templates)))
     return (
         out
@@ -61,30 +75,50 @@ extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *
     )
 
 
+def values_of(arguments: Sequence[tuple[str, str]], templated: str) -> str:
+    """The call's arguments; those of C type "T" are of the type `templated`."""
+    kinds = (templated if c_type == "T" else c_type for _, c_type in arguments)
+    return ", ".join(
+        f"sim::Global<{kind}>{{(char *)sim_data[{i}], sim_bytes[{i}], 0}}" for i, kind in enumerate(kinds)
+    )
+
+
+def _build(source: Path, library: Path) -> None:
+    done = subprocess.run(
+        [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[:8000]
+
+
 class Simulated:
     """A kernel compiled for the simulator."""
 
     def __init__(
-        self, kernel: Kernel, templates: Sequence[tuple[int, ...]], build: Path, body: str | None = None
+        self,
+        kernel: Kernel,
+        templates: Sequence[tuple[int, ...]],
+        build: Path,
+        body: str | None = None,
+        reuse: bool = False,
     ):
+        """reuse: take the library that another process has built there from the same files."""
         self.kernel, self.templates = kernel, list(templates)
         body = f'#include "{folder() / kernel.name}.metal"' if body is None else body
         source = build / f"{kernel.name}.cpp"
-        source.write_text(program(kernel, body, self.templates))
         library = source.with_suffix(".so")
-        done = subprocess.run(
-            [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[:8000]
+        if not (reuse and library.exists()):
+            source.write_text(program(kernel, body, self.templates))
+            _build(source, library)
         self._run = C.CDLL(str(library)).sim_run
         self.local_bytes = 0  # threadgroup memory, the most of any run
 
     def __call__(self, inputs, shapes, groups, templates=(), seed: int = 0) -> list[np.ndarray]:
         """As Kernel.__call__. Outputs start as 0xff bytes: what a kernel forgets to write stays NaN."""
-        arrays = [_aligned(a, TYPES[t]) for a, (_, t) in zip(inputs, self.kernel.inputs, strict=True)]
-        outputs = [_filled(s, TYPES[t]) for s, (_, t) in zip(shapes, self.kernel.outputs, strict=True)]
+        types = TYPES | {"T": _templated(templates)}
+        arrays = [_aligned(a, types[t]) for a, (_, t) in zip(inputs, self.kernel.inputs, strict=True)]
+        outputs = [_filled(s, types[t]) for s, (_, t) in zip(shapes, self.kernel.outputs, strict=True)]
         before = [a.copy() for a in arrays]
         everything = arrays + outputs
         data = (C.c_void_p * len(everything))(*[a.ctypes.data for a in everything])
@@ -109,6 +143,26 @@ class Simulated:
         for array, old in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, old, err_msg=f"{self.kernel.name} wrote to an input")
         return outputs
+
+
+def to_numpy(x) -> np.ndarray:
+    """An array of MLX (or NumPy) as NumPy's; bfloat16 is ml_dtypes'."""
+    if isinstance(x, mx.array) and x.dtype == mx.bfloat16:
+        return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(x)
+
+
+def to_mx(x: np.ndarray) -> mx.array:
+    """The reverse."""
+    if x.dtype == ml_dtypes.bfloat16:
+        return mx.array(x.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(np.ascontiguousarray(x))
+
+
+def _templated(templates: Sequence) -> type:
+    """NumPy's type of arrays of C type "T"; bfloat16 is ml_dtypes'."""
+    kinds = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: ml_dtypes.bfloat16}
+    return next((kinds[value] for value in templates if isinstance(value, mx.Dtype)), np.float32)
 
 
 def _aligned(array, dtype) -> np.ndarray:

@@ -5,9 +5,11 @@ import pytest
 
 from ruvmlx.backends.mx import mx
 from ruvmlx.kernels.metal import decode, demote, pages
+from ruvmlx.kernels.metal.rope_append import Turned
 
 from . import make
 from .kernels import DIMS, GROUPS
+from .simulator import to_mx
 
 # (cold pages, warm pages, hot tokens, first visible token) of each sequence
 SEQUENCES = {
@@ -31,20 +33,23 @@ def problem(sequences, d, group, split=3, n_kv=2):
     return q, q_cold, made, pages.Table(made.views, n_kv * group, n_kv, d, split)
 
 
+def attend(q, q_cold, made, table, run, matrix=None):
+    return decode.attend_gpu(q, q_cold, made.pools, make.opened(made), table, run=run, matrix=matrix)
+
+
 def expected(q, q_cold, made):
     return np.array([make.attention(q[i], q_cold[i], made, i) for i in range(len(q))])
 
 
 @pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
-@pytest.mark.parametrize("d,group", [(64, 3), (80, 4), (128, 1), (128, 8)])
+@pytest.mark.parametrize("d,group", [(64, 3), (80, 4), (128, 1), (128, 8), (256, 2)])
 def test_kernel_and_twin(run, sequences, d, group):
     q, q_cold, made, table = problem(sequences, d, group)
     want = expected(q, q_cold, made)
-    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
-    pools = [mx.array(p) for p in made.pools]
-    np.testing.assert_allclose(
-        decode.attend_ops(mx.array(q), mx.array(q_cold), pools, table), want, atol=1e-4
-    )
+    np.testing.assert_allclose(attend(q, q_cold, made, table, run), want, atol=3e-5 if d < 256 else 1e-4)
+    pools, opened = [mx.array(p) for p in made.pools], mx.array(make.opened(made))
+    twin = decode.attend_ops(mx.array(q), mx.array(q_cold), pools, opened, table)
+    np.testing.assert_allclose(twin, want, atol=1e-4)
 
 
 @pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
@@ -53,19 +58,20 @@ def test_kernel_on_matrix_units(run, sequences, d, group):
     """Queries and probabilities are two halves each there: 20 bits or so."""
     for split in (3, 64):
         q, q_cold, made, table = problem(sequences, d, group, split)
-        got = decode.attend_gpu(q, q_cold, made.pools, table, run, matrix=True)
+        got = attend(q, q_cold, made, table, run, matrix=True)
         np.testing.assert_allclose(got, expected(q, q_cold, made), atol=1e-4)
 
 
 @pytest.mark.parametrize("d", DIMS)
 def test_a_demoted_page_still_answers(d):
-    """Through the function that the backend calls: it rotates the queries of cold pages itself."""
+    """Through the function that the backend calls."""
     made = make.cache(np.random.default_rng(d), d, 2, [(0, 0, 200, 0)])
     hot, ids = mx.array(made.pools[pages.HOT]), made.views[0].hot
     cold = demote.demote_cold(demote.demote_warm(hot, ids[:2], d), [0, 1], d)
     q = np.random.default_rng(1).normal(size=(1, 6, d)).astype(np.float32) * 0.3
     table = pages.Table([pages.View([0, 1], [], ids[2:], 200)], 6, 2, d)
-    got = np.array(decode.attend(mx.array(q), [cold, cold, hot], table))
+    new = Turned(mx.array(q), demote.rotate(mx.array(q)), hot[ids[-1]][None])
+    got = np.array(decode.attend(new, [cold, cold, hot], table, mx.float32))
     want = make.attention(q[0], q[0], made, 0)
     assert np.linalg.norm(got[0] - want) < 0.08 * np.linalg.norm(
         want
@@ -79,7 +85,7 @@ def test_every_size_and_split(run, d, group):
     for split in (1, 3, 16):
         q, q_cold, made, table = problem([(6, 1, 70, 0), (0, 0, 65, 3)], d, group, split)
         want = expected(q, q_cold, made)
-        np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
+        np.testing.assert_allclose(attend(q, q_cold, made, table, run), want, atol=3e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_order_of_threads_does_not_matter(run, d, group, matrix):
     results = set()
     for seed in range(20):
         seeded = lambda *a, seed=seed: run(*a, seed=seed)  # noqa: E731
-        results.add(decode.attend_gpu(q, q_cold, made.pools, table, seeded, matrix).tobytes())
+        results.add(attend(q, q_cold, made, table, seeded, matrix).tobytes())
     assert len(results) == 1
 
 
@@ -100,13 +106,13 @@ def test_scores_far_apart(run):
     q, q_cold, made, table = problem([(1, 1, 70, 0)], 128, 4)
     q, q_cold = 300 * q, 300 * q_cold
     want = expected(q, q_cold, made)
-    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=2e-3)
+    np.testing.assert_allclose(attend(q, q_cold, made, table, run), want, atol=2e-3)
 
 
 def test_nan_in_a_query_is_not_hidden(run):
     q, q_cold, made, table = problem([(1, 1, 70, 0)], 64, 4)
     q[0, 3, 5] = np.nan
-    out = decode.attend_gpu(q, q_cold, made.pools, table, run)
+    out = attend(q, q_cold, made, table, run)
     bad = np.isnan(out).all(axis=-1)[0]
     assert bad.tolist() == [h == 3 for h in range(8)]
 
@@ -117,7 +123,7 @@ def test_groups_wider_than_a_threadgroup(run):
     assert table.shared == 6
     want = expected(q, q_cold, made)
 
-    np.testing.assert_allclose(decode.attend_gpu(q, q_cold, made.pools, table, run), want, atol=3e-5)
+    np.testing.assert_allclose(attend(q, q_cold, made, table, run), want, atol=3e-5)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +149,23 @@ def test_threadgroups_get_pages_of_equal_cost(first):
         assert table.splits == -(-view.visible_cost // split)
     cost = [1] * 7 + [3] * 3 + [6] * 4
     assert view.visible_cost == sum(cost[first // 64 :])
+
+
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
+def test_the_result_has_the_graphs_own_type(run, kind):
+    """Rounded once, from float32."""
+    q, q_cold, made, table = problem([(1, 1, 70, 0), (0, 0, 5, 0)], 64, 3)
+    opened = make.opened(made)
+    wide = decode.attend_gpu(q, q_cold, made.pools, opened, table, run=run)
+    got = decode.attend_gpu(q, q_cold, made.pools, opened, table, kind, run)
+    want = mx.array(wide).astype(kind)
+    np.testing.assert_array_equal(to_mx(got).astype(mx.float32), want.astype(mx.float32))
+
+
+def test_the_last_hot_page_is_the_open_one(run):
+    """Its place in the pool may hold anything."""
+    q, q_cold, made, table = problem([(1, 0, 70, 0), (0, 1, 64, 0)], 128, 4)
+    want, opened = attend(q, q_cold, made, table, run), make.opened(made)
+    for view in made.views:
+        made.pools[pages.HOT][view.hot[-1]] = 255
+    np.testing.assert_array_equal(decode.attend_gpu(q, q_cold, made.pools, opened, table, run=run), want)

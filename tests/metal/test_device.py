@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import append, decode, demote, lora, micro, prefill, source
+from ruvmlx.kernels.metal import append, decode, demote, gather, lora, micro, rope_append, source
 from ruvmlx.kernels.metal.pages import COLD, HOT, WARM
+from ruvmlx.kernels.metal.rope_append import Turned
 
 from . import make
 from .conftest import GPU
@@ -40,36 +41,44 @@ def test_on_a_cpu_the_twins_run():
 def test_heads_of_another_size(gpu):
     """The twins run on the GPU then."""
     assert source.on_gpu(80) and not source.on_gpu(96)
-    rng = np.random.default_rng(6)
-    made = make.cache(rng, 96, 2, [(1, 1, 40, 0)])
-    q = mx.array(rng.normal(size=(1, 4, 96)).astype(np.float32))
-    got = decode.attend(q, [mx.array(p) for p in made.pools], decode.Table(made.views, 4, 2, 96))
+    made, q, table = problem(96)
+    new = Turned(q, demote.rotate(q), mx.array(make.opened(made)))
+    got = decode.attend(new, [mx.array(p) for p in made.pools], table, mx.float32)
     want = make.attention(np.array(q[0]), np.array(demote.rotate(q)[0]), made, 0)
     np.testing.assert_allclose(got[0], want, atol=1e-3)
 
 
-@needs_gpu
-def test_decode_and_prefill(gpu):
-    """A cache in all tiers, f16 queries; through the functions that the backend calls."""
-    rng = np.random.default_rng(5)
-    made = make.cache(rng, 128, 2, [(3, 2, 100, 0)])
-    pools = [mx.array(p) for p in made.pools]
-    q = mx.array(rng.normal(size=(1, 8, 128)).astype(np.float16))
-    q_cold = demote.rotate(q)
-    table = decode.Table(made.views, 8, 2, 128)
-    out = decode.attend(q, pools, table)
-    assert out.dtype == mx.float16
-    want = make.attention(np.array(q[0], np.float32), np.array(q_cold[0], np.float32), made, 0)
-    np.testing.assert_allclose(np.array(out[0], np.float32), want, atol=0.02)
+def problem(d):
+    rng = np.random.default_rng(6)
+    made = make.cache(rng, d, 2, [(3, 2, 100, 0)])
+    q = mx.array(rng.normal(size=(1, 8, d)).astype(np.float32))
+    return made, q, decode.Table(made.views, 8, 2, d)
 
-    k, v = (mx.array(rng.normal(size=(9, 2, 128)).astype(np.float32)) for _ in range(2))
-    turn = mx.concatenate([mx.ones((9, 64)), mx.zeros((9, 64))], axis=1)
-    fresh, new = append.append(k, v, turn), prefill.chunk(made.views[0], 9, 8, 2, 128)
-    q = mx.array(rng.normal(size=(9, 8, 128)).astype(np.float32))
-    got = prefill.attend(q, pools, fresh, new)
+
+@needs_gpu
+@pytest.mark.parametrize("d", [64, 80, 128, 256])
+def test_decode_and_prompt(gpu, d):
+    """A cache in all tiers, f16 projections; through the functions that the backend calls."""
+    rng, (made, q, table) = np.random.default_rng(5), problem(d)
+    pools, opened = [mx.array(p) for p in made.pools], mx.array(make.opened(made))
+    opened = opened.reshape(1, 2, 2, 64, 2 * d)
+    f = lambda *shape: mx.array(rng.normal(size=shape).astype(np.float16))  # noqa: E731
+    half, k, v, turn = q.reshape(1, -1).astype(mx.float16), f(1, 2 * d), f(1, 2 * d), mx.zeros((1, d)) + 0.7
+    new = rope_append.rope_append(half, k, v, turn, opened, table)
+    out = decode.attend(new, pools, table, mx.float16)
     with mx.stream(mx.cpu):
-        twin = prefill.attend_prefill_ops(q, demote.rotate(q), pools, fresh, new)
-        np.testing.assert_allclose(got, twin, atol=1e-4)
+        twin = rope_append.rope_append_ops(half, k, v, turn, opened, table)
+        want = decode.attend_ops(twin.q, twin.q_cold, pools, twin.open, table)
+        np.testing.assert_array_equal(new.open, twin.open)
+        np.testing.assert_allclose(out.astype(mx.float32), want, atol=0.02)
+
+    fresh = append.append(f(9, 2, d), f(9, 2, d), mx.zeros((9, d)) + 0.7)
+    chunk = gather.chunk(made.views[0], 9, 8, 2, d)
+    got = gather.attend(f(1, 8, 9, d), pools, fresh, chunk)
+    both = gather.gather_gpu(pools, fresh, chunk, 0)
+    with mx.stream(mx.cpu):
+        np.testing.assert_allclose(both, gather.gather_ops(pools, fresh, chunk, 0), rtol=1e-3, atol=2e-3)
+    assert np.isfinite(np.array(got.astype(mx.float32))).all()
 
 
 @needs_gpu

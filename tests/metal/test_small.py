@@ -1,37 +1,18 @@
-"""Append with RoPE, the two-tier LoRA and the MicroLoRA update: kernel, twin and float64."""
+"""The two-tier LoRA and the MicroLoRA update: kernel, twin and float64."""
 
 import numpy as np
 import pytest
 
 from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import append, lora, micro
+from ruvmlx.kernels.metal import lora, micro
 from ruvmlx.kernels.micro import NotFinite
 
-from .kernels import KERNELS, RANKS
+from .kernels import RANKS
 
 
 @pytest.fixture
 def rng():
     return np.random.default_rng(11)
-
-
-@pytest.mark.parametrize("tokens", [1, 3, 65])
-@pytest.mark.parametrize("d,traditional", KERNELS[append.APPEND])
-def test_append(run, rng, d, traditional, tokens):
-    k, v = rng.normal(size=(2, tokens, 3, d)).astype(np.float32)
-    angles = np.outer(rng.integers(0, 9000, tokens), 10000 ** (-np.arange(d // 2) / (d // 2)))
-    turn = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    pair = k.reshape(tokens, 3, d // 2, 2) if traditional else k.reshape(tokens, 3, 2, d // 2).swapaxes(2, 3)
-    z = (pair[..., 0] + 1j * pair[..., 1]) * np.exp(1j * angles)[:, None]
-    turned = np.stack([z.real, z.imag], axis=-1)
-    turned = (turned if traditional else turned.swapaxes(2, 3)).reshape(k.shape)
-    for out in (
-        append.append_gpu(k, v, turn, traditional, run),
-        append.append_ops(mx.array(k), mx.array(v), mx.array(turn), traditional),
-    ):
-        rows = np.array(out).view(np.float16)  # [n_kv, 2, T, D]
-        np.testing.assert_allclose(rows[:, 0], turned.swapaxes(0, 1), atol=2e-3)
-        np.testing.assert_array_equal(rows[:, 1], v.swapaxes(0, 1).astype(np.float16))
 
 
 @pytest.mark.parametrize("r1,r2", RANKS)

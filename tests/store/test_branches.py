@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from ruvmlx import put_away
 from ruvmlx.errors import NotFound
-from ruvmlx.store import Store
+from ruvmlx.store import MessageRow, Store
 from ruvmlx.store.tree import Node, Tree
 
 from .test_store import a_reply
@@ -178,6 +179,43 @@ def test_the_index_forgets_what_is_deleted(store, home):
     assert {"zan", "lon"} <= pieces()
     store.delete_session(chat)
     assert "lon" in pieces() and "zan" not in pieces()
+
+
+def long_chat(store, messages):
+    """A chat of one branch, deleted two days ago."""
+    chat = store.new_session("m")
+    roles = ("assistant", "user")
+    rows = [
+        MessageRow(roles[i % 2], f"long {i}", None, None, None, id=i, parent=i - 1 or None)
+        for i in range(1, messages + 1)
+    ]
+    store.add_tree(chat, rows, messages)
+    store.put_away(chat)
+    store._db.execute("UPDATE sessions SET deleted = deleted - 2 * 86400 WHERE id = ?", (chat,))
+    return chat
+
+
+@pytest.mark.parametrize("messages", [999, 1200, 5000])
+def test_a_chat_of_any_length_can_be_deleted(store, messages):
+    """SQLite stops at 1,000 nested triggers: ON DELETE CASCADE must not follow the chain of parents."""
+    other = store.new_session("m")
+    store.add_user_message(other, "short")
+    long_chat(store, messages)
+    assert put_away.delete_older(store) == []
+    assert store._rows("SELECT count(*) FROM messages") == [(1,)] and said(store, other) == ["short"]
+    assert store.search("long") == [] and store.integrity() == "ok"
+
+
+def test_a_chat_that_cannot_be_deleted_stops_nothing_and_is_reported(store):
+    """Every start erases what is due: a failure there must not keep the user from the program."""
+    stuck, due = long_chat(store, 2), long_chat(store, 2)
+    store._db.execute(
+        "CREATE TRIGGER stuck BEFORE DELETE ON sessions"
+        f" WHEN OLD.id = '{stuck}' BEGIN SELECT RAISE(ABORT, 'planted'); END"
+    )
+    (line,) = put_away.delete_older(store)
+    assert stuck in line and "planted" in line
+    assert store.session_ids() == {stuck} and due not in store.session_ids()
 
 
 def test_put_away_and_back(store):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from ruvmlx.apps.cli.settings import _CHECKS
+from ruvmlx.apps.cli.doctor import _CHECKS
 
 from ruvmlx.errors import RuvmlxError, StoreError
 from ruvmlx.store import Store

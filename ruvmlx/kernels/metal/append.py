@@ -1,21 +1,21 @@
-"""New keys, turned by RoPE, and new values as rows of the current hot page.
+"""A prompt's new keys, turned by RoPE, and its values as rows of hot pages. One new token: rope_append.py."""
 
-MLX kernels write to fresh arrays, so this makes the rows and the cache places them: with the hot pool held
-as uint8 [pages, n_kv_heads, 2, 64, 2 * D] (the same bytes), `pool[page, :, :, at : at + T] = rows` is one
-slice update.
-"""
+from functools import lru_cache
+from itertools import product
 
 from ruvmlx.backends.mx import mx
 
 from .pages import PARAMS
-from .source import Kernel, on_gpu
+from .source import FLOATS, HEAD_DIMS, Kernel, on_gpu
 
 APPEND = Kernel(
     "append",
-    (("k", "float"), ("v", "float"), ("turn", "float"), ("params", "int")),
+    (("k", "T"), ("v", "T"), ("turn", "float"), ("params", "int")),
     (("out", "uchar"),),
-    ("D", "TRADITIONAL"),
+    ("D", "TRADITIONAL", "T"),
     threads=64,
+    headers=("pages.h", "rope.h"),
+    values=tuple(product(HEAD_DIMS, (0, 1), FLOATS)),
 )
 
 
@@ -24,16 +24,23 @@ def append(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) 
 
     turn: the cosines of a position's D/2 angles, then their sines.
     """
-    run = append_gpu if on_gpu() else append_ops
-    return run(k.astype(mx.float32), v.astype(mx.float32), turn, traditional)
+    run = append_gpu if on_gpu(k.shape[-1]) else append_ops
+    return run(k, v, turn, traditional)
 
 
 def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=Kernel.__call__) -> mx.array:
     tokens, n_kv, dim = k.shape
-    params = [0] * PARAMS
-    params[7], params[10] = n_kv, tokens
-    inputs = [k, v, turn, mx.array(params, mx.int32)]
-    return run(APPEND, inputs, [(n_kv, 2, tokens, 2 * dim)], (tokens, n_kv, 1), (dim, int(traditional)))[0]
+    inputs = [k, v, turn, _params(n_kv, tokens)]
+    templates = (dim, int(traditional), k.dtype)
+    return run(APPEND, inputs, [(n_kv, 2, tokens, 2 * dim)], (tokens, n_kv, 1), templates)[0]
+
+
+@lru_cache(8)
+def _params(n_kv: int, tokens: int) -> mx.array:
+    """Once a step, not once a layer."""
+    row = [0] * PARAMS
+    row[7], row[10] = n_kv, tokens
+    return mx.array(row, mx.int32)
 
 
 def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:

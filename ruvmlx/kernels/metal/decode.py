@@ -1,16 +1,23 @@
 """Attention of one new token per sequence over the three tiers: attend_decode, then attend_merge.
 
-q, out: [B, n_heads, D]. Keys of cold pages are rotated: q_cold = rotate(q) scores them.
+q, q_cold: float32 [B, n_heads, D]; keys of cold pages are rotated, q_cold = rotate(q) scores them.
+opened: uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence; its place in the pool
+is not read.
 """
 
 from dataclasses import replace
+from itertools import product
 
 from ruvmlx.backends.mx import mx
 
 from . import pages
-from .demote import rotate_queries
 from .pages import Pools, Table
-from .source import Kernel, on_gpu
+from .rope_append import Turned
+from .source import FLOATS, HEAD_DIMS, Kernel
+
+SHARED = [  # head size, query heads to a threadgroup: pages.shared_heads
+    (d, g) for d in HEAD_DIMS for g in range(1, pages.MAX_SHARED + 1) if g == pages.shared_heads(g, d)
+]
 
 ATTEND = Kernel(
     "attend_decode",
@@ -22,37 +29,46 @@ ATTEND = Kernel(
         ("cold", "uchar"),
         ("warm", "uchar"),
         ("hot", "uchar"),
+        ("open", "uchar"),
     ),
     (("o", "float"), ("ml", "float")),
     ("D", "G"),
     threads=128,
     headers=("pages.h", "attend.h"),
+    values=tuple(SHARED),
 )
-MATRIX = replace(ATTEND, name="attend_decode_matrix", headers=("pages.h", "attend_matrix.h"))
+MATRIX = replace(
+    ATTEND,
+    name="attend_decode_matrix",
+    headers=("pages.h", "attend_matrix.h"),
+    values=tuple((d, g) for d, g in SHARED if d in (64, 128)),
+)
 MERGE = Kernel(
     "attend_merge",
     (("o", "float"), ("ml", "float"), ("params", "int")),
-    (("out", "float"),),
-    ("D",),
+    (("out", "T"),),
+    ("D", "T"),
     threads=256,
     headers=("pages.h", "attend.h"),
+    values=tuple(product(HEAD_DIMS, FLOATS)),
 )
 
 
-def attend(q: mx.array, pools: Pools, table: Table) -> mx.array:
-    """softmax(q . k / sqrt(D)) v over the tiers, in q's own type; zeros where nothing is visible."""
-    wide = q.astype(mx.float32)
-    run = attend_gpu if on_gpu(table.head_dim) else attend_ops
-    return run(wide, for_cold(wide, table), pools, table).astype(q.dtype)
-
-
-def for_cold(q: mx.array, table: Table) -> mx.array:
-    """q as cold keys are rotated; q itself if there are none."""
-    return rotate_queries(q) if any(view.cold for view in table.views) else q
+def attend(new: Turned, pools: Pools, table: Table, dtype: mx.Dtype) -> mx.array:
+    """softmax(q . k / sqrt(D)) v: [B, n_heads, D] in `dtype`; zeros where nothing is visible."""
+    run = attend_gpu if table.on_gpu else attend_ops
+    return run(new.q, new.q_cold, pools, new.open, table, dtype)
 
 
 def attend_gpu(
-    q: mx.array, q_cold: mx.array, pools: Pools, table: Table, run=Kernel.__call__, matrix: bool | None = None
+    q: mx.array,
+    q_cold: mx.array,
+    pools: Pools,
+    opened: mx.array,
+    table: Table,
+    dtype: mx.Dtype = mx.float32,
+    run=Kernel.__call__,
+    matrix: bool | None = None,
 ) -> mx.array:
     """`run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests' simulator is another.
 
@@ -63,21 +79,31 @@ def attend_gpu(
     b, heads, dim = q.shape
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
-    inputs = [q, q_cold, table.params, table.pages, *pools]
+    inputs = [q, q_cold, table.params, table.pages, *pools, opened]
     shapes = [
         (rows, dim),
         (max(2 * rows, 8),),
     ]  # MLX hands a Metal kernel arrays under 8 elements differently
     parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
-    return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim,))[0]
+    return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim, dtype))[0]
 
 
-def attend_ops(q: mx.array, q_cold: mx.array, pools: Pools, table: Table) -> mx.array:
+def attend_ops(
+    q: mx.array,
+    q_cold: mx.array,
+    pools: Pools,
+    opened: mx.array,
+    table: Table,
+    dtype: mx.Dtype = mx.float32,
+) -> mx.array:
     """The twin: plain MLX, float32, a sequence at a time."""
-    return mx.stack([_attend_one(q[i], q_cold[i], pools, table, i) for i in range(q.shape[0])])
+    out = [_attend_one(q[i], q_cold[i], pools, opened[i], table, i) for i in range(q.shape[0])]
+    return mx.stack(out).astype(dtype)
 
 
-def _attend_one(q: mx.array, q_cold: mx.array, pools: Pools, table: Table, i: int) -> mx.array:
+def _attend_one(
+    q: mx.array, q_cold: mx.array, pools: Pools, opened: mx.array, table: Table, i: int
+) -> mx.array:
     """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, values of all tiers."""
     view, n_kv = table.views[i], table.n_kv_heads
     if view.first >= view.n_tokens:
@@ -85,7 +111,7 @@ def _attend_one(q: mx.array, q_cold: mx.array, pools: Pools, table: Table, i: in
     q, q_cold = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_cold))  # [n_kv, G, D]
     scores, values = [], []
     for tier, start, ids in visible(view):
-        k, v = gathered(pools[tier], ids, tier, table.head_dim)
+        k, v = gathered(pools[tier], ids, tier, table.head_dim, opened if tier == pages.HOT else None)
         token = mx.arange(start, start + k.shape[1])
         seen = (token >= view.first) & (token < view.n_tokens)
         x = (q_cold if tier == pages.COLD else q) @ k.swapaxes(1, 2)
@@ -105,7 +131,12 @@ def visible(view: pages.View):
         start += len(ids)
 
 
-def gathered(pool: mx.array, ids: list[int], tier: int, head_dim: int) -> tuple[mx.array, mx.array]:
-    """K, V: float32 [n_kv_heads, 64 * len(ids), head_dim]"""
-    k, v = pages.unpack(pool[mx.array(ids)], tier, head_dim)  # [n, n_kv, 64, D]
+def gathered(
+    pool: mx.array, ids: list[int], tier: int, head_dim: int, opened: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """K, V: float32 [n_kv_heads, 64 * len(ids), head_dim]; opened, if given, stands for the last page."""
+    found = pool[mx.array(ids)]
+    if opened is not None:
+        found = mx.concatenate([found[:-1], opened.reshape(1, *found.shape[1:])])
+    k, v = pages.unpack(found, tier, head_dim)  # [n, n_kv, 64, D]
     return tuple(x.swapaxes(0, 1).reshape(x.shape[1], -1, head_dim) for x in (k, v))  # type: ignore[return-value]

@@ -4,10 +4,13 @@ Every implementation gives the same bytes: float32, divisions, ties to even (met
 Outputs are fresh pages uint8 [n, n_kv_heads, page_bytes]; the cache places them in its pool.
 """
 
+from functools import lru_cache
+from itertools import product
+
 from ruvmlx.backends.mx import mx
 
 from .pages import COLD, HOT, PARAMS, WARM, page_bytes, unpack
-from .source import Kernel, on_gpu
+from .source import HEAD_DIMS, Kernel, on_gpu
 
 _ARGUMENTS = (("ids", "int"), ("params", "int"))
 DEMOTE_WARM = Kernel(
@@ -17,6 +20,7 @@ DEMOTE_WARM = Kernel(
     ("D",),
     threads=128,
     headers=("pages.h", "quantise.h"),
+    values=tuple(product(HEAD_DIMS)),
 )
 DEMOTE_COLD = Kernel(
     "demote_cold",
@@ -25,6 +29,7 @@ DEMOTE_COLD = Kernel(
     ("D", "SOURCE"),
     threads=128,
     headers=("pages.h", "quantise.h"),
+    values=tuple(product(HEAD_DIMS, (WARM, HOT))),
 )
 
 
@@ -57,10 +62,16 @@ def demote_cold_gpu(
     return run(DEMOTE_COLD, inputs, [shape], (len(ids), n_kv, 1), (head_dim, source))[0]
 
 
-def _arguments(ids: list[int], n_kv: int) -> list[mx.array]:
+def _arguments(ids: list[int], n_kv: int) -> tuple[mx.array, mx.array]:
+    return _made(tuple(ids), n_kv)
+
+
+@lru_cache(4)
+def _made(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
+    """Once for all layers: ids and params."""
     params = [0] * PARAMS
     params[7] = n_kv
-    return [mx.array([*ids, *[0] * 8], mx.int32), mx.array(params, mx.int32)]
+    return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params, mx.int32)
 
 
 def demote_warm_ops(pages: mx.array, head_dim: int) -> mx.array:
@@ -108,13 +119,6 @@ def _join(like: mx.array, parts: list[mx.array]) -> mx.array:
 def hadamard_block(head_dim: int) -> int:
     """The largest power of two that divides head_dim, 128 at most."""
     return min(head_dim & -head_dim, 128)
-
-
-def rotate_queries(q: mx.array) -> mx.array:
-    """What `rotate` gives, in q's type and one operation on Metal: for scores, where the last bit is free."""
-    if not mx.metal.is_available() or not on_gpu():
-        return rotate(q).astype(q.dtype)
-    return mx.hadamard_transform(q.reshape(-1, hadamard_block(q.shape[-1]))).reshape(q.shape)
 
 
 def rotate(x: mx.array) -> mx.array:

@@ -6,11 +6,15 @@ x: [T, in]; A1: [in, R1], B1: [R1, out]; A2: [in, R2], B2: [R2, out]; y: [T, out
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ruvmlx.backends.mx import mx
 
 from .pages import PARAMS
 from .source import Kernel, on_gpu
+
+# Of the base and of the micro adapter. The kernels take any two of 1 to 64; these are the ones in use.
+RANKS = tuple(product((1, 2, 3, 4, 8, 16, 32, 64), (1, 2)))
 
 PROJECT = Kernel(
     "lora_project",
@@ -18,6 +22,7 @@ PROJECT = Kernel(
     (("u", "float"),),
     ("R1", "R2"),
     threads=256,
+    values=RANKS,
 )
 ADD = Kernel(
     "lora_add",
@@ -25,6 +30,7 @@ ADD = Kernel(
     (("out", "float"),),
     ("R1", "R2"),
     threads=256,
+    values=RANKS,
 )
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from ruvmlx.backends.mx import mx
 
+from .source import on_gpu
+
 PAGE = 64  # tokens
 COLD, WARM, HOT = 0, 1, 2
 PARAMS = 16
@@ -75,7 +77,8 @@ class Table:
     def __init__(self, views: Sequence[View], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 0):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.shared = shared_heads(n_heads // n_kv_heads)
+        self.on_gpu = on_gpu(head_dim)  # asked once a step, not three times a layer
+        self.shared = shared_heads(n_heads // n_kv_heads, head_dim)
         costs = [view.visible_cost for view in self.views]
         split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))
         self.splits = max(1, *(-(-cost // split) for cost in costs))
@@ -84,7 +87,8 @@ class Table:
         for view in self.views:
             rows.append(self._row(view, len(ids), split))
             ids += view.ids()
-        self.params = mx.array(np.array(rows, np.int32))
+        self.rows = np.array(rows, np.int32)
+        self.params = mx.array(self.rows)
         self.pages = mx.array(np.array(ids + [0] * 8, np.int32))
 
     def _row(self, view: View, at: int, split: int) -> list[int]:
@@ -108,9 +112,13 @@ def softmax_scale(head_dim: int) -> float:
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
-def shared_heads(group: int) -> int:
-    """Query heads to a threadgroup: all of a group, or its largest divisor within MAX_SHARED."""
-    return max(n for n in range(1, MAX_SHARED + 1) if group % n == 0)
+def shared_heads(group: int, head_dim: int) -> int:
+    """Query heads to a threadgroup: all of a group, or its largest divisor within MAX_SHARED.
+
+    Within half of that for heads of 256: eight would need more than 32 KB of threadgroup memory.
+    """
+    most = MAX_SHARED if head_dim <= 128 else MAX_SHARED // 2
+    return max(n for n in range(1, most + 1) if group % n == 0)
 
 
 def unpack(pages: mx.array, tier: int, head_dim: int) -> tuple[mx.array, mx.array]:

@@ -1,8 +1,9 @@
+
 // ... header ...
-template <int D, int TRADITIONAL>
-[[kernel]] void custom_kernel_ruvmlx_append__128_1_float_float_float_int32_t_uint8_t(
-  const device float* k [[buffer(0)]],
-  const device float* v [[buffer(1)]],
+template <int D, int TRADITIONAL, typename T>
+[[kernel]] void custom_kernel_ruvmlx_append__256_1_bfloat16_t_bfloat16_t_bfloat16_t_float_int32_t_uint8_t(
+  const device bfloat16_t* k [[buffer(0)]],
+  const device bfloat16_t* v [[buffer(1)]],
   const device float* turn [[buffer(2)]],
   const device int32_t* params [[buffer(3)]],
   device uint8_t* out [[buffer(4)]],
@@ -12,5 +13,4 @@ template <int D, int TRADITIONAL>
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_append__128_1_float_float_float_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_append__128_1_float_float_float_int32_t_uint8_t<128, 1>) custom_kernel_ruvmlx_append__128_1_float_float_float_int32_t_uint8_t<128, 1>;
-
+template [[host_name("custom_kernel_ruvmlx_append__256_1_bfloat16_t_bfloat16_t_bfloat16_t_float_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_append__256_1_bfloat16_t_bfloat16_t_bfloat16_t_float_int32_t_uint8_t<256, 1, bfloat16_t>) custom_kernel_ruvmlx_append__256_1_bfloat16_t_bfloat16_t_bfloat16_t_float_int32_t_uint8_t<256, 1, bfloat16_t>;

@@ -1,6 +1,7 @@
+
 // ... header ...
 template <int D, int G>
-[[kernel]] void custom_kernel_ruvmlx_attend_decode__128_6_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_float_float(
+[[kernel]] void custom_kernel_ruvmlx_attend_decode__256_4_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_uint8_t_float_float(
   const device float* q [[buffer(0)]],
   const device float* q_cold [[buffer(1)]],
   const device int32_t* params [[buffer(2)]],
@@ -8,13 +9,13 @@ template <int D, int G>
   const device uint8_t* cold [[buffer(4)]],
   const device uint8_t* warm [[buffer(5)]],
   const device uint8_t* hot [[buffer(6)]],
-  device float* o [[buffer(7)]],
-  device float* ml [[buffer(8)]],
+  const device uint8_t* open [[buffer(7)]],
+  device float* o [[buffer(8)]],
+  device float* ml [[buffer(9)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
 // ... body ...
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_attend_decode__128_6_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_float_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_attend_decode__128_6_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_float_float<128, 6>) custom_kernel_ruvmlx_attend_decode__128_6_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_float_float<128, 6>;
-
+template [[host_name("custom_kernel_ruvmlx_attend_decode__256_4_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_uint8_t_float_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_attend_decode__256_4_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_uint8_t_float_float<256, 4>) custom_kernel_ruvmlx_attend_decode__256_4_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_uint8_t_float_float<256, 4>;

@@ -1,6 +1,7 @@
+
 // ... header ...
 template <int D, int SOURCE>
-[[kernel]] void custom_kernel_ruvmlx_demote_cold__128_2_uint8_t_int32_t_int32_t_uint8_t(
+[[kernel]] void custom_kernel_ruvmlx_demote_cold__256_2_uint8_t_int32_t_int32_t_uint8_t(
   const device uint8_t* pool [[buffer(0)]],
   const device int32_t* ids [[buffer(1)]],
   const device int32_t* params [[buffer(2)]],
@@ -11,5 +12,4 @@ template <int D, int SOURCE>
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_demote_cold__128_2_uint8_t_int32_t_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_demote_cold__128_2_uint8_t_int32_t_int32_t_uint8_t<128, 2>) custom_kernel_ruvmlx_demote_cold__128_2_uint8_t_int32_t_int32_t_uint8_t<128, 2>;
-
+template [[host_name("custom_kernel_ruvmlx_demote_cold__256_2_uint8_t_int32_t_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_demote_cold__256_2_uint8_t_int32_t_int32_t_uint8_t<256, 2>) custom_kernel_ruvmlx_demote_cold__256_2_uint8_t_int32_t_int32_t_uint8_t<256, 2>;

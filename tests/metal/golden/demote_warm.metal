@@ -1,6 +1,7 @@
+
 // ... header ...
 template <int D>
-[[kernel]] void custom_kernel_ruvmlx_demote_warm__128_uint8_t_int32_t_int32_t_uint8_t(
+[[kernel]] void custom_kernel_ruvmlx_demote_warm__256_uint8_t_int32_t_int32_t_uint8_t(
   const device uint8_t* hot [[buffer(0)]],
   const device int32_t* ids [[buffer(1)]],
   const device int32_t* params [[buffer(2)]],
@@ -11,5 +12,4 @@ template <int D>
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_demote_warm__128_uint8_t_int32_t_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_demote_warm__128_uint8_t_int32_t_int32_t_uint8_t<128>) custom_kernel_ruvmlx_demote_warm__128_uint8_t_int32_t_int32_t_uint8_t<128>;
-
+template [[host_name("custom_kernel_ruvmlx_demote_warm__256_uint8_t_int32_t_int32_t_uint8_t")]] [[kernel]] decltype(custom_kernel_ruvmlx_demote_warm__256_uint8_t_int32_t_int32_t_uint8_t<256>) custom_kernel_ruvmlx_demote_warm__256_uint8_t_int32_t_int32_t_uint8_t<256>;

@@ -1,6 +1,7 @@
+
 // ... header ...
 template <int R1, int R2>
-[[kernel]] void custom_kernel_ruvmlx_lora_add__3_2_float_float_float_float_int32_t_float(
+[[kernel]] void custom_kernel_ruvmlx_lora_add__16_1_float_float_float_float_int32_t_float(
   const device float* y [[buffer(0)]],
   const device float* u [[buffer(1)]],
   const device float* b1 [[buffer(2)]],
@@ -13,5 +14,4 @@ template <int R1, int R2>
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_lora_add__3_2_float_float_float_float_int32_t_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_lora_add__3_2_float_float_float_float_int32_t_float<3, 2>) custom_kernel_ruvmlx_lora_add__3_2_float_float_float_float_int32_t_float<3, 2>;
-
+template [[host_name("custom_kernel_ruvmlx_lora_add__16_1_float_float_float_float_int32_t_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_lora_add__16_1_float_float_float_float_int32_t_float<16, 1>) custom_kernel_ruvmlx_lora_add__16_1_float_float_float_float_int32_t_float<16, 1>;

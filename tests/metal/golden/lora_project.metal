@@ -1,6 +1,7 @@
+
 // ... header ...
 template <int R1, int R2>
-[[kernel]] void custom_kernel_ruvmlx_lora_project__3_2_float_float_float_int32_t_float(
+[[kernel]] void custom_kernel_ruvmlx_lora_project__16_1_float_float_float_int32_t_float(
   const device float* x [[buffer(0)]],
   const device float* a1 [[buffer(1)]],
   const device float* a2 [[buffer(2)]],
@@ -12,5 +13,4 @@ template <int R1, int R2>
 
 }
 
-template [[host_name("custom_kernel_ruvmlx_lora_project__3_2_float_float_float_int32_t_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_lora_project__3_2_float_float_float_int32_t_float<3, 2>) custom_kernel_ruvmlx_lora_project__3_2_float_float_float_int32_t_float<3, 2>;
-
+template [[host_name("custom_kernel_ruvmlx_lora_project__16_1_float_float_float_int32_t_float")]] [[kernel]] decltype(custom_kernel_ruvmlx_lora_project__16_1_float_float_float_int32_t_float<16, 1>) custom_kernel_ruvmlx_lora_project__16_1_float_float_float_int32_t_float<16, 1>;

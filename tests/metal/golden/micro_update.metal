@@ -1,3 +1,4 @@
+
 // ... header ...
 [[kernel]] void custom_kernel_ruvmlx_micro_update_float_float_float_int32_t_float_float_int32_t(
   const device float* w [[buffer(0)]],
@@ -12,4 +13,3 @@
 // ... body ...
 
 }
-

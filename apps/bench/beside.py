@@ -1,0 +1,92 @@
+"""Decode and prefill on MLX's CPU device, ours beside mlx-lm's generate_step, in one interleaved run.
+
+python -m ruvmlx.apps.bench.beside [MODEL [rounds]]        # the starter model, 5 rounds
+
+Both have the same weights in float32 and the same BLAS, in one process, and take turns. A ratio is the median
+over the rounds; over 1 is faster than mlx-lm.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ruvmlx.backends import graph
+from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.mx import mx
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.kv.policy import TIERED, TierPolicy
+from ruvmlx.models.base import Model
+from ruvmlx.models.load import load_model
+
+PROMPT, TOKENS = 512, 48
+Speed = tuple[float, float]  # tokens a second: prefill, decode
+
+
+def mlx_lm(model: Model, prompt: list[int]) -> Callable[[], Speed]:
+    from mlx_lm.generate import generate_step
+
+    theirs = graph.build(model.config, model.load_weights(), mx.float32, True)
+    stream = mx.default_stream(mx.cpu)
+
+    def turn() -> Speed:
+        started = time.perf_counter()
+        tokens = generate_step(mx.array(prompt), theirs, stream, max_tokens=TOKENS)
+        next(tokens)
+        first = time.perf_counter()
+        count = sum(1 for _ in tokens)
+        return len(prompt) / (first - started), count / (time.perf_counter() - first)
+
+    return turn
+
+
+def ours(
+    model: Model, backend: MLXBackend, policy: TierPolicy | None, prompt: list[int]
+) -> Callable[[], Speed]:
+    """The whole engine, greedy as generate_step is."""
+    engine = LLMInferenceEngine(model, backend, policy)
+
+    def turn() -> Speed:
+        done = engine.generate(
+            GenerationRequest(
+                input_ids=prompt, max_new_tokens=TOKENS, sampling=Sampling(0.0), ignore_eos=True
+            )
+        )
+        return done.prompt_tps, done.generation_tps
+
+    return turn
+
+
+def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
+    """One turn of each unmeasured, then `rounds` of them."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(10, model.config.vocab_size, PROMPT).tolist()
+    with mx.stream(mx.cpu):
+        backend = MLXBackend(model, device="cpu")
+        turns = {
+            "mlx-lm": mlx_lm(model, prompt),
+            "plain": ours(model, backend, None, prompt),
+            "tiered": ours(model, backend, TIERED, prompt),
+        }
+        found: dict[str, list[Speed]] = {name: [] for name in turns}
+        for i in range(rounds + 1):
+            for name, turn in turns.items():
+                speed = turn()
+                found[name] += [speed] if i else []
+    return found
+
+
+def main() -> None:
+    model = load_model(sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] else None)
+    found = measured(model, int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+    print(f"{model.name}, MLX on the CPU, prompt {PROMPT}, reply {TOKENS} tokens")
+    for name, speeds in found.items():
+        for i, what in enumerate(("prefill", "decode")):
+            ratio = statistics.median(a[i] / b[i] for a, b in zip(speeds, found["mlx-lm"], strict=True))
+            print(f"{name:7} {what:8} {statistics.median(s[i] for s in speeds):8.1f} tok/s  {ratio:5.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What one decoded token costs in operations, counted in the graph that MLX exports: ours beside mlx-lm's.
+
+python -m ruvmlx.apps.bench.launches        # prints the table of LAUNCHES.md; needs no GPU and no weights
+
+Traced on a CPU, MLX's fused operations (RMS norm, RoPE, attention) fall apart into small ones. On a GPU each
+is one kernel, so they are traced as one custom kernel of that name. Widths do not change the counts and are
+small here; layers, heads, head sizes and vocabulary are the named model's.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ruvmlx.backends import graph, mlxlm, tiered
+from ruvmlx.backends.mlx_sampler import MLXSampler
+from ruvmlx.backends.mx import mx, nn
+from ruvmlx.backends.stream import HeadChange
+from ruvmlx.engine import Sampling
+from ruvmlx.kernels.metal.source import Kernel
+from ruvmlx.kv.cache import PagedCache
+from ruvmlx.kv.mlx import MLXStorage
+from ruvmlx.kv.policy import TierPolicy
+from ruvmlx.kv.pool import PagePool
+from ruvmlx.lora.micro import MicroLoRA
+from ruvmlx.models.base import ModelConfig
+
+from .as_gpu import as_on_gpu
+
+# Primitives without a kernel launch: they only make views.
+VIEWS = {
+    *("Broadcast", "BroadcastAxes", "ExpandDims", "Squeeze", "Reshape", "Flatten", "Unflatten", "Transpose"),
+    *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
+}
+LIMIT = 1.15  # of mlx-lm's launches
+POLICY = TierPolicy("tiered", 64, 128)
+CONTEXT = 300  # tokens in the cache: pages of all tiers
+
+
+@dataclass(frozen=True)
+class Shape:
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int = 512
+    window: int | None = None
+
+
+SHAPES = {
+    "Llama 3.2 1B": Shape(16, 32, 8, 64, 128_256),
+    "Llama 3.1 8B": Shape(32, 32, 8, 128, 128_256),
+    "Mistral 7B v0.1": Shape(32, 32, 8, 128, 32_000, 4096),
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    launches: int
+    nodes: int
+    by_name: dict[str, int]
+
+
+def counted(step: Callable[..., Any], *inputs: mx.array) -> Count:
+    """The primitives of what `step` describes."""
+    names: Counter[str] = Counter()
+
+    def take(part: dict[str, Any]) -> None:
+        if part["type"] == "primitive":
+            name = part["name"]
+            names[_kernel(part["arguments"][0]) if name == "CustomKernel" else name] += 1
+
+    with as_on_gpu(Kernel.launch, _traced):
+        mx.export_function(take, step, *inputs)
+    launches = sum(n for name, n in names.items() if name not in VIEWS)
+    return Count(launches, names.total(), dict(names))
+
+
+def _kernel(name: str) -> str:
+    """custom_kernel_ruvmlx_rope_append__64_0_float16_t... -> rope_append"""
+    return name.removeprefix("custom_kernel_").removeprefix("ruvmlx_").split("__")[0].split("_float")[0]
+
+
+def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """A custom kernel in place of a fused operation."""
+    made = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
+    return made(
+        inputs=inputs,
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+        stream=mx.gpu,
+    )[0]
+
+
+def model(shape: Shape) -> tuple[nn.Module, ModelConfig]:
+    """mlx-lm's graph of this shape, packed in 4 bits, computing in float16."""
+    config = ModelConfig(
+        model_type="mistral" if shape.window else "llama",
+        hidden_size=128,
+        n_layers=shape.n_layers,
+        n_heads=shape.n_heads,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=128,
+        vocab_size=shape.vocab_size,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        max_context=8192,
+        tie_word_embeddings=False,
+        sliding_window=shape.window,
+    )
+    llama = mlxlm.load("models.llama")
+    made = llama.Model(llama.ModelArgs.from_dict(graph.model_args(config)))
+    if shape.window:
+        graph.slide(made.model)
+    made.set_dtype(mx.float16)
+    nn.quantize(made, group_size=64, bits=4)
+    mx.eval(made.parameters())
+    return made, config
+
+
+@functools.cache
+def theirs(shape: Shape) -> Count:
+    """A step of mlx-lm's generate_step, greedy."""
+    made, config = model(shape)
+    caches = mlxlm.load("models.cache").make_prompt_cache(made)
+    if shape.window:
+        caches = [mlxlm.load("models.cache").RotatingKVCache(shape.window) for _ in caches]
+    kv = mx.zeros((1, config.n_kv_heads, 5, config.head_dim), mx.float16)
+    for cache in caches:
+        cache.update_and_fetch(kv, kv)
+        cache.update_and_fetch(kv[:, :, :1], kv[:, :, :1])
+    mx.eval([cache.state for cache in caches])
+
+    def step(token: mx.array) -> list[mx.array]:
+        logits = made(token[None], cache=caches)[:, -1, :]
+        logprobs = logits - mx.logsumexp(logits, keepdims=True)
+        return [mx.argmax(logprobs, axis=-1), *(array for c in caches for array in (c.keys, c.values))]
+
+    return counted(step, mx.array([1]))
+
+
+@functools.cache
+def ours(shape: Shape, batch: int = 1, full: bool = False) -> Count:
+    """The same step over tiered caches; full: drawn at a temperature, with an adapter."""
+    made, config = model(shape)
+    tiered.install(made, config)
+    pool = PagePool(MLXStorage(config), pressure=lambda: 0.0)
+    caches = [PagedCache(pool, POLICY, shape.window or 0) for _ in range(batch)]
+    for cache in caches:
+        cache.reserve(CONTEXT)
+        cache.advance(CONTEXT)
+        cache.reserve(1)
+        mx.eval(*cache.table.opened(CONTEXT)[0].arrays)
+    mx.eval(*pool.storage.arrays())
+
+    change, sampler = HeadChange(some_adapter(config)), MLXSampler(Sampling(0.7 if full else 0.0, seed=1))
+
+    def step(tokens: mx.array) -> list[mx.array]:
+        running = tiered.DecodeStep(caches, config)
+        layers = [tiered.LayerPages(running, layer) for layer in range(config.n_layers)]
+        hidden = made.model(tokens[:, None], layers)[:, -1]
+        logits = graph.head(made, hidden).astype(mx.float32)
+        logits = change(logits, hidden) if full else logits
+        return [sampler(logits), logits.sum(), *running.arrays()]
+
+    return counted(step, mx.array([1] * batch))
+
+
+def prompt(shape: Shape, tokens: int = 130) -> Count:
+    """Prefill of `tokens` new tokens after pages of all tiers. Tracing fails if the host reads an array."""
+    made, config = model(shape)
+    tiered.install(made, config)
+    cache = PagedCache(PagePool(MLXStorage(config), pressure=lambda: 0.0), POLICY, shape.window or 0)
+    for n in (CONTEXT, tokens):
+        cache.reserve(n)
+        if n == CONTEXT:
+            cache.advance(n)
+    mx.eval(*cache.pool.storage.arrays())
+
+    def step(ids: mx.array) -> list[mx.array]:
+        running = tiered.PromptStep(cache, tokens, config)
+        layers = [tiered.LayerPages(running, layer) for layer in range(config.n_layers)]
+        return [made.model(ids, layers)[:, -1], *running.arrays()]
+
+    return counted(step, mx.array([[1] * tokens]))
+
+
+def some_adapter(config: ModelConfig) -> MicroLoRA:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(config.hidden_size, 2)), rng.normal(size=(2, config.vocab_size))
+    return MicroLoRA(a.astype(np.float32), b.astype(np.float32))
+
+
+def main() -> None:
+    for line in table():
+        print(line)
+
+
+def table() -> Iterator[str]:
+    yield "| model | mlx-lm, greedy | ours, greedy | ours, temperature and adapter | nodes of mlx-lm | ours |"
+    yield "|---|---|---|---|---|---|"
+    for name, shape in SHAPES.items():
+        a, b, c = theirs(shape), ours(shape), ours(shape, full=True)
+        ratios = [f"{n.launches} ({n.launches / a.launches:.2f})" for n in (b, c)]
+        yield f"| {name} | {a.launches} | {ratios[0]} | {ratios[1]} | {a.nodes} | {c.nodes} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""`doctor`: is this installation sound, and what could be shown to others about it?"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ruvmlx import __version__
+from ruvmlx import config as settings
+from ruvmlx.errors import RuvmlxError, UsageError
+
+from .output import json_option, log, print_json, show
+
+
+def _python() -> str:
+    return f"ruvmlx {__version__}, Python {sys.version.split()[0]}, {sys.platform}"
+
+
+def _library() -> str:
+    from ruvmlx.kernels import decoder, layers
+    from ruvmlx.kernels.library import implementations, registry
+
+    found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
+    found["matmul"] = decoder.matmul_implementations()[0]
+    return ", ".join(sorted({f"{name}: {impl}" for name, impl in found.items()}))
+
+
+def _backend() -> str:
+    from ruvmlx.backends.select import describe
+
+    choice = describe(settings.load()["backend"].value)
+    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" says it already
+    return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
+
+
+def _gpu_kernels() -> str:
+    """Checked afresh, with the shapes of the model in use; the starter's where that cannot be opened."""
+    from ruvmlx.backends.gpu import gpu
+
+    if not gpu.kind:
+        return "no GPU: kernels not checked here"
+    from ruvmlx.backends.gpu_check import check
+
+    from ..progress import watching
+
+    with watching() as watch:
+        verdict = check(_shapes(), watch, fresh=True)
+    words = "; ".join(result.words for result in verdict.results)
+    if verdict.caveat:
+        raise RuvmlxError(words)
+    return words if verdict.kernels_work else f"{words}; there are none of ours for heads of this size"
+
+
+def _shapes() -> Any:
+    from ruvmlx.backends.mlx import shapes_of
+    from ruvmlx.backends.verdict import STARTER
+    from ruvmlx.models.load import load_model
+
+    try:
+        return shapes_of(load_model(settings.load()["model"].value))
+    except RuvmlxError:  # another check says so
+        return STARTER
+
+
+def _store() -> str:
+    from ruvmlx.store import Store
+
+    store = Store(settings.store_file())
+    found = store.integrity()
+    if found != "ok":
+        raise RuvmlxError(f"{store.path}: {found}")
+    return f"{store.path}: {len(store.sessions())} chats"
+
+
+def _deleted_chats() -> str:
+    """Erases the deleted chats that are due, as every start does."""
+    from ruvmlx import put_away
+    from ruvmlx.store import Store
+
+    store = Store(settings.store_file())
+    if failed := put_away.delete_older(store):
+        raise RuvmlxError("; ".join(failed))
+    waiting = len(store.put_away_sessions())
+    return f"{waiting} can be restored" if waiting else "none"
+
+
+def _kv_caches() -> str:
+    from ruvmlx.kv.disk import CacheFolder
+    from ruvmlx.memory import size
+
+    folder, limit = CacheFolder.beside(settings.store_file()), settings.load()["kv_disk"].value
+    chats, nbytes = folder.contents()
+    return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
+
+
+def _model() -> str:
+    from ruvmlx.models.load import load_model
+
+    model = load_model(settings.load()["model"].value)
+    return f"{model.name} ({model.parameters / 1e6:.0f} M parameters, {model.bits:.1f} bits) at {model.path}"
+
+
+def _adapter() -> str:
+    from ruvmlx.lora import MicroLoRA
+    from ruvmlx.lora.body import unpacked_body
+    from ruvmlx.models.load import load_model
+    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.store import Store
+
+    name = settings.load()["adapter"].value
+    model = load_model(settings.load()["model"].value)
+    ledger = Ledger(Store(settings.store_file()), model.fingerprint, name)
+    if version := ledger.version():
+        row = ledger.adapter(version)
+        MicroLoRA.from_bytes(row.state, model.config.hidden_size, model.config.vocab_size)
+        unpacked_body(row.state, model.config)
+        if row.base:
+            ledger.base(row.base).check(model.config)
+    return f"{name}, version {version}, {len(ledger.ratings())} ratings"
+
+
+def _witness() -> str:
+    from ruvmlx.store import Store
+    from ruvmlx.store.audit import disagreement
+
+    store = Store(settings.store_file())
+    chain = store.check_chain()
+    if chain.broken is not None:
+        raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
+    if wrong := disagreement(store):
+        raise RuvmlxError(f"the store and its witness log disagree: {wrong}")
+    return f"{chain.rows} rows, unbroken; the last hash begins with {chain.head[:16]}"
+
+
+_CHECKS: dict[str, Callable[[], str]] = {
+    "installation": _python,
+    "native library": _library,
+    "backend": _backend,
+    "GPU kernels": _gpu_kernels,
+    "store": _store,
+    "deleted chats": _deleted_chats,
+    "witness log": _witness,
+    "KV caches": _kv_caches,
+    "model": _model,
+    "adapter": _adapter,
+}
+
+
+@click.command()
+@click.option(
+    "--report",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure, too, and write a file for others: none of your words, names or paths is in it.",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(10, 3600),
+    default=150,
+    show_default=True,
+    help="Longest time that --report measures.",
+)
+@click.option(
+    "--export-metal",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the Metal source of every GPU kernel to DIR instead.",
+)
+@json_option
+def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: bool) -> None:
+    """Check the installation, the store, the model and the kernels."""
+    if export_metal is not None:
+        _export_metal(export_metal, as_json)
+        return
+    if file:
+        _writable(file)
+    checks = [_checked(name, check) for name, check in _CHECKS.items()]
+    if file:
+        _report(checks, file, seconds, as_json)
+    elif as_json:
+        print_json({"checks": [{k: v for k, v in c.items() if k != "error"} for c in checks]})
+    if not as_json:
+        for c in checks:
+            show(f"{'ok  ' if c['ok'] else 'FAIL'}  {c['name']:<14}  {c['detail']}")
+    if not all(c["ok"] for c in checks):
+        raise click.exceptions.Exit(1)
+
+
+def _writable(file: Path) -> None:
+    """Known before minutes are spent."""
+    if not file.absolute().parent.is_dir():
+        raise UsageError(
+            f"--report {file}: there is no folder {file.parent}; name a file in one that exists."
+        )
+
+
+def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: bool) -> None:
+    from ruvmlx.models.load import load_model
+    from ruvmlx.models.safetensors_writer import replacing
+
+    from ..report.make import make
+    from ..report.page import markdown
+
+    report = make(checks, lambda: load_model(settings.load()["model"].value), seconds, log)
+    with replacing(file) as f:
+        f.write(markdown(report).encode())
+    log(f"{file}: written; read it, then show it to whoever asked")
+    if as_json:
+        print_json(report)
+
+
+def _export_metal(folder: Path, as_json: bool) -> None:
+    from ruvmlx.kernels.metal.export import export
+
+    files = export(folder)
+    if as_json:
+        print_json({"folder": folder, "files": [file.name for file in files]})
+    else:
+        show(f"{len(files)} Metal sources in {folder}")
+
+
+def _checked(name: str, check: Callable[[], str]) -> dict[str, Any]:
+    """A broken part must not hide the state of the others: whatever it raises is its result."""
+    try:
+        return {"name": name, "ok": True, "detail": check()}
+    except Exception as e:  # noqa: BLE001 - see above
+        return {"name": name, "ok": False, "detail": " ".join(str(e).split()) or type(e).__name__, "error": e}
+
+
+VERBS = [doctor]

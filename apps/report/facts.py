@@ -1,0 +1,101 @@
+"""Machine, versions and model, as far as they belong to nobody."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ruvmlx
+from ruvmlx import config
+from ruvmlx.backends.cpu import available_memory, physical_cores
+from ruvmlx.models.base import Model
+from ruvmlx.models.resolve import starter_path
+
+from ..bench import machine
+
+# Of mx.device_info(); a new MLX may add what names a machine.
+_GPU = ("device_name", "architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
+# Settings whose values come from a fixed set or are numbers.
+_SETTINGS = ("backend", "threads", "kv", "kv_tiers", "kv_limit", "kv_budget", "learn_targets", "router")
+_SYSCTL = {
+    "performance_cores": "hw.perflevel0.physicalcpu",
+    "efficiency_cores": "hw.perflevel1.physicalcpu",
+    "model": "hw.model",
+    "translated": "sysctl.proc_translated",  # 1: this Python is x86-64 and runs under Rosetta
+}
+
+
+def machine_facts() -> dict[str, Any]:
+    from ruvmlx.backends.mx import BLAS, mx
+
+    info = mx.device_info()
+    return machine.hardware(physical_cores()) | {
+        "memory_free": available_memory(),
+        "system": _system_build(),
+        "cpu_blas": BLAS.name,
+        "gpu": {"metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
+        | {name: info[name] for name in _GPU if name in info and mx.default_device() == mx.Device(mx.gpu)},
+        **_sysctl(),
+        "commit": commit(Path(ruvmlx.__file__).parents[1]),
+        "settings": {name: s.value for name, s in config.load().items() if name in _SETTINGS and s.value},
+        "environment": sorted(machine.environment()),  # the names of what is set
+    }
+
+
+def has_gpu() -> bool:
+    from ruvmlx.backends.mlx import default_device
+
+    return default_device() != "cpu"
+
+
+def _system_build() -> str:
+    """ "macOS 15.1 (24B83)", "Linux 6.1": the host's name is left out."""
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]} ({machine.output('sw_vers', '-buildVersion')})"
+    return f"{platform.system()} {re.match(r'[0-9.]*', platform.release())[0]}"  # type: ignore[index]
+
+
+def _sysctl() -> dict[str, str]:
+    if sys.platform != "darwin":
+        return {}
+    said = {name: machine.output("sysctl", "-n", key) for name, key in _SYSCTL.items()}
+    return {name: value for name, value in said.items() if value}
+
+
+def commit(folder: Path) -> str | None:
+    """The commit of the checkout that this runs from, "+" behind it where files were changed; else None."""
+    if not (folder / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + "+" * bool(changes)
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """Its shape. Its name is the user's: a folder may be called anything."""
+    shape = {name: value for name, value in vars(model.config).items() if isinstance(value, int | float)}
+    return {
+        "starter": model.path == starter_path(),
+        "format": model.format,
+        "type": model.config.model_type,
+        "parameters": model.parameters,
+        "bytes": model.bytes,
+        "bits": round(model.bits, 2),
+        "shape": shape,
+    }
+
+
+def load_average() -> Mapping[str, float]:
+    """Runnable processes over the last minute: above the number of cores nothing below can be trusted."""
+    return {"load": round(os.getloadavg()[0], 1)}

@@ -1,0 +1,75 @@
+"""The parts of a report, each in its share of the time; one that fails is a line, never the end."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ruvmlx.backends.cpu import physical_cores
+from ruvmlx.models.base import Model
+
+from ..bench.machine import Thermometer
+from . import facts, privacy, speed
+
+Log = Callable[[str], None]
+FORMAT = 1  # of the JSON
+# Checks whose words are chosen by us alone; the others name files, chats or adapters.
+PUBLIC_CHECKS = frozenset({"installation", "native library", "backend"})
+
+
+def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seconds: float, log: Log) -> dict:
+    """The report as JSON. checks: of doctor, with "error" where one failed.
+
+    "clock" is the same arithmetic before and after: a machine that grows hot does it slower.
+    """
+    started, deadline, thermometer = time.monotonic(), speed.Deadline(seconds), Thermometer()
+    report: dict[str, Any] = {"format": FORMAT, "made": time.strftime("%Y-%m-%d", time.gmtime())}
+    failed: dict[str, str] = {}
+
+    def part(name: str, make_it: Callable[[], Any]) -> Any:
+        log(f"{name} ...")
+        try:
+            if (made := make_it()) is not None:
+                report[name] = made
+        except Exception as e:  # noqa: BLE001 - whatever it raises is its result
+            failed[name] = getattr(e, "public", None) or privacy.public_error(e)
+            log(f"{name}: failed: {failed[name]}")
+        return report.get(name)
+
+    gpu = part("gpu", facts.has_gpu)
+    report["checks"] = [_public(check) for check in checks]
+    part("machine", facts.machine_facts)
+    part("load_before", facts.load_average)
+    part("kernels", lambda: _verdicts(deadline.share(0.25)))
+    part("clock", thermometer.read)
+    opened: list[Model] = []
+    part("model", lambda: facts.model_facts(opened.append(open_model()) or opened[0]))
+    # Without a GPU mlx-lm runs on the CPU; with one it is the GPU's peer alone.
+    runs = [("speed", ["mlx"], True, 0.8), ("speed_cpu", ["native"], False, 0.9)]
+    for name, backends, peer, share in runs if gpu else [("speed", ["native", "mlx"], True, 0.97)]:
+        if opened:
+            part(name, lambda b=backends, p=peer, s=share: _speed(opened[0], b, p, deadline.share(s), log))
+    part("clock", thermometer.read)
+    report["slower_at_the_end"] = round(thermometer.drift, 3)
+    report["seconds"] = round(time.monotonic() - started, 1)
+    return privacy.cleaned(report | {"failed": failed}, privacy.known_names())
+
+
+def _speed(
+    model: Model, backends: Sequence[str], peer: bool, deadline: speed.Deadline, log: Log
+) -> dict[str, Any]:
+    return speed.measure(model, backends, peer, physical_cores(), deadline, log)
+
+
+def _verdicts(deadline: speed.Deadline) -> list[dict[str, Any]]:
+    player = speed.Player("kernels")
+    try:
+        return player.facts(deadline)["verdicts"]
+    finally:
+        player.leave()
+
+
+def _public(check: dict[str, Any]) -> dict[str, Any]:
+    told = {"name": check["name"], "ok": check["ok"]}
+    if not check["ok"]:
+        return told | {"error": privacy.public_error(check["error"])}
+    return told | ({"detail": check["detail"]} if check["name"] in PUBLIC_CHECKS else {})

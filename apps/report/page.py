@@ -1,0 +1,114 @@
+"""The report as Markdown: what people look for first, then everything as JSON."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ruvmlx.memory import size
+
+Facts = Mapping[str, Any]
+
+
+def markdown(report: Facts) -> str:
+    parts = [_head(report), _checks(report), _kernels(report)]
+    parts += [_speed(report[name]) for name in ("speed", "speed_cpu") if name in report]
+    parts += [_failed(report["failed"])] if report["failed"] else []
+    everything = json.dumps(report, indent=1, ensure_ascii=False)
+    fold = f"<details><summary>Everything, as JSON</summary>\n\n```json\n{everything}\n```\n\n</details>"
+    return "\n\n".join([*parts, fold]) + "\n"
+
+
+def _head(report: Facts) -> str:
+    machine, model = report.get("machine", {}), report.get("model", {})
+    on = "The GPU was used." if report.get("gpu") else "NO GPU: MLX found none; all figures are the CPU's."
+    lines = [
+        "# ruvmlx doctor",
+        on,
+        f"{machine.get('chip', 'unknown chip')}, {machine.get('cores', '?')} cores, "
+        f"{size(machine.get('memory', 0))}, {machine.get('system', 'unknown system')}, "
+        f"Python {machine.get('python', '?')}, power: {machine.get('power', '?')}",
+        _listed(machine.get("versions", {})) + f", commit {machine.get('commit') or 'unknown'}",
+    ]
+    if model:
+        name = "the starter model" if model["starter"] else f"a {model['type']} model"
+        lines.append(
+            f"Measured on {name}: {model['parameters'] / 1e6:.0f} M parameters, {model['bits']} bits."
+        )
+    lines.append(
+        f"Made on {report['made']} in {report['seconds']} s; {report['slower_at_the_end']:.0%} slower at the "
+        f"end than at the beginning; {report.get('load_before', {}).get('load', '?')} processes ran before."
+    )
+    return "\n\n".join(lines)
+
+
+def _listed(facts: Facts) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _checks(report: Facts) -> str:
+    rows = [
+        (c["name"], "ok" if c["ok"] else "FAIL", c.get("error") or c.get("detail", ""))
+        for c in report["checks"]
+    ]
+    return "## Checks\n\n" + _table(("check", "", ""), rows)
+
+
+def _kernels(report: Facts) -> str:
+    verdicts = report.get("kernels")
+    if not verdicts:
+        return "## GPU kernels\n\nNone was checked here."
+    columns = list(dict.fromkeys(name for verdict in verdicts for name in verdict))
+    rows = [[verdict.get(name, "") for name in columns] for verdict in verdicts]
+    return "## GPU kernels\n\n" + _table(columns, rows)
+
+
+def _speed(speed: Facts) -> str:
+    """Of each length: tokens a second, their ratio to mlx-lm's, and memory."""
+    lines = ["## Speed"]
+    for length in speed["lengths"]:
+        lines.append(
+            f"A prompt of {length['prompt']} tokens, a reply of {length['decoded']}; tokens a second:"
+        )
+        lines.append(_table(_COLUMNS, _rows(length)))
+    if not speed["lengths"]:
+        lines.append("Nothing could be measured.")
+    lines += [f"Left out: {name}: {why}" for name, why in speed["left_out"].items()]
+    return "\n\n".join(lines)
+
+
+_COLUMNS = (
+    "",
+    "rounds",
+    "prefill",
+    "x mlx-lm",
+    "decode",
+    "x mlx-lm",
+    "MLX peak",
+    "MLX cache",
+    "process peak",
+)
+
+
+def _rows(length: Facts) -> Iterator[Sequence[Any]]:
+    for name, rate in length["rates"].items():
+        ratio, held = length["ratios"].get(name, {}), length["memory"][name]
+        yield (
+            name,
+            rate["rounds"],
+            rate["prefill"]["median"],
+            ratio.get("prefill", ""),
+            rate["decode"]["median"],
+            ratio.get("decode", ""),
+            *(size(held[k]) if k in held else "" for k in ("mlx_peak", "mlx_cache", "peak_resident")),
+        )
+
+
+def _failed(failed: Mapping[str, str]) -> str:
+    return "## What could not be told\n\n" + "\n".join(f"* {name}: {why}" for name, why in failed.items())
+
+
+def _table(columns: Sequence[str], rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
+    """A cell never breaks its row."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,92 @@
+"""What must not leave the machine: the user's words, names, file paths, host names, tokens.
+
+Two nets. Facts are chosen one by one: an error is told by its class and the place in the code, its words
+only where MLX wrote them. Then every string of the finished report loses paths, addresses and the names that
+are known here.
+"""
+
+import contextlib
+import getpass
+import os
+import re
+import socket
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ruvmlx import config
+from ruvmlx.errors import RuvmlxError
+
+REMOVED = "<removed>"
+_PACKAGE = Path(config.__file__).parent
+_APPS = Path(__file__).parents[1]
+# Quoted paths, which may hold spaces; other paths and addresses; e-mail addresses; long runs of letters and
+# digits, as tokens are.
+_PERSONAL = re.compile(
+    r"""'[^']*[/\\][^']*'|"[^"]*[/\\][^"]*"|"""
+    r"(?:\w+:)?(?:~|\.{1,2})?[/\\](?![\s/\\]|$)\S*|\S+@\S+\.\w+|\b(?=\w*\d)(?=\w*[a-zA-Z])[\w-]{24,}\b"
+)
+_OURS = re.compile(r"\b(?:ruvmlx|apps)/[\w/]+\.py:\d+")
+_SHORT = 3  # letters: shorter names would take ordinary words with them
+_LONGEST = 600  # characters of an error
+
+
+def public_error(error: BaseException) -> str:
+    """An error without words that it may quote: "StoreError at ruvmlx/store/database.py:88"."""
+    told = f"{type(error).__name__} at {_place(error)}"
+    words = " ".join(str(error).split())
+    # MLX begins its messages with the operation in brackets. Ours and Python's own may quote anything.
+    if isinstance(error, RuntimeError | ValueError) and words.startswith("["):
+        told += f": {words[:_LONGEST]}"
+    return without(told, known_names())
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of our own code."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for name, folder in (("apps", _APPS), ("ruvmlx", _PACKAGE)):
+            if Path(frame.filename).is_relative_to(folder):
+                return f"{name}/{Path(frame.filename).relative_to(folder).as_posix()}:{frame.lineno}"
+    return "an unknown place"
+
+
+def known_names() -> set[str]:
+    """Names that this machine, its user and its settings have."""
+    found: set[str] = {os.environ.get(name, "") for name in ("HOME", "USER", "LOGNAME", "HOSTNAME")}
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        found.add(getpass.getuser())
+    with contextlib.suppress(OSError):
+        found |= {socket.gethostname(), socket.gethostname().split(".")[0], os.uname().nodename}
+    found |= {str(Path.home()), str(config.home()), os.environ.get("HF_TOKEN", "")}
+    with contextlib.suppress(RuvmlxError):
+        settings = config.load()
+        found |= {str(settings[name].value or "") for name in ("model", "adapter", "system")}
+    return found | {part for name in found if "/" in name for part in Path(name).parts}
+
+
+def without(text: str, names: Iterable[str]) -> str:
+    """The text with paths, addresses and these names taken out; places in our own code stay."""
+    kept = _OURS.findall(text)
+    pieces = [_cleaned(piece, names) for piece in _OURS.split(text)]
+    return "".join(piece + place for piece, place in zip(pieces, [*kept, ""], strict=True))
+
+
+def _cleaned(text: str, names: Iterable[str]) -> str:
+    for name in sorted(names, key=len, reverse=True):
+        if len(name) >= _SHORT and name not in _COMMON:
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", REMOVED, text, flags=re.IGNORECASE)
+    return _PERSONAL.sub(REMOVED, text)
+
+
+# Parts of a path, or settings, that tell nothing; a user may be called root, our data folder is ruvmlx.
+_COMMON = set("home Users root default none auto tmp opt usr local share Library ruvmlx mlx model".split())  # noqa: SIM905
+
+
+def cleaned(value: Any, names: Iterable[str]) -> Any:
+    """A JSON value, every string in it cleaned; keys are ours."""
+    if isinstance(value, str):
+        return without(value, names)
+    if isinstance(value, dict):
+        return {key: cleaned(item, names) for key, item in value.items()}
+    return [cleaned(item, names) for item in value] if isinstance(value, list | tuple) else value

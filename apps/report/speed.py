@@ -1,0 +1,279 @@
+"""Ours beside mlx-lm's own loop on the same weights, in turns, in a bounded time.
+
+A turn is one greedy reply from an empty cache: seconds to its first token are prefill, those of the others
+decode. Each runtime lives in a process of its own, so a kernel that ends its process costs one turn.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
+from typing import Any
+
+from ruvmlx.backends.cpu import total_memory
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.fuse import fuse
+from ruvmlx.models.base import Model
+
+from ..bench.model import prompt
+from ..bench.stage import OnStage, PlayerError
+
+Log = Callable[[str], None]
+PROMPTS, DECODED = (512, 2048), 96
+LEAST = 128, 16  # below that a runtime is too slow to wait for
+SHORT = 32, 8
+ROUNDS = 7  # at most; the first, in which kernels compile, counts only if it is the only one
+PEER = "mlx-lm"
+
+
+class Deadline:
+    """The time that is left. `share(f)` is a deadline of its own, after that part of it."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return self._until - time.monotonic()
+
+    def share(self, part: float) -> "Deadline":
+        return Deadline(max(0.0, self.left() * part))
+
+
+class _Timed(OnStage):
+    """A player that is ended when it takes longer than it may."""
+
+    def __init__(self, deadline: Deadline, kind: str, **settings: Any):
+        self.deadline = deadline
+        super().__init__(kind, **settings)
+
+    def _ask(self, question: Any) -> Any:
+        timer = Timer(max(0.1, self.deadline.left()), self._process.kill)
+        timer.start()
+        try:
+            return super()._ask(question)
+        except RuvmlxError:
+            late = self.deadline.left() <= 0
+            raise PlayerError("", "took longer than it may" if late else "its process ended") from None
+        finally:
+            timer.cancel()
+
+
+class Player:
+    """A runtime in a process, opened when it is first called, and again after a turn that ended it."""
+
+    def __init__(self, kind: str, **settings: Any):
+        self._kind, self._settings = kind, settings
+        self._stage: _Timed | None = None
+
+    def call(self, deadline: Deadline, method: str, *arguments: Any) -> Any:
+        try:
+            if self._stage is None:
+                self._stage = _Timed(deadline, self._kind, **self._settings)
+            self._stage.deadline = deadline
+            return self._stage.call(method, *arguments)
+        except PlayerError:
+            self.leave()
+            raise
+
+    def facts(self, deadline: Deadline) -> dict[str, Any]:
+        self.call(deadline, "resident")
+        assert self._stage
+        return self._stage.facts
+
+    def leave(self) -> None:
+        if self._stage:
+            self._stage.leave()
+        self._stage = None
+
+
+@dataclass
+class Turn:
+    """One runtime with one cache. rounds: (seconds of prefill, median seconds of a decoded token)."""
+
+    name: str
+    player: Player
+    kv: str
+    rounds: list[tuple[float, float]] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    reading: float = 0.0  # seconds a token of prompt, roughly
+    decoding: float = 0.0
+
+    def play(self, deadline: Deadline, tokens: int, decoded: int) -> None:
+        self.player.call(deadline, "forget_peak")
+        first, others = self.player.call(deadline, "generate", prompt(tokens), decoded, self.kv)
+        self.held = self.player.call(deadline, "held")
+        self.rounds.append((first, statistics.median(others)))
+
+    def estimate(self, deadline: Deadline) -> None:
+        """A short reply twice: the first compiles."""
+        for _ in range(2):
+            self.play(deadline, *SHORT)
+        self.reading, self.decoding = self.rounds[-1][0] / SHORT[0], self.rounds[-1][1]
+        self.rounds = []
+
+    def seconds(self, tokens: int, decoded: int) -> float:
+        return self.reading * tokens + self.decoding * decoded
+
+    def counted(self) -> list[tuple[float, float]]:
+        return self.rounds[1:] or self.rounds
+
+
+@dataclass
+class Beside:
+    """What is measured, and why anything is not."""
+
+    turns: list[Turn]
+    left_out: dict[str, str]
+
+    def each(self, act: Callable[[Turn], None], log: Log) -> None:
+        """One round: every turn acts; one that fails stays out from then on."""
+        for turn in list(self.turns):
+            try:
+                act(turn)
+            except PlayerError as e:
+                self.leave_out(turn, e.public, log)
+
+    def leave_out(self, turn: Turn, why: str, log: Log) -> None:
+        log(f"{turn.name}: {why}")
+        self.left_out[turn.name] = why
+        self.turns.remove(turn)
+
+
+def measure(
+    model: Model, backends: Sequence[str], peer: bool, threads: int, deadline: Deadline, log: Log
+) -> dict[str, Any]:
+    """Rates of every turn for each length of prompt, and the ratios to mlx-lm's."""
+    with _players(model, backends, peer, threads, deadline, log) as beside:
+        beside.each(lambda turn: turn.estimate(deadline.share(0.4)), log)
+        found: list[dict[str, Any]] = []
+        for tokens, part in zip(_prompts(model), (0.3, 0.95), strict=False):
+            share = deadline.share(part)
+            size = _fitting(beside, (tokens, DECODED), share, log)
+            if beside.turns and size not in [(f["prompt"], f["decoded"]) for f in found]:
+                found.append(_length(beside, *size, share, deadline, log))
+        return {"lengths": [f for f in found if f["rates"]], "left_out": beside.left_out}
+
+
+def _prompts(model: Model) -> list[int]:
+    """Those that the model has room for; a short one at least."""
+    room = model.config.max_context - DECODED
+    return [n for n in PROMPTS if n <= room] or [max(1, min(room, SHORT[0]))]
+
+
+def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
+    """Of prompt and reply: the longest of which three rounds fit; whoever is too slow for that stays out."""
+    now = size
+    while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
+        if now[0] > LEAST[0]:
+            now = now[0] // 2, max(LEAST[1], now[1] // 2)
+        elif len(beside.turns) > 1:
+            slowest = max(beside.turns, key=lambda turn: turn.seconds(*LEAST))
+            reading, decoding = 1 / slowest.reading, 1 / slowest.decoding
+            beside.leave_out(
+                slowest, f"too slow: {reading:.1f} tokens a second read, {decoding:.1f} written", log
+            )
+            now = size
+        else:
+            return SHORT
+    return now
+
+
+def _length(
+    beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
+) -> dict[str, Any]:
+    """Rounds as long as this length's share lasts; a turn that has begun may take more."""
+    turns, longest = list(beside.turns), 0.0
+    for turn in turns:
+        turn.rounds = []
+    for i in range(ROUNDS):
+        if i and 1.2 * longest > share.left():
+            break
+        log(f"prompt of {tokens} tokens, reply of {decoded}: round {i + 1}")
+        started = time.monotonic()
+        beside.each(lambda turn: turn.play(deadline.share(0.6), tokens, decoded), log)
+        longest = max(longest, time.monotonic() - started) if i > 1 else time.monotonic() - started
+    return {"prompt": tokens, "decoded": decoded, **_summary([t for t in turns if t.rounds], tokens)}
+
+
+def _summary(turns: Sequence[Turn], tokens: int) -> dict[str, Any]:
+    peer = next((turn for turn in turns if turn.name == PEER), None)
+    return {
+        "rates": {turn.name: _rates(turn, tokens) for turn in turns},
+        "ratios": {turn.name: _ratios(turn, peer) for turn in turns if peer and turn is not peer},
+        "memory": {turn.name: turn.held for turn in turns},
+    }
+
+
+def _rates(turn: Turn, tokens: int) -> dict[str, Any]:
+    """Tokens a second: median, least and most of the rounds."""
+    prefill = [tokens / first for first, _ in turn.counted()]
+    decode = [1 / each for _, each in turn.counted()]
+    return {"rounds": len(prefill), "prefill": _spread(prefill), "decode": _spread(decode)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    parts = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {name: float(f"{value:.4g}") for name, value in parts.items()}
+
+
+def _ratios(turn: Turn, peer: Turn) -> dict[str, float]:
+    """How many times as fast, median over the rounds that both played."""
+    pairs = list(zip(turn.counted(), peer.counted(), strict=False))
+    prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
+    decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
+    return {"prefill": round(prefill, 3), "decode": round(decode, 3)}
+
+
+@contextmanager
+def _players(
+    model: Model, backends: Sequence[str], peer: bool, threads: int, deadline: Deadline, log: Log
+) -> Iterator[Beside]:
+    beside, players = Beside([], {}), []
+    with TemporaryDirectory(prefix="ruvmlx-report-") as folder:
+        try:
+            for backend in backends:
+                ours = Player("ruvmlx", model=str(model.path), backend=backend, threads=threads)
+                players.append(ours)
+                beside.turns += [Turn(f"ruvmlx {backend} {kv}", ours, kv) for kv in ("tiered", "f16")]
+            spread = "native" in backends and 4 * model.parameters < total_memory() / 8
+            if peer and (why := _no_peer(model, len(backends), deadline)):
+                beside.left_out[PEER] = why
+            elif peer:
+                log("mlx-lm: the weights are put where it finds them")
+                mlx_lm = Player(PEER, model=_for_mlx_lm(model, spread, Path(folder)), patience=None)
+                players.append(mlx_lm)
+                beside.turns.append(Turn(PEER, mlx_lm, ""))
+            yield beside
+        finally:
+            for player in players:
+                player.leave()
+
+
+def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
+    """Why mlx-lm cannot take part; else nothing."""
+    if (needed := round(model.bytes * (1.2 + ours))) > 0.8 * total_memory():
+        return f"all at once would need {needed >> 20} MiB of {total_memory() >> 20} MiB"
+    if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.left():
+        return "it reads folders only, and to write one would take most of the time"
+    return ""
+
+
+_WRITING = 200e6  # bytes a second, a careful guess
+
+
+def _for_mlx_lm(model: Model, spread: bool, folder: Path) -> str:
+    """mlx-lm reads folders only: of a file, the same weights written as one.
+
+    spread: in float32, for a CPU. MLX's packed product with 16-bit scales would be 40 times slower there, and
+    our own MLX backend unpacks, too.
+    """
+    if model.path.is_dir() and not spread:
+        return str(model.path)
+    fuse(model, BaseLoRA({}, 1.0), folder / PEER, "float32" if spread else None, spread)
+    return str(folder / PEER)

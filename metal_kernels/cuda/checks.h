@@ -1,0 +1,380 @@
+// Every kernel against plain loops on the host.   Needs layer.h
+#pragma once
+#include "layer.h"
+
+static int failures = 0;
+static void report(const std::string &what, double error, double limit) {
+    bool good = error <= limit;
+    failures += !good;
+    printf("%s  %-52s error %.2e (limit %.0e)\n", good ? "ok  " : "FAIL", what.c_str(), error, limit);
+}
+
+// The largest difference so far; a number that is not finite differs infinitely.
+static void compare(double &worst, double is, double want) {
+    worst = std::isfinite(is) ? std::max(worst, fabs(is - want)) : INFINITY;
+}
+
+static double decode_error(Layer &a) {
+    a.attend(), a.merge();
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> got = a.d_out.get();
+    double worst = 0;
+    for (size_t i = 0; i < a.sequences.size(); i++) {
+        const Sequence &s = a.sequences[i];
+        const int *ids = &a.pages[a.params[i * PARAMS + TABLE]];
+        for (int h = 0; h < a.n_kv * a.G; h++) {
+            size_t row = i * a.n_kv * a.G + h;
+            std::vector<double> x, out(a.D, 0.0);
+            auto page_of = [&](int t, int &tier) {
+                int p = t / 64;
+                tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
+                return p == s.n_pages() - 1 && tier == HOT ? a.opened(i, h / a.G) : a.page(tier, ids[p], h / a.G);
+            };
+            double top = -INFINITY, sum = 0;
+            for (int t = s.first; t < s.tokens(); t++) {
+                int tier;
+                const uchar *page = page_of(t, tier);
+                const float *query = (tier == COLD ? &a.q_cold[0] : &a.q[0]) + row * a.D;
+                double dot = 0;
+                for (int d = 0; d < a.D; d++) dot += query[d] * number(page, tier, a.D, false, t % 64, d);
+                x.push_back(dot / sqrt((double)a.D)), top = std::max(top, x.back());
+            }
+            for (int t = s.first; t < s.tokens(); t++) {
+                int tier;
+                const uchar *page = page_of(t, tier);
+                double p = exp(x[t - s.first] - top);
+                sum += p;
+                for (int d = 0; d < a.D; d++) out[d] += p * number(page, tier, a.D, true, t % 64, d);
+            }
+            for (int d = 0; d < a.D; d++) compare(worst, got[row * a.D + d], sum > 0 ? out[d] / sum : 0);
+        }
+    }
+    return worst;
+}
+
+static void check_decode() {
+    for (int D : {64, 80, 128, 256})
+        for (int G : {1, 3, 4, 8})
+            for (int split : {1, 3, 8}) {
+                if (D == 256 && G == 8) continue; // too much threadgroup memory for Metal
+                Layer a(D, G, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}, {7, 1, 64, 200}, {0, 5, 3, 0}, {9, 0, 17, 0}, {2, 1, 0, 0}}, split);
+                a.spoil_last_pages();
+                std::string what = " D " + std::to_string(D) + " G " + std::to_string(G) + " split " + std::to_string(split);
+                report("attend_decode" + what, decode_error(a), 5e-5);
+                a.matrix = 2;
+                if (D == 64 || D == 128) report("attend_decode_matrix" + what, decode_error(a), 2e-4);
+            }
+}
+
+static std::vector<float> normals(size_t n) {
+    std::vector<float> v(n);
+    for (float &x : v) x = normal();
+    return v;
+}
+
+// What the graph computes in: float, __half or __nv_bfloat16.
+template <typename T> static std::string type_name() {
+    return std::is_same<T, float>::value ? "f32" : std::is_same<T, __half>::value ? "f16" : "bf16";
+}
+template <typename T> static std::vector<T> typed(const std::vector<float> &x) { return std::vector<T>(x.begin(), x.end()); }
+template <typename T> static std::vector<float> rounded(std::vector<float> x) {
+    for (float &value : x) value = (float)(T)value;
+    return x;
+}
+
+// `limit`: half of the last bit of a number below 2, as attend_merge rounds once.
+template <typename T> static void check_merge(double limit) {
+    Layer a(128, 4, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}}, 3);
+    a.attend(), a.merge();
+    Device<T> out(a.d_out.n);
+    attend_merge<128, T><<<2 * 2 * 4, 256>>>(a.d_o.p, a.d_ml.p, a.d_params.p, out.p);
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> want = a.d_out.get();
+    std::vector<T> got = out.get();
+    double worst = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        const double unit = std::max(1.0, fabs((double)want[i]));
+        compare(worst, (float)got[i] / unit, want[i] / unit);
+    }
+    report("attend_merge to " + type_name<T>(), worst, limit);
+}
+
+static int bits_of(float x) {
+    int bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+// A token's D numbers times README.md's block-diagonal Hadamard matrix.
+template <typename F> static void rotate(F *x, int D) {
+    const int block = D == 80 ? 16 : std::min(D, 128);
+    for (int h = 1; h < block; h *= 2)
+        for (int d = 0; d < D; d++)
+            if (!(d & h)) {
+                F a = x[d], b = x[d + h];
+                x[d] = a + b, x[d + h] = a - b;
+            }
+    for (int d = 0; d < D; d++) x[d] *= (F)(1 / sqrt((double)block));
+}
+
+// Bytes that differ from what the formulas of README.md give.
+static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, const uchar *got) {
+    std::vector<uchar> want(page_bytes(cold ? COLD : WARM, D));
+    ushort *half = (ushort *)want.data();
+    std::vector<float> x(2 * 64 * D);
+    for (int value = 0; value < 2; value++)
+        for (int t = 0; t < 64; t++)
+            for (int d = 0; d < D; d++) x[(value * 64 + t) * D + d] = (float)number(page, source, D, value, t, d);
+    auto stored = [](float v) { ushort h = f16(v); return (ushort)(h == 0x8000 ? 0 : h); };
+    if (!cold) {
+        for (int row = 0; row < 128; row++) {
+            float top = 0;
+            for (int d = 0; d < D; d++) top = fmaxf(top, fabsf(x[row * D + d]));
+            ushort scale = f16(top / 127.0f);
+            half[64 * D + row] = scale;
+            for (int d = 0; d < D; d++) {
+                float s = f32(scale), q = s == 0 ? 0 : fminf(fmaxf(rintf(x[row * D + d] / s), -127), 127);
+                want[row * D + d] = (uchar)(signed char)q;
+            }
+        }
+    } else {
+        for (int t = 0; t < 64; t++) rotate(&x[t * D], D);
+        for (int row = 0; row < 128; row++) { // 64 of K, 64 of V
+            ushort *affine = half + 32 * D + row / 64 * 128 + row % 64;
+            float low = INFINITY, high = -INFINITY;
+            for (int d = 0; d < D; d++) low = fminf(low, x[row * D + d]), high = fmaxf(high, x[row * D + d]);
+            affine[0] = stored((high - low) / 15.0f), affine[64] = stored(low);
+            float s = f32(affine[0]), b = f32(affine[64]);
+            for (int d = 0; d < D; d++) {
+                float q = s == 0 ? 0 : fminf(fmaxf(rintf((x[row * D + d] - b) / s), 0), 15);
+                want[(row * D + d) / 2] |= (int)q << (d % 2 * 4);
+            }
+        }
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < want.size(); i++) wrong += want[i] != got[i];
+    return wrong;
+}
+
+template <int D> static void check_demotion() {
+    const int N = 5, KV = 3;
+    Layer a(D, 1, KV, {{0, 6, 0, 0}, {0, 0, 64 * 6, 0}}, 4);
+    std::vector<int> ids = {4, 0, 5, 2, 1}, params(PARAMS);
+    params[KV_HEADS] = KV;
+    Device<int> d_ids(ids), d_params(params);
+    for (int kind = 0; kind < 3; kind++) {
+        int source = kind == 1 ? WARM : HOT;
+        size_t from = page_bytes(source, D), to = page_bytes(kind ? COLD : WARM, D), wrong = 0;
+        Device<uchar> out(N * KV * to);
+        dim3 grid(N, KV);
+        if (kind == 0) demote_warm<D><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        if (kind == 1) demote_cold<D, WARM><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
+        if (kind == 2) demote_cold<D, HOT><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<uchar> got = out.get();
+        for (int i = 0; i < N; i++)
+            for (int kv = 0; kv < KV; kv++)
+                wrong += wrong_bytes(&a.pool[source][(ids[i] * KV + kv) * from], source, D, kind > 0, &got[(i * KV + kv) * to]);
+        const char *names[] = {"hot -> warm", "warm -> cold", "hot -> cold"};
+        report(std::string("demotion ") + names[kind] + ", D " + std::to_string(D) + ": wrong bytes", wrong, 0);
+    }
+}
+
+// f32 [n][D]: the cosines of the D/2 angles of n positions, then their sines.
+static std::vector<float> turns(int n, int D) {
+    std::vector<float> turn(n * D);
+    for (int t = 0; t < n; t++)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = (1000 + t) * pow(10000.0, -2.0 * i / D);
+            turn[t * D + i] = cos(angle), turn[t * D + D / 2 + i] = sin(angle);
+        }
+    return turn;
+}
+
+// A head's D numbers, turned by RoPE.
+static std::vector<double> turned_head(const float *x, const float *turn, int D, bool traditional) {
+    std::vector<double> out(D);
+    for (int i = 0; i < D / 2; i++) {
+        int a = traditional ? 2 * i : i, b = traditional ? 2 * i + 1 : i + D / 2;
+        double c = turn[i], s = turn[D / 2 + i];
+        out[a] = x[a] * c - x[b] * s, out[b] = x[b] * c + x[a] * s;
+    }
+    return out;
+}
+
+template <int D, typename T> static std::string typed_name(const char *kernel, bool traditional) {
+    return kernel + (" D " + std::to_string(D)) + ", " + type_name<T>() + (traditional ? ", traditional" : "");
+}
+
+template <int D, typename T> static void check_append() {
+    const int N = 5, KV = 3;
+    std::vector<float> k = rounded<T>(normals(N * KV * D)), v = rounded<T>(normals(N * KV * D)), turn = turns(N, D);
+    std::vector<int> params(PARAMS);
+    params[KV_HEADS] = KV, params[N_NEW] = N;
+    Device<T> d_k(typed<T>(k)), d_v(typed<T>(v));
+    Device<float> d_turn(turn);
+    Device<int> d_params(params);
+    for (int traditional : {0, 1}) {
+        Device<uchar> out(KV * 2 * N * D * 2);
+        auto kernel = traditional ? append<D, 1, T> : append<D, 0, T>;
+        kernel<<<dim3(N, KV), 64>>>(d_k.p, d_v.p, d_turn.p, d_params.p, out.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<uchar> got = out.get();
+        const ushort *half = (const ushort *)got.data();
+        double worst = 0;
+        for (int t = 0; t < N; t++)
+            for (int h = 0; h < KV; h++) {
+                const int row = (t * KV + h) * D;
+                std::vector<double> want = turned_head(&k[row], &turn[t * D], D, traditional);
+                for (int d = 0; d < D; d++) {
+                    compare(worst, f32(half[(h * 2 * N + t) * D + d]), want[d]);
+                    compare(worst, f32(half[((h * 2 + 1) * N + t) * D + d]), v[row + d]);
+                }
+            }
+        report(typed_name<D, T>("append", traditional), worst, 2e-3);
+    }
+}
+
+// One new token of each of three sequences: an open page's first row, its last, and one between.
+template <int D, typename T> static void check_rope_append() {
+    const int B = 3, KV = 2, G = 3, H = KV * G, lengths[B] = {1, 128, 70};
+    std::vector<float> q = rounded<T>(normals(B * H * D)), k = rounded<T>(normals(B * KV * D)), v = rounded<T>(normals(B * KV * D)), turn = turns(B, D);
+    std::vector<uchar> old(B * KV * page_bytes(HOT, D));
+    for (int i = 0; i < B * KV; i++) fill_page(&old[i * page_bytes(HOT, D)], HOT, D);
+    std::vector<int> params(B * PARAMS);
+    for (int b = 0; b < B; b++) params[b * PARAMS + KV_HEADS] = KV, params[b * PARAMS + GROUP] = G, params[b * PARAMS + N_TOKENS] = lengths[b];
+    Device<T> d_q(typed<T>(q)), d_k(typed<T>(k)), d_v(typed<T>(v));
+    Device<float> d_turn(turn);
+    Device<uchar> d_old(old);
+    Device<int> d_params(params);
+    for (int traditional : {0, 1}) {
+        Device<float> d_out(B * H * D), d_cold(B * H * D);
+        Device<uchar> d_new(old.size());
+        auto kernel = traditional ? rope_append<D, 1, T> : rope_append<D, 0, T>;
+        kernel<<<dim3(H + KV, B), 64>>>(d_q.p, d_k.p, d_v.p, d_turn.p, d_old.p, d_params.p, d_out.p, d_cold.p, d_new.p);
+        CHECK(cudaDeviceSynchronize());
+        std::vector<float> out = d_out.get(), cold = d_cold.get();
+        std::vector<uchar> bytes = d_new.get();
+        const ushort *was = (const ushort *)old.data(), *is = (const ushort *)bytes.data();
+        double query = 0, row = 0, others = 0;
+        for (int i = 0; i < B * H; i++) {
+            std::vector<double> want = turned_head(&q[i * D], &turn[i / H * D], D, traditional);
+            for (int d = 0; d < D; d++) compare(query, out[i * D + d], want[d]);
+            rotate(want.data(), D);
+            for (int d = 0; d < D; d++) compare(query, cold[i * D + d], want[d]);
+        }
+        for (int i = 0; i < B * KV * 128; i++) { // rows of the open pages: 64 of K, then 64 of V, in each head
+            const int head = i / 128, value = i / 64 % 2, b = head / KV;
+            std::vector<double> want = turned_head(&k[head * D], &turn[b * D], D, traditional);
+            for (int d = 0; d < D; d++)
+                if (i % 64 == (lengths[b] - 1) % 64) compare(row, f32(is[i * D + d]), value ? v[head * D + d] : want[d]);
+                else others += is[i * D + d] != was[i * D + d];
+        }
+        report(typed_name<D, T>("rope_append", traditional) + ": queries", query, 1e-5);
+        report(typed_name<D, T>("rope_append", traditional) + ": the new row", row, 2e-3);
+        report(typed_name<D, T>("rope_append", traditional) + ": other rows' changes", others, 0);
+    }
+}
+
+template <int R1, int R2> static void check_lora() {
+    const int T = 3, N = 1000, M = 770;
+    std::vector<float> x = normals(T * N), y = normals(T * M), a1 = normals(N * R1), b1 = normals(R1 * M), a2 = normals(N * R2), b2 = normals(R2 * M);
+    std::vector<int> first(PARAMS), second(PARAMS);
+    first[0] = N, first[1] = bits_of(0.7f), first[2] = bits_of(-1.3f), second[0] = M;
+    Device<float> dx(x), dy(y), da1(a1), db1(b1), da2(a2), db2(b2), u(T * (R1 + R2)), out(T * M);
+    Device<int> p1(first), p2(second);
+    lora_project<R1, R2><<<T, 256>>>(dx.p, da1.p, da2.p, p1.p, u.p);
+    lora_add<R1, R2><<<dim3((M + 255) / 256, T), 256>>>(dy.p, u.p, db1.p, db2.p, p2.p, out.p);
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> got = out.get();
+    double worst = 0;
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j < M; j++) {
+            double want = y[t * M + j];
+            for (int r = 0; r < R1 + R2; r++) {
+                double dot = 0;
+                for (int i = 0; i < N; i++) dot += (double)x[t * N + i] * (r < R1 ? a1[i * R1 + r] : a2[i * R2 + r - R1]);
+                want += dot * (r < R1 ? 0.7 * b1[r * M + j] : -1.3 * b2[(r - R1) * M + j]);
+            }
+            worst = std::max(worst, fabs(got[t * M + j] - want));
+        }
+    report("lora ranks " + std::to_string(R1) + ", " + std::to_string(R2), worst, 2e-3);
+}
+
+static void check_micro() {
+    const int N = 49152 * 2 + 3;
+    std::vector<float> w = normals(N), v = normals(N), g = normals(N);
+    g[7] = NAN, w[N - 1] = g[N - 1] = 3e38f;
+    std::vector<int> params(PARAMS);
+    params[0] = N, params[1] = bits_of(1.0f), params[2] = bits_of(0.9f);
+    int blocks = (N + 1023) / 1024;
+    Device<float> dw(w), dv(v), dg(g), w_new(N), v_new(N);
+    Device<int> p(params), bad(blocks);
+    micro_update<<<blocks, 256>>>(dw.p, dv.p, dg.p, p.p, w_new.p, v_new.p, bad.p);
+    CHECK(cudaDeviceSynchronize());
+    double worst = 0, count = 0;
+    std::vector<float> got = w_new.get();
+    for (int b : bad.get()) count += b;
+    for (int i = 0; i < N; i++)
+        if (i != 7 && i != N - 1) worst = std::max(worst, fabs(got[i] - (w[i] + 0.9 * v[i] + 1.0 * g[i])));
+    report("micro_update", worst, 2e-6);
+    report("micro_update: 2 weights that are not finite", fabs(count - 2), 0);
+}
+
+// What gather should write for one KV head of a Layer's only sequence: a token's D numbers, cold keys as they were before rotation.
+static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fresh, int n_new, int kv, bool value, int token) {
+    const Sequence &s = a.sequences[0];
+    std::vector<double> x(a.D);
+    if (token >= s.tokens()) {
+        const ushort *row = (const ushort *)fresh.data() + ((kv * 2 + value) * n_new + token - s.tokens()) * a.D;
+        for (int d = 0; d < a.D; d++) x[d] = f32(row[d]);
+        return x;
+    }
+    const int p = token / 64, tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
+    for (int d = 0; d < a.D; d++) x[d] = number(a.page(tier, a.pages[p], kv), tier, a.D, value, token % 64, d);
+    if (tier == COLD && !value) rotate(x.data(), a.D);
+    return x;
+}
+
+// n_new tokens after those of the cache, from the page of token `first` on; `heads` KV heads from `head` on, of three.
+template <int D> static void check_gather(Sequence s, int n_new, int first, int head, int heads) {
+    const int KV = 3, skipped = first / 64 * 64, total = s.tokens() - skipped + n_new;
+    Layer a(D, 1, KV, {s}, 4);
+    a.params[N_NEW] = n_new, a.params[FIRST] = first, a.params[HEAD] = head, a.params[HEADS] = heads;
+    std::vector<uchar> fresh(KV * 2 * n_new * D * 2);
+    for (size_t i = 0; i < fresh.size() / 2; i++) ((ushort *)fresh.data())[i] = f16(normal());
+    Device<int> params(a.params);
+    Device<uchar> d_fresh(fresh);
+    Device<uint> out((size_t)heads * total * D); // two values of D / 2 words each
+    const dim3 grid(s.n_pages() - skipped / 64 + (n_new + 63) / 64, heads);
+    gather<D><<<grid, 128>>>(params.p, a.d_pages.p, a.d_pool[COLD].p, a.d_pool[WARM].p, a.d_pool[HOT].p, d_fresh.p, out.p);
+    CHECK(cudaDeviceSynchronize());
+    std::vector<uint> got = out.get();
+    double worst = 0;
+    for (int value = 0; value < 2; value++)
+        for (int h = 0; h < heads; h++)
+            for (int t = 0; t < total; t++) {
+                std::vector<double> want = gathered(a, fresh, n_new, head + h, value, skipped + t);
+                const ushort *row = (const ushort *)got.data() + (size_t)((value * heads + h) * total + t) * D;
+                for (int d = 0; d < D; d++) { // halves: an error of half of their last bit
+                    const double unit = std::max(1.0, fabs(want[d]));
+                    compare(worst, f32(row[d]) / unit, want[d] / unit);
+                }
+            }
+    report("gather D " + std::to_string(D) + ", " + std::to_string(s.tokens()) + " + " + std::to_string(n_new) + " tokens from " +
+           std::to_string(first) + ", heads " + std::to_string(head) + " .. " + std::to_string(head + heads - 1), worst, 5e-4);
+}
+
+template <int D, typename T> static void check_typed() {
+    check_append<D, T>();
+    check_rope_append<D, T>();
+}
+
+template <int D> static void check_others() {
+    check_demotion<D>();
+    check_typed<D, float>(), check_typed<D, __half>(), check_typed<D, __nv_bfloat16>();
+    check_gather<D>({2, 1, 100, 0}, 37, 0, 0, 3);
+    check_gather<D>({2, 1, 100, 0}, 70, 64, 1, 2); // without the first cold page
+    check_gather<D>({2, 1, 128, 0}, 1, 130, 2, 1); // without a cold page: from the warm one on
+    check_gather<D>({0, 0, 3, 0}, 65, 0, 0, 3);
+}

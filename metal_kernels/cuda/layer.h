@@ -1,0 +1,279 @@
+// The kernels as CUDA C++, and one layer of a cache with content to run them on.
+#pragma once
+#include "../dialect_cuda.h"
+#include "../pages.h"
+#include "../attend.h"
+#include "../attend_matrix.h"
+#include "../quantise.h"
+#include "../rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#define CHECK(call)                                                                                 \
+    do {                                                                                            \
+        cudaError_t e_ = (call);                                                                    \
+        if (e_ != cudaSuccess) {                                                                    \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_));           \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
+
+// ---- the kernels ----
+
+template <int D, int G>
+__global__ void __launch_bounds__(128)
+attend_decode(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+              const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion(); // the merge may take its place already; it waits there
+#include "../attend_decode.metal"
+}
+
+// BLOCKS: at least so many on a multiprocessor, which limits the registers of a thread.
+template <int D, int G, int BLOCKS>
+__global__ void __launch_bounds__(128, BLOCKS)
+attend_decode_matrix(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+                     const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion();
+#include "../attend_decode_matrix.metal"
+}
+
+template <int D, typename T>
+__global__ void __launch_bounds__(256) attend_merge(const float *o, const float *ml, const int *params, T *out) {
+    cudaGridDependencySynchronize();
+#include "../attend_merge.metal"
+}
+
+template <int D>
+__global__ void __launch_bounds__(128)
+gather(const int *params, const int *pages, const uchar *cold, const uchar *warm, const uchar *hot, const uchar *fresh, uint *out) {
+#include "../gather.metal"
+}
+
+template <int D> __global__ void demote_warm(const uchar *hot, const int *ids, const int *params, uchar *out) {
+#include "../demote_warm.metal"
+}
+
+template <int D, int SOURCE>
+__global__ void demote_cold(const uchar *pool, const int *ids, const int *params, uchar *out) {
+#include "../demote_cold.metal"
+}
+
+template <int D, int TRADITIONAL, typename T>
+__global__ void append(const T *k, const T *v, const float *turn, const int *params, uchar *out) {
+#include "../append.metal"
+}
+
+template <int D, int TRADITIONAL, typename T>
+__global__ void rope_append(const T *q, const T *k, const T *v, const float *turn, const uchar *open, const int *params,
+                            float *q_out, float *q_cold, uchar *open_out) {
+#include "../rope_append.metal"
+}
+
+template <int R1, int R2>
+__global__ void lora_project(const float *x, const float *a1, const float *a2, const int *params, float *u) {
+#include "../lora_project.metal"
+}
+
+template <int R1, int R2>
+__global__ void lora_add(const float *y, const float *u, const float *b1, const float *b2, const int *params, float *out) {
+#include "../lora_add.metal"
+}
+
+__global__ void micro_update(const float *w, const float *velocity, const float *g, const int *params, float *w_new,
+                             float *velocity_new, int *bad) {
+#include "../micro_update.metal"
+}
+
+// ---- helpers ----
+
+static std::mt19937 rng(7);
+static float uniform(float a, float b) { return std::uniform_real_distribution<float>(a, b)(rng); }
+static float normal() { return std::normal_distribution<float>()(rng); }
+static unsigned short f16(float x) { return __half_as_ushort(__float2half_rn(x)); }
+static float f32(unsigned short x) { return __half2float(__ushort_as_half(x)); }
+
+template <typename T> struct Device {
+    T *p = nullptr;
+    size_t n = 0;
+    Device() {}
+    explicit Device(size_t n_) : n(n_) {
+        CHECK(cudaMalloc(&p, std::max<size_t>(n, 64) * sizeof(T)));
+        CHECK(cudaMemset(p, 255, n * sizeof(T))); // what a kernel forgets to write is NaN
+    }
+    explicit Device(const std::vector<T> &v) : Device(v.size()) {
+        CHECK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    std::vector<T> get() const {
+        std::vector<T> v(n);
+        CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        return v;
+    }
+};
+
+// A page of random content, straight in its bytes.
+static void fill_page(uchar *page, int tier, int D) {
+    ushort *half = (ushort *)page;
+    if (tier == HOT) {
+        for (int i = 0; i < 128 * D; i++) half[i] = f16(normal());
+        return;
+    }
+    for (int i = 0; i < (tier == WARM ? 128 : 64) * D; i++) {
+        int byte = rng() & 255;
+        page[i] = tier == WARM && byte == 128 ? 127 : byte; // -128 does not occur
+    }
+    if (tier == WARM) {
+        for (int t = 0; t < 128; t++) half[64 * D + t] = f16(uniform(0.005f, 0.03f));
+    } else {
+        ushort *k = (ushort *)(page + k_scale_at(COLD, D)), *v = (ushort *)(page + v_scale_at(COLD, D));
+        for (int t = 0; t < 64; t++) k[t] = f16(uniform(0.05f, 0.3f)), k[64 + t] = f16(uniform(-3, 1));
+        for (int t = 0; t < 64; t++) v[t] = f16(uniform(0.05f, 0.3f)), v[64 + t] = f16(uniform(-2, 0));
+    }
+}
+
+static double number(const uchar *page, int tier, int D, bool value, int t, int d) {
+    const uchar *block = page + (value ? v_at(tier, D) : 0);
+    auto half = [&](int byte) { return (double)f32(*(const ushort *)(page + byte)); };
+    if (tier == HOT) return f32(((const ushort *)block)[t * D + d]);
+    if (tier == WARM) return half((value ? v_scale_at(WARM, D) : k_scale_at(WARM, D)) + 2 * t) * (signed char)block[t * D + d];
+    int n = block[(t * D + d) / 2] >> (d % 2 * 4) & 15;
+    return half((value ? v_scale_at(COLD, D) : k_scale_at(COLD, D)) + 2 * t) * n + half((value ? v_bias_at(D) : k_bias_at(D)) + 2 * t);
+}
+
+struct Sequence {
+    int n_cold, n_warm, hot_tokens, first;
+    int tokens() const { return (n_cold + n_warm) * 64 + hot_tokens; }
+    int n_hot() const { return (hot_tokens + 63) / 64; }
+    int n_pages() const { return n_cold + n_warm + n_hot(); }
+    int cost(int page) const { // cost_before of pages.h
+        return std::min(page, n_cold) + WARM_COST * std::min(std::max(page - n_cold, 0), n_warm) + HOT_COST * std::max(page - n_cold - n_warm, 0);
+    }
+};
+
+// One layer: pools, page table, queries.
+struct Layer {
+    int D, G, n_kv, splits;
+    bool overlap = true; // launch the merge while the attention runs
+    int matrix = 0; // 2 or 3: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
+    std::vector<Sequence> sequences;
+    std::vector<int> params, pages;
+    std::vector<uchar> pool[3], open; // open: a copy of each sequence's last hot page
+    std::vector<float> q, q_cold;
+    Device<uchar> d_pool[3], d_open;
+    Device<int> d_params, d_pages;
+    Device<float> d_q, d_q_cold, d_o, d_ml, d_out;
+
+    // unique: every page has content of its own; otherwise 16 pages are repeated (quick to make, for timing)
+    Layer(int D_, int G_, int n_kv_, std::vector<Sequence> s, int split, bool unique = true)
+        : D(D_), G(G_), n_kv(n_kv_), splits(1), sequences(s) {
+        int counts[3] = {0, 0, 0};
+        for (auto &x : s) {
+            counts[0] += x.n_cold, counts[1] += x.n_warm, counts[2] += x.n_hot();
+            splits = std::max(splits, (x.cost(x.n_pages()) - x.cost(x.first / 64) + split - 1) / split);
+        }
+        for (int tier = 0; tier < 3; tier++) {
+            size_t bytes = page_bytes(tier, D), n = (size_t)counts[tier] * n_kv;
+            pool[tier].resize(n * bytes);
+            for (size_t i = 0; i < n; i++)
+                if (unique || i < 16) fill_page(&pool[tier][i * bytes], tier, D);
+                else memcpy(&pool[tier][i * bytes], &pool[tier][i % 16 * bytes], bytes);
+        }
+        std::vector<int> free[3];
+        for (int tier = 0; tier < 3; tier++) {
+            for (int i = 0; i < counts[tier]; i++) free[tier].push_back(i);
+            std::shuffle(free[tier].begin(), free[tier].end(), rng);
+        }
+        float scale = 1.4426950408889634f / sqrtf(D);
+        int scale_bits;
+        memcpy(&scale_bits, &scale, 4);
+        for (auto &x : s) {
+            int row[PARAMS] = {x.n_cold, x.n_warm, x.n_hot(), x.tokens(), x.first, (int)pages.size(), split, n_kv, G, scale_bits, 0, 0, splits};
+            params.insert(params.end(), row, row + PARAMS);
+            int n[3] = {x.n_cold, x.n_warm, x.n_hot()};
+            for (int tier = 0; tier < 3; tier++)
+                for (int i = 0; i < n[tier]; i++) pages.push_back(free[tier].back()), free[tier].pop_back();
+            open_page(x, pages.back());
+        }
+        for (int tier = 0; tier < 3; tier++) d_pool[tier] = Device<uchar>(pool[tier]);
+        d_open = Device<uchar>(open);
+        size_t rows = s.size() * n_kv * G;
+        for (size_t i = 0; i < rows * D; i++) q.push_back(normal()), q_cold.push_back(normal());
+        d_params = Device<int>(params), d_pages = Device<int>(pages);
+        d_q = Device<float>(q), d_q_cold = Device<float>(q_cold);
+        d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
+    }
+
+    // Copies a sequence's last hot page, whose rows past the last token become NaN.
+    void open_page(const Sequence &x, int id) {
+        const size_t bytes = (size_t)n_kv * page_bytes(HOT, D), at = open.size();
+        open.resize(at + bytes, 255);
+        if (!x.n_hot()) return;
+        uchar *page = &pool[HOT][id * bytes];
+        for (int row = 0; row < n_kv * 128; row++) // 64 of K, then 64 of V, in each head
+            if (row % 64 >= x.hot_tokens - (x.n_hot() - 1) * 64) memset(page + (size_t)row * 2 * D, 255, 2 * D);
+        memcpy(&open[at], page, bytes);
+    }
+
+    // Decode takes these pages from `open` alone: where they lay in the pool there is only NaN now.
+    void spoil_last_pages() {
+        const size_t bytes = (size_t)n_kv * page_bytes(HOT, D);
+        for (size_t i = 0; i < sequences.size(); i++)
+            if (sequences[i].n_hot()) memset(&pool[HOT][pages[params[i * PARAMS + TABLE] + sequences[i].n_pages() - 1] * bytes], 255, bytes);
+        CHECK(cudaMemcpy(d_pool[HOT].p, pool[HOT].data(), pool[HOT].size(), cudaMemcpyHostToDevice));
+    }
+
+    const uchar *page(int tier, int id, int kv) const { return &pool[tier][((size_t)id * n_kv + kv) * page_bytes(tier, D)]; }
+    const uchar *opened(size_t sequence, int kv) const { return &open[(sequence * n_kv + kv) * page_bytes(HOT, D)]; }
+    void attend(cudaStream_t stream = 0);
+    void merge(cudaStream_t stream = 0);
+
+    double bytes_read() const {
+        double n = 0;
+        for (auto &s : sequences)
+            n += (double)s.n_cold * page_bytes(COLD, D) + (double)s.n_warm * page_bytes(WARM, D) + 4.0 * D * s.hot_tokens;
+        return n * n_kv;
+    }
+};
+
+template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream) {
+    dim3 grid(a.splits, a.n_kv, a.sequences.size());
+    auto kernel = attend_decode<D, G>;
+    if constexpr (D == 64 || D == 128)
+        if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : attend_decode_matrix<D, G, 2>;
+    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_cold.p, a.d_params.p, a.d_pages.p, a.d_pool[0].p, a.d_pool[1].p,
+                                     a.d_pool[2].p, a.d_open.p, a.d_o.p, a.d_ml.p);
+}
+
+template <int D> static void launch_group(Layer &a, cudaStream_t stream) {
+    if (a.G == 1) launch_attend<D, 1>(a, stream);
+    else if (a.G == 3) launch_attend<D, 3>(a, stream);
+    else if (a.G == 4) launch_attend<D, 4>(a, stream);
+    else if constexpr (D < 256) launch_attend<D, 8>(a, stream);
+}
+
+void Layer::attend(cudaStream_t stream) {
+    if (D == 64) launch_group<64>(*this, stream);
+    else if (D == 80) launch_group<80>(*this, stream);
+    else if (D == 128) launch_group<128>(*this, stream);
+    else launch_group<256>(*this, stream);
+    CHECK(cudaGetLastError());
+}
+
+void Layer::merge(cudaStream_t stream) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(sequences.size() * n_kv * G), config.blockDim = dim3(256), config.stream = stream;
+    config.attrs = &early, config.numAttrs = overlap;
+    auto kernel = D == 64 ? attend_merge<64, float> : D == 80 ? attend_merge<80, float> : D == 128 ? attend_merge<128, float> : attend_merge<256, float>;
+    CHECK(cudaLaunchKernelEx(&config, kernel, (const float *)d_o.p, (const float *)d_ml.p, (const int *)d_params.p, d_out.p));
+}

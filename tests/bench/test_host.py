@@ -1,0 +1,26 @@
+"""The suite of the host's time runs, and says what it measured."""
+
+from ruvmlx.apps.bench import host
+
+
+def test_rows(monkeypatch):
+    """One short turn each: names, a bar for the plain cache alone, times that are times."""
+    monkeypatch.setattr(host, "TOKENS", 4)
+    said = []
+    rows = host.run(1, said.append)
+    assert said == ["host time of a token: 1 rounds of 4 tokens"]
+    assert [row.target for row in rows] == [host.BAR, *[None] * 5]
+    assert all(row.value > 0 and row.unit == "x" and "mlx-lm" in row.note for row in rows)
+
+
+def test_the_first_token_is_not_counted():
+    """What comes before it is the prompt's."""
+    counted = []
+
+    def turn():
+        for i in range(5):
+            counted.append(i)
+            yield i
+
+    cpu, wall = host.cost(turn)
+    assert counted == [0, 1, 2, 3, 4] and 0 <= cpu <= wall + 1e-3

@@ -1,0 +1,278 @@
+"""`doctor --report`: what it tells, what it never tells, and that it ends in time."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruvmlx.apps.bench import machine
+from ruvmlx.apps.bench.stage import PlayerError
+from ruvmlx.apps.cli import doctor
+from ruvmlx.apps.report import facts, make, page, privacy, speed
+
+from ruvmlx.errors import StoreError
+from ruvmlx.kernels.library import LibraryError
+from ruvmlx.store import Store
+
+from .test_cli import run  # noqa: F401 - a fixture
+
+PERSON, HOST, TOKEN = "annakowalczyk", "annas-laptop", "hf_Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8"
+CHAT, TITLE, SYSTEM, ADAPTER = "zebrafinch divorce lawyer", "quarrelsome", "plumtree", "lovesick"
+SECRETS = (PERSON, "kowalczyk", HOST, TOKEN, *CHAT.split(), TITLE, SYSTEM, ADAPTER, "payslips", "embezzled")
+
+
+@pytest.fixture
+def planted(tiny_folder, tmp_path, monkeypatch):
+    """A user whose every name and word tells something; returns the model's folder."""
+    home = tmp_path / PERSON
+    model = home / "payslips 2024" / "embezzled-llm"
+    shutil.copytree(tiny_folder, model)
+    for name, value in {"USER": PERSON, "LOGNAME": PERSON, "HOSTNAME": HOST, "HF_TOKEN": TOKEN}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("RUVMLX_HOME", str(home / "payslips data"))
+    monkeypatch.setenv("RUVMLX_MODEL", str(model))
+    monkeypatch.setenv("RUVMLX_ADAPTER", ADAPTER)
+    monkeypatch.setenv("RUVMLX_SYSTEM", SYSTEM)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST + ".lan")
+    store = Store(home / "payslips data" / "ruvmlx.db")
+    chat = store.new_session(str(model), SYSTEM, TITLE)
+    store.add_user_message(chat, CHAT)
+    store.close()
+    return model
+
+
+def report(text: str) -> dict:
+    return json.loads(re.search(r"```json\n(.*)\n```", text, re.DOTALL)[1])
+
+
+def tells(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret.lower() in text.lower()]
+
+
+def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, tmp_path, monkeypatch):  # noqa: F811
+    """With the second net switched off: the facts themselves are free of it."""
+    monkeypatch.setattr(privacy, "cleaned", lambda value, names: value)
+    file = tmp_path / "report.md"
+    code, out, err = run("doctor", "--report", str(file), "--json")  # so small a model takes seconds
+    text = file.read_text()
+    told = report(text)
+    assert code == 0 and told == json.loads(out) and not tells(text)
+    assert all(c["ok"] for c in told["checks"]) and told["failed"] == {}
+    assert told["machine"]["memory"] > 1 << 28 and told["machine"]["versions"]["mlx"].startswith("0.32")
+    assert told["model"]["shape"]["n_layers"] == 2 and not told["model"]["starter"]
+    for length in told["speed"]["lengths"]:
+        assert (
+            length["rates"]["mlx-lm"]["prefill"]["median"] > 0
+            and length["ratios"].keys() < length["rates"].keys()
+        )
+        assert all(held["resident"] > 0 for held in length["memory"].values())
+    assert {"ruvmlx mlx tiered", "ruvmlx mlx f16", "mlx-lm"} <= told["speed"]["lengths"][0]["rates"].keys()
+    assert "speed ..." in err and ("NO GPU" in text.split("\n\n")[1]) != told["gpu"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != PERSON) == ["report.md"]
+
+
+def test_what_fails_is_a_line_without_the_words_of_the_error(run, planted, tmp_path, monkeypatch):  # noqa: F811
+    """A model that no runtime loads and a broken store: places in the code, not what was said there."""
+    weights = next(planted.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-64])
+    data = tmp_path / PERSON / "payslips data"
+    for leftover in data.glob("ruvmlx.db-*"):
+        leftover.unlink()  # SQLite would mend the file from its log
+    (data / "ruvmlx.db").write_bytes(b"junk" * 999)
+    file = tmp_path / "report.md"
+    code, _, err = run("doctor", "--report", str(file), "--seconds", "10")
+    told = report(file.read_text())
+    failed = {c["name"]: c["error"] for c in told["checks"] if not c["ok"]}
+    assert code == 1 and failed.keys() >= {"store", "witness log"} and "Traceback" not in err
+    assert all(re.fullmatch(r"\w+ at ruvmlx/[\w/]+\.py:\d+", error) for error in failed.values())
+    assert re.match(r"CorruptFile at ruvmlx/models/", told["failed"]["model"]) and "speed" not in told
+    assert not tells(file.read_text()) and not tells(err.replace(str(file), ""))
+
+
+def test_a_report_is_made_where_nothing_works(monkeypatch):
+    """No C library, no model, no MLX that answers: each is a line, the rest is told."""
+
+    def missing(*_):
+        raise LibraryError(CHAT)
+
+    for module, name in ((machine.matmul, "peak"), (facts, "has_gpu"), (make, "_verdicts")):
+        monkeypatch.setattr(module, name, missing)
+    log: list[str] = []
+    told = make.make([], missing, 10, log.append)
+    assert told["failed"].keys() == {"gpu", "clock", "kernels", "model"}
+    assert told["machine"]["memory"] > 0 and told["slower_at_the_end"] == 0
+    assert "NO GPU" in page.markdown(told) and not tells(page.markdown(told)) and not tells("".join(log))
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):  # noqa: F811
+    code, _, err = run("doctor", "--report", str(tmp_path / "none" / "r.md"))
+    assert code == 2 and "there is no folder" in err
+
+
+def test_doctor_alone_prints_json_as_before(run, planted):  # noqa: F811
+    code, out, _ = run("doctor", "--json")
+    assert code == 0 and {frozenset(c) for c in json.loads(out)["checks"]} == {
+        frozenset({"name", "ok", "detail"})
+    }
+
+
+def test_an_interrupt_leaves_no_file_and_no_folder(planted, tmp_path):
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    out.mkdir(), temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ruvmlx", "doctor", "--report", str(out / "r.md")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        text=True,
+    )
+    said = iter(process.stderr.readline, "")
+    assert next(line for line in said if "round 1" in line)
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(30) == 130 and "Traceback" not in rest and rest.endswith("interrupted.\n")
+    assert list(out.iterdir()) == [] and list(temporary.glob("ruvmlx-report-*")) == []
+
+
+# ---- the second net
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cannot open /Users/{PERSON}/x.gguf",
+        f"[load] Failed to open '/mnt/disk/my {TITLE} papers/x' here",
+        f"~/{TITLE}/x",
+        f"C:\\\\{TITLE}\\\\x",
+        f"https://example.org/{TITLE}",
+        f"{TITLE}@example.org",
+        f"token {TOKEN}",
+        f"on {HOST.upper()}",
+        f"user {PERSON}: no",
+        f"adapter {ADAPTER!r} is missing",
+        "payslips 2024",
+    ],
+)
+def test_paths_addresses_and_known_names_are_taken_out(planted, text):
+    found = privacy.cleaned({"a": [text]}, privacy.known_names())["a"][0]
+    assert not tells(found) and privacy.REMOVED in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "StoreError at ruvmlx/store/database.py:88",
+        "Apple M3 Max, 12 cores",
+        "program_source:12:5: error: variable must reside in constant address space",
+        "commit 00015ca4b222+",
+        "a / b",
+        "ruvmlx 0.1.0, macOS 15.1 (24B83)",
+    ],
+)
+def test_what_belongs_to_nobody_stays(planted, text):
+    assert privacy.cleaned(text, privacy.known_names()) == text
+
+
+def test_an_error_keeps_the_words_of_mlx_alone(planted):
+    def raised(error: Exception) -> str:
+        return doctor._checked("x", lambda: (_ for _ in ()).throw(error))
+
+    metal = RuntimeError(f"[metal::Device] Unable to build /Users/{PERSON}/a.metal: error: no such type")
+    assert "Unable to build <removed> error: no such type" in privacy.public_error(raised(metal)["error"])
+    for error in (StoreError(CHAT), LibraryError(CHAT), KeyError(CHAT), OSError(2, CHAT), ValueError(CHAT)):
+        assert not tells(privacy.public_error(raised(error)["error"]))
+
+
+# ---- time
+
+
+def test_a_player_that_takes_too_long_is_ended_and_opened_again(tiny_folder):
+    player = speed.Player("ruvmlx", model=str(tiny_folder), backend="reference", threads=1)
+    try:
+        with pytest.raises(PlayerError) as late:
+            player.call(speed.Deadline(0), "generate", [60, 61], 4, "f16")
+        assert late.value.public == "took longer than it may"
+        first, others = player.call(speed.Deadline(60), "generate", [60, 61], 4, "f16")
+        assert first > 0 and len(others) == 3
+        with pytest.raises(PlayerError) as failed:  # a token outside the vocabulary
+            player.call(speed.Deadline(60), "generate", [10**6], 4, "f16")
+        assert re.fullmatch(r"UsageError at ruvmlx/backends/\w+\.py:\d+", failed.value.public)
+    finally:
+        player.leave()
+
+
+class Steady:
+    """A runtime of known speed, in seconds a token; nothing waits."""
+
+    def __init__(self, reading: float, decoding: float):
+        self.reading, self.decoding = reading, decoding
+
+    def call(self, deadline, method, *arguments):
+        if method != "generate":
+            return {} if method == "held" else None
+        tokens, decoded, _ = arguments
+        return self.reading * len(tokens), [self.decoding] * (decoded - 1)
+
+
+def turns(**speeds: tuple[float, float]) -> speed.Beside:
+    made = [speed.Turn(name.replace("_", "-"), Steady(*each), "") for name, each in speeds.items()]
+    for turn in made:
+        turn.estimate(speed.Deadline(1))
+    return speed.Beside(made, {})
+
+
+def test_prompts_get_shorter_until_three_rounds_fit():
+    def fitting(beside, seconds):
+        return speed._fitting(beside, (2048, 96), speed.Deadline(seconds), print)
+
+    assert fitting(turns(ours=(1e-4, 1e-3)), 100) == (2048, 96)
+    assert fitting(turns(ours=(1e-2, 1e-2)), 30) == (512, 24)
+    slow = turns(ours=(1e-3, 1e-3), mlx_lm=(1.0, 1.0))
+    assert fitting(slow, 10) == (2048, 96) and [t.name for t in slow.turns] == ["ours"]
+    assert "1.0 tokens a second read" in slow.left_out["mlx-lm"]
+    assert fitting(turns(ours=(1.0, 1.0)), 10) == speed.SHORT
+
+
+def test_ratios_are_to_mlx_lm_in_the_same_round_and_the_first_does_not_count():
+    beside = turns(ours=(1e-3, 1e-2), mlx_lm=(2e-3, 5e-3))
+    log: list[str] = []
+    found = speed._length(beside, 64, 8, speed.Deadline(5), speed.Deadline(5), log.append)
+    assert found["ratios"] == {"ours": {"prefill": 2.0, "decode": 0.5}}
+    assert found["rates"]["ours"] == {
+        "rounds": speed.ROUNDS - 1,
+        "prefill": {"median": 1000, "least": 1000, "most": 1000},
+        "decode": {"median": 100, "least": 100, "most": 100},
+    }
+
+
+# ---- facts and page
+
+
+def test_the_commit_is_told_where_there_is_one(tmp_path):
+    assert facts.commit(tmp_path) is None
+    assert re.fullmatch(r"[0-9a-f]{12}\+?", facts.commit(Path(__file__).parents[2]))
+
+
+def test_a_page_shows_failures_and_cells_never_break_their_row():
+    checks = [{"name": "store", "ok": False, "error": "a|b\nc"}]
+    told = {
+        "format": make.FORMAT,
+        "made": "2025-01-01",
+        "checks": checks,
+        "seconds": 1,
+        "slower_at_the_end": 0.0,
+    }
+    text = page.markdown(
+        told | {"failed": {"machine": "OSError"}, "kernels": [{"kernel": "append", "ok": True}]}
+    )
+    assert (
+        "| store | FAIL | a\\|b c |" in text and "* machine: OSError" in text and "| append | True |" in text
+    )
+    assert report(text)["checks"] == checks

@@ -1,0 +1,156 @@
+"""The hosted workflows, as far as they can be checked without a host: they parse, their shell parses, jobs
+and actions fit together, and what must never run on somebody's own Mac does not."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
+EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
+
+
+def jobs():
+    for file in FILES:
+        for name, job in yaml.safe_load(file.read_text())["jobs"].items():
+            yield pytest.param(job, id=f"{file.stem}/{name}")
+
+
+def runs():
+    for file in FILES:
+        for name, job in yaml.safe_load(file.read_text())["jobs"].items():
+            for i, step in enumerate(job["steps"]):
+                if "run" in step:
+                    yield pytest.param(step["run"], id=f"{file.stem}/{name}/{i}")
+
+
+def bash(*words, **more):
+    return subprocess.run(["bash", *map(str, words)], capture_output=True, text=True, check=False, **more)
+
+
+@pytest.mark.parametrize("script", list(runs()))
+def test_every_step_is_sound_shell(script):
+    """Expressions become a word, as the runner replaces them before bash sees them."""
+    done = bash("-n", input=EXPRESSION.sub("word", script))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("script", list(runs()))
+def test_what_a_step_calls_is_there(script):
+    for path in re.findall(r"\.ci/[\w.-]+", script):
+        assert (ROOT / path).is_file()
+        assert path.endswith(".py") or os.access(ROOT / path, os.X_OK)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_jobs_need_jobs_that_exist_and_no_circle(file):
+    graph = {
+        name: _listed(job.get("needs", [])) for name, job in yaml.safe_load(file.read_text())["jobs"].items()
+    }
+    done: set[str] = set()
+    while ready := {name for name, needs in graph.items() if name not in done and set(needs) <= done}:
+        done |= ready
+    assert done == graph.keys()
+
+
+@pytest.mark.parametrize("job", list(jobs()))
+def test_a_job_ends_and_says_where_it_runs(job):
+    assert 0 < job["timeout-minutes"] <= 60 and job["name"]
+    where = _listed(job["runs-on"])
+    if where == ["${{ matrix.os }}"]:
+        matrix = job["strategy"]["matrix"]
+        where = matrix.get("os") or [row["os"] for row in matrix["include"]]
+    hosted = {"macos-14", "macos-15", "ubuntu-24.04", "ubuntu-24.04-arm"}
+    assert set(where) <= hosted or where == ["self-hosted", "macOS", "ARM64", "metal"]
+
+
+@pytest.mark.parametrize("job", list(jobs()))
+def test_only_what_is_asked_for_runs_on_ones_own_mac(job):
+    """A pull request's code never does, and only there is a Metal device demanded."""
+    own = "self-hosted" in _listed(job["runs-on"])
+    condition = str(job.get("if", ""))
+    assert own == ("RUVMLX_OWN_MAC" in condition and "inputs.own_mac" in condition)
+    assert own == ("github.event_name != 'pull_request'" in condition)
+    assert own == ("RUVMLX_NEED_METAL" in job.get("env", {}))
+
+
+@pytest.mark.parametrize("job", list(jobs()))
+def test_only_information_may_fail(job):
+    assert bool(job.get("continue-on-error")) == job["name"].startswith("For information")
+    assert not any(step.get("continue-on-error") for step in job["steps"])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_actions_are_pinned_to_a_commit_and_rights_are_few(file):
+    text = file.read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used and all(
+        re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in used
+    )
+    assert len({action.split("@")[0] for action in used}) == len(set(used))  # one version of each
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+def test_all_tests_run_on_three_processes_by_file():
+    """Fixtures of a session are made once for each file's process."""
+    lines = re.findall(r"pytest .*", (ROOT / ".github/workflows/macos.yml").read_text())
+    whole = [line for line in lines if "tests/" not in line]
+    assert len(whole) == 2 and all("-n 3 --dist loadfile" in line for line in whole)
+
+
+# ---- .ci/compile-metal, with a compiler that refuses what says BROKEN
+
+
+@pytest.fixture
+def compile_metal(tmp_path):
+    """Run it on sources; (exit code, output, the compiler's calls)."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    include = tmp_path / "include"
+    header = include / "mlx/backend/metal/kernels/utils.h"
+    header.parent.mkdir(parents=True), tools.mkdir()
+    header.write_text("")
+    refuse = 'for word; do case "$word" in *.metal) ! grep -q BROKEN "$word" || exit 1;; esac; done'
+    (tools / "xcrun").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{refuse}\n')
+    (tools / "xcrun").chmod(0o755)
+
+    def run(sources: dict[str, str], include=include):
+        folder = tmp_path / "my sources"
+        folder.mkdir()
+        for name, text in sources.items():
+            (folder / name).write_text(text)
+        path = f"{tools}:{os.environ['PATH']}"
+        done = bash(ROOT / ".ci/compile-metal", folder, include, env=os.environ | {"PATH": path})
+        said = calls.read_text().splitlines() if calls.exists() else []
+        return done.returncode, done.stdout + done.stderr, [call for call in said if " -c " in call]
+
+    return run
+
+
+def test_every_source_is_compiled_alone_and_behind_mlx_s_header(compile_metal):
+    code, said, calls = compile_metal({"a.metal": "", "b b.metal": ""})
+    assert code == 0 and "2 sources, 0 failures" in said
+    assert len(calls) == 8 and sum("-include" in call for call in calls) == 4
+    assert all(sum(f"-std=metal{v}" in call for call in calls) == 4 for v in ("3.1", "3.2"))
+
+
+def test_a_source_that_fails_fails_the_job_and_hides_no_other(compile_metal):
+    code, said, calls = compile_metal({"a.metal": "BROKEN", "b.metal": "", "c.metal": "BROKEN"})
+    assert (
+        code == 1 and len(calls) == 12 and said.count("FAILED: a.metal") == said.count("FAILED: c.metal") == 4
+    )
+    assert "FAILED: b.metal" not in said
+
+
+def test_nothing_to_compile_is_no_success(compile_metal, tmp_path):
+    assert compile_metal({})[0] == 2
+    (tmp_path / "my sources").rmdir()
+    code, said, _ = compile_metal({"a.metal": ""}, tmp_path)
+    assert code == 2 and "not the include folder" in said
+
+
+def _listed(value) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
