@@ -92,7 +92,7 @@ class CPUAttention(nn.Module):
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
-        self.head_dim = attention.head_dim
+        self.head_dim, self.scale = attention.head_dim, attention.scale
         self.qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], [attention.scale, 1.0, 1.0])
         self.o_proj = attention.o_proj
         self._positions = positions

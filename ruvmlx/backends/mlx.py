@@ -18,7 +18,7 @@ from ..kv.policy import F16, TierPolicy
 from ..kv.pool import PagePool
 from ..lora.base import BaseLoRA
 from ..models.base import Model, Weights
-from . import changes, cpu, cpu_layers, graph, plain_batch, tiered
+from . import changes, cpu, cpu_layers, graph, plain_batch, tiered, tiered_cpu
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each, finite
 from .gpu import gpu
 from .kvcache import MLXCache
@@ -67,13 +67,16 @@ class MLXBackend:
             self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
             if how.own_layers:
                 cpu_layers.install(self._graph, model.config)
-            tiered.install(self._graph, model.config)
+                tiered_cpu.install(self._graph)
+            else:
+                tiered.install(self._graph, model.config)
             mx.clear_cache()  # what unpacking and joining left behind
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
         self.streams = not how.own_layers  # on a CPU a step ahead takes the cores from the step itself
-        self.pool: PagePool | None = PagePool(MLXStorage(model.config))
+        own = how.own_layers
+        self.pool = tiered_cpu.pool(model.config) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
         self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
         self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
@@ -221,7 +224,8 @@ class MLXBackend:
     def _running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
         """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
         if isinstance(caches[0], PagedCache):
-            return tiered.running(cast(Sequence[PagedCache], caches), n, self.config, self._own_layers)
+            paged = tiered_cpu if self._own_layers else tiered
+            return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
         plain = cast(Sequence[MLXCache], caches)
         return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
 

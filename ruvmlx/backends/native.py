@@ -8,7 +8,6 @@ import ctypes as C
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from ..errors import RuvmlxError, UsageError
 from ..kernels.decoder import Decoder, DecoderShape, matmul_implementations
 from ..kernels.micro import NotFinite
-from ..kv.cache import PagedCache
+from ..kv.cache import PagedCache, room_for
 from ..kv.native import NativeStorage
 from ..kv.policy import F16, TierPolicy
 from ..kv.pool import PagePool
@@ -152,7 +151,7 @@ class NativeBackend:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """One call of the decoder; on any failure the cache is as it was."""
         held = cast(PagedCache, cache)
-        with _room([held], len(tokens)):
+        with room_for([held], len(tokens)):
             return self._call(
                 lambda cancel: self.decoder.forward(
                     tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
@@ -164,7 +163,7 @@ class NativeBackend:
     def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
         """As `_run`, for the next token of several sequences: hidden [B, D], logits [B, V]."""
         tables, offsets = [c.table for c in caches], [c.offset for c in caches]
-        with _room(caches, 1):
+        with room_for(caches, 1):
             return self._call(
                 lambda cancel: self.decoder.step(tokens, tables, offsets, cancel=cancel), len(tokens)
             )
@@ -215,21 +214,6 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
         rms_norm_eps=config.rms_norm_eps,
         rope_frequencies=rope_frequencies(config),
     )
-
-
-@contextmanager
-def _room(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Room for n more tokens in each, which count when the block has ended well."""
-    try:
-        for cache in caches:
-            cache.reserve(n)
-        yield
-    except BaseException:
-        for cache in caches:
-            cache.abandon()
-        raise
-    for cache in caches:
-        cache.advance(n)
 
 
 def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:

@@ -1,8 +1,8 @@
-"""Attention over the pages of tiered caches, in mlx-lm's graph and in our CPU layers.
+"""Attention over the pages of tiered caches, in mlx-lm's graph.
 
 Every layer's attention is wrapped. With a plain cache it runs as it was; with the `layers` of a step its
 projections are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the
-graph computes in.
+graph computes in. tiered_cpu.py does the same in the CPU's own layers.
 
 A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
 """
@@ -12,16 +12,14 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from ..kernels.metal import append, decode, gather, rope_append
 from ..kernels.metal.pages import Table, View
-from ..kv.cache import PagedCache
+from ..kv.cache import PagedCache, room_for
 from ..kv.mlx import MLXStorage, OpenPages
 from ..kv.policy import PAGE
 from ..models.base import ModelConfig
 from . import tiered_cpu
-from .cpu_layers import CPUAttention, Positions
+from .cpu_layers import Positions
 from .mx import mx, nn
 from .plain_batch import LayerBatch
 
@@ -50,12 +48,6 @@ class PromptStep:
     def _turn(self) -> Callable[[Positions], mx.array]:
         return _once(lambda positions: turns(positions, range(self.offset, self.offset + self.n)))
 
-    @cached_property
-    def _on_cpu(self) -> Callable[[Positions], tiered_cpu.Chunk]:
-        return _once(
-            lambda positions: tiered_cpu.Chunk(self.view, self.n, self._window, self._heads[2], positions)
-        )
-
     def write(self, layer: int, rows: mx.array) -> None:
         """rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]"""
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
@@ -69,13 +61,6 @@ class PromptStep:
         self.write(layer, rows)
         out = gather.attend(own.rope(q, offset=self.offset), self.storage.pools(layer), rows, self.chunk)
         return out.swapaxes(1, 2).reshape(1, n, -1)
-
-    def attend_on_cpu(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
-        q, k, v = own._project(x, self.offset)
-        rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)
-        self.write(layer, rows)
-        out = self._on_cpu(own._positions).attend(q[0], self.storage.pools(layer), rows)
-        return out.transpose(2, 0, 1, 3).reshape(1, self.n, -1)
 
     def arrays(self) -> Sequence[mx.array]:
         return self.storage.arrays()
@@ -121,33 +106,6 @@ class DecodeStep:
             table.fill(offset, pages, i)
 
 
-class CPUDecodeStep:
-    """The same on the CPU's own layers. Nothing runs beside the host there, so rows go into their pools at
-    once: two operations less a layer than an open page."""
-
-    def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
-        self.storage, self._offsets = _storage(caches), [cache.offset for cache in caches]
-        self._pages = [cache.table.hot_page(cache.offset) for cache in caches]
-        self._tokens = [tiered_cpu.Token(_seen(cache), config.head_dim) for cache in caches]
-
-    def attend_on_cpu(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
-        """x [B, 1, D] -> [B, 1, n_heads * head_dim]; the projections read their weights once."""
-        q, k, v = own._turned(x.swapaxes(0, 1), *own._positions.angles_at(self._offsets))
-        rows = mx.stack([k[0], v[0]], axis=1).astype(mx.float16).view(mx.uint8)  # [K, 2, B, 2 d]
-        for i, (page, offset) in enumerate(zip(self._pages, self._offsets, strict=True)):
-            self.storage.write(layer, [page], offset % PAGE, rows[:, :, i : i + 1])
-        pools, outs = self.storage.pools(layer), []
-        for i, token in enumerate(self._tokens):
-            outs.append(token.attend(q[0, :, :, i : i + 1], pools, rows).reshape(1, -1))
-        return mx.stack(outs)
-
-    def arrays(self) -> Sequence[mx.array]:
-        return self.storage.arrays()
-
-    def finish(self) -> None:
-        """The step has ended well."""
-
-
 def _seen(cache: PagedCache) -> View:
     """Of the next token, itself included."""
     end = cache.offset + 1
@@ -166,10 +124,8 @@ def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 def turns(positions: Positions, at: Sequence[int]) -> mx.array:
-    """float32 [len(at), head_dim]: cosines of each position's angles, then their sines; made on the CPU, for
-    a few hundred numbers are not worth a GPU's attention."""
-    angles = np.asarray(at, np.float32)[:, None] * positions.on_cpu
-    return mx.array(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
+    """Made on the CPU: a few hundred numbers are not worth a GPU's attention."""
+    return mx.array(tiered_cpu.turns(positions, at))
 
 
 def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
@@ -188,7 +144,7 @@ class LayerPages:
     """A step and a layer's number, passed to the attention module in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
-        """step: PromptStep, DecodeStep or CPUDecodeStep."""
+        """step: PromptStep or DecodeStep."""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
@@ -203,26 +159,18 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running(
-    caches: Sequence[PagedCache], n: int, config: ModelConfig, own_layers: bool = False
-) -> Iterator[Running]:
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
     """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
     storage = _storage(caches)
     try:
-        for cache in caches:
-            cache.reserve(n)
-        one = CPUDecodeStep if own_layers else DecodeStep
-        step = PromptStep(caches[0], n, config) if n > 1 else one(caches, config)
-        yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
+        with room_for(caches, n):
+            step = PromptStep(caches[0], n, config) if n > 1 else DecodeStep(caches, config)
+            yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
+            step.finish()
     except BaseException:
-        for cache in caches:
-            cache.abandon()
         with suppress(Exception):
             mx.eval(*storage.arrays())  # another thread could not evaluate what is left over from this one
         raise
-    step.finish()
-    for cache in caches:
-        cache.advance(n)
 
 
 def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
@@ -231,14 +179,9 @@ def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
     """Wrap the attention of every layer, in place."""
-    attentions = [layer.self_attn for layer in graph.model.layers]
-    if isinstance(attentions[0], CPUAttention):
-        wrapped: list[nn.Module] = [CPUTiered(attention) for attention in attentions]
-    else:
-        positions = Positions(attentions[0].rope, config)
-        wrapped = [GraphTiered(attention, positions) for attention in attentions]
-    for layer, attention in zip(graph.model.layers, wrapped, strict=True):
-        layer.self_attn = attention
+    positions = Positions(graph.model.layers[0].self_attn.rope, config)
+    for layer in graph.model.layers:
+        layer.self_attn = GraphTiered(layer.self_attn, positions)
 
 
 class GraphTiered(nn.Module):
@@ -255,20 +198,4 @@ class GraphTiered(nn.Module):
             return own.o_proj(cache.step.attend(cache.layer, own, self._positions, x))
         if isinstance(cache, LayerBatch):
             return own.o_proj(cache.attend(own, x))
-        return own(x, mask, cache)
-
-
-class CPUTiered(nn.Module):
-    """cpu_layers' attention, whose queries come scaled and whose keys come turned; no kernels here."""
-
-    def __init__(self, attention: CPUAttention):
-        super().__init__()
-        self.plain = attention
-
-    def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        own = self.plain
-        if isinstance(cache, LayerPages):
-            return own.o_proj(cache.step.attend_on_cpu(cache.layer, own, x))
-        if isinstance(cache, LayerBatch):
-            return own.o_proj(cache.attend_on_cpu(own, x))
         return own(x, mask, cache)

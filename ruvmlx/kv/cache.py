@@ -4,7 +4,8 @@ Oldest first the pages are cold, then warm, then hot; only the last may be partl
 in follows from the offset before a call alone, so the same calls always give the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +153,9 @@ class PagedCache:
         """Every page as it is, the oldest first."""
         self.table.flush()
         held = [page for page in self.pages if page is not None]
-        facts = {name: getattr(self, name) for name in ("offset", "first", "cold", "low")}
         storage = self.pool.storage
+        facts = {name: getattr(self, name) for name in ("offset", "first", "cold", "low")}
+        facts["layout"] = storage.layout
         return Dump(facts, self._bytes(), (storage.dump(page.number, page.tier) for page in held))
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
@@ -161,7 +163,8 @@ class PagedCache:
         are none of a cache of this kind."""
         offset, first, cold, low = (facts[name] for name in ("offset", "first", "cold", "low"))
         end = -(-offset // PAGE)
-        if not (0 <= first <= end and 0 <= cold <= low <= offset // PAGE):
+        sound = 0 <= first <= end and 0 <= cold <= low <= offset // PAGE
+        if not sound or facts.get("layout") != self.pool.storage.layout:
             raise ValueError(f"no cache has {facts}")
         self.pages, self.first, self.cold, self.low = [None] * first, first, cold, low
         for i in range(first, end):
@@ -299,3 +302,18 @@ class PagedCache:
     def _discard(self, result: Lower | None) -> None:
         for page in result() if result else ():
             self.pool.release(page)
+
+
+@contextmanager
+def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
+    """Room for n more tokens in each, which count when the block has ended well."""
+    try:
+        for cache in caches:
+            cache.reserve(n)
+        yield
+    except BaseException:
+        for cache in caches:
+            cache.abandon()
+        raise
+    for cache in caches:
+        cache.advance(n)

@@ -3,7 +3,7 @@
 Per tier and layer there is one pool; a page has the same number in all layers' pools. Pools change by slice
 updates, which MLX does in place as long as nobody else holds the array. A step that runs on a GPU holds what
 it reads until it has ended, so decoding there does not write to pools: the page that is being filled lies
-apart (`OpenPages`) and goes into its pool when it is full. The CPU's own layers write to pools at once.
+apart (`OpenPages`) and goes into its pool when it is full.
 What is described lazily is evaluated with the step.
 """
 
@@ -41,6 +41,7 @@ class OpenPages:
 
 
 class MLXStorage:
+    layout = "shared"  # metal_kernels/README.md
     background = False  # demotions are described with the step that needs them: nothing may run beside it
 
     def __init__(self, config: ModelConfig):
@@ -69,14 +70,8 @@ class MLXStorage:
             self._free[tier] += range(old, new)  # larger than all others: still a heap
 
     def make(self, tier: int) -> int:
-        """Without kernels a hot page begins as zeros: MLX's CPU takes longer to select the rows that are
-        there than to attend to them, and NaN from an earlier use would go through a probability of zero."""
         self.prepare(tier, 1)
-        page = heapq.heappop(self._free[tier])
-        if tier == HOT and not on_gpu(self.head_dim):
-            for pool in self._pools(HOT):
-                pool[page] = 0
-        return page
+        return heapq.heappop(self._free[tier])
 
     def free(self, page: int, tier: int) -> None:
         heapq.heappush(self._free[tier], page)

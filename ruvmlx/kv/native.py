@@ -1,25 +1,35 @@
-"""Pages as the C decoder reads them. A page's number is its address."""
+"""Pages as the C library reads them. A page's number is its address."""
 
 import ctypes as C
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from ..kernels.decoder import Decoder
 from ..kernels.pages import PageTable, free_page, make_page
 from .policy import HOT
 from .storage import Bytes
 
 
+class PageKernels(Protocol):
+    """A decoder, or a PagedAttention: what knows the size of pages and how they are lowered."""
+
+    def page_bytes(self, tier: int) -> int: ...
+
+    def demote(self, source: int, tier: int, target: int, lower: int) -> None:
+        """Addresses and tiers; may run beside attention that reads `source`."""
+
+
 class NativeStorage:
+    layout = "librvm"
     background = True
 
-    def __init__(self, decoder: Decoder):
-        self._decoder = decoder
+    def __init__(self, pages: PageKernels):
+        self.pages = pages
 
     def page_bytes(self, tier: int) -> int:
-        return self._decoder.page_bytes(tier)
+        return self.pages.page_bytes(tier)
 
     def prepare(self, tier: int, n: int) -> None:
         """Each page is memory of its own."""
@@ -48,7 +58,7 @@ class NativeStorage:
             for page in made:
                 self.free(page, tier - 1)
             raise
-        return Demotion(self._decoder, pages, made, tier).result
+        return Demotion(self.pages, pages, made, tier).result
 
     def dump(self, page: int, tier: int) -> Bytes:
         """The memory itself, no copy."""
@@ -66,8 +76,8 @@ class NativeStorage:
 class Demotion:
     """Pages of `tier` on their way into `to`, pages of the next lower tier."""
 
-    def __init__(self, decoder: Decoder, pages: Sequence[int], to: Sequence[int], tier: int):
-        self._decoder, self._tier, self._to = decoder, tier, to
+    def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
+        self._kernels, self._tier, self._to = kernels, tier, to
         self._todo = list(zip(pages, to, strict=True))
         self._thread = threading.Thread(target=self._run, name="ruvmlx-demote")
         self._thread.start()
@@ -75,7 +85,7 @@ class Demotion:
     def _run(self) -> None:
         while self._todo:
             page, to = self._todo[0]
-            self._decoder.demote(page, self._tier, to, self._tier - 1)
+            self._kernels.demote(page, self._tier, to, self._tier - 1)
             del self._todo[0]
 
     def result(self) -> Sequence[int]:

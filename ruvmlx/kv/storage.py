@@ -30,6 +30,7 @@ class PageTable(Protocol):
 
 
 class Storage(Protocol):
+    layout: str  # whose order the bytes of `dump` have
     background: bool  # demotions run beside the decoder, so that it pays to begin them ahead of time
 
     def page_bytes(self, tier: int) -> int:

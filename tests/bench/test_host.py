@@ -4,12 +4,13 @@ from ruvmlx.apps.bench import host
 
 
 def test_rows(monkeypatch):
-    """One short turn each: names, a bar for the plain cache alone, times that are times."""
+    """One short turn each: names, a bar for the plain cache and for what a GPU runs, times that are times."""
     monkeypatch.setattr(host, "TOKENS", 4)
     said = []
     rows = host.run(1, said.append)
     assert said == ["host time of a token: 1 rounds of 4 tokens"]
-    assert [row.target for row in rows] == [host.BAR, *[None] * 5]
+    plain, others, gpu = [host.BAR, None], [None] * 4, [host.BAR, None] * 2
+    assert [row.target for row in rows] == plain + others + gpu
     assert all(row.value > 0 and row.unit == "x" and "mlx-lm" in row.note for row in rows)
 
 

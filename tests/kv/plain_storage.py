@@ -27,6 +27,7 @@ class PlainTable:
 class PlainStorage:
     """Counts what is alive, and refuses what a real storage would crash on."""
 
+    layout = "plain"
     background = True
 
     def __init__(self):

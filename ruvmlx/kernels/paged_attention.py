@@ -1,0 +1,121 @@
+"""The C library's pages and attention for a model whose matrix products are computed elsewhere.
+
+Positions enter by `turn`: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then their
+sines (layers.turns). Twin: layers.attend_ref.
+"""
+
+import ctypes as C
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+
+import numpy as np
+
+from . import matmul
+from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
+from .library import OK, _load
+from .pages import PageTable
+from .pages_native import head_page_bytes
+
+SHARED = 1 << 15  # queries times tokens from which threads share the heads
+F32 = np.dtype(np.float32)
+
+
+class PagedAttention:
+    """Layers of one shape; H query heads, K key/value heads, D numbers a head.
+
+    A page holds 64 tokens of all layers and key/value heads, as neon/include/rvm.h says. ValueError for a
+    head_dim that the library refuses: odd ones, and those over 512.
+    """
+
+    def __init__(self, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int):
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
+        self._head_pages = n_layers * n_kv_heads
+        self._head_bytes = [head_page_bytes(tier, head_dim) for tier in range(HOT + 1)]
+        self._functions = functions()
+        matmul.functions()  # declares what rvm_matmul_impl returns
+        self._matmul = C.cast(_load().rvm_matmul_impl(None), C.c_void_p)
+
+    def page_bytes(self, tier: int) -> int:
+        return self._head_pages * self._head_bytes[tier]
+
+    def demote(self, source: int, tier: int, target: int, lower: int) -> None:
+        """Fill the page at address `target`, of tier `lower`, from the full page at `source`."""
+        _done(self._functions.demote(tier, source, lower, target, self._head_pages, self.head_dim))
+
+    def run(
+        self, layer: int, table: PageTable, offset: int, qkv: Array, turn: Array, window: int = 0
+    ) -> Array:
+        """Append n tokens behind `offset` others, and attend from each to itself and to those before it.
+
+        qkv: float32 [n, (H + 2 K) D], contiguous, not turned -> [n, H D]. The new tokens' pages are hot.
+        window: tokens that a token sees at most, itself included; 0: all.
+        """
+        n, total = len(qkv), offset + len(qkv)
+        pages = table.pointer(total)
+        self._append(layer, table, offset, qkv, turn)
+        out = np.empty((n, self.n_heads * self.head_dim), F32)
+        call = partial(self._attend, layer, pages, offset, qkv, turn, window, out)
+        _each(call, self.n_kv_heads, n * total >= SHARED)
+        return out
+
+    def _append(self, layer: int, table: PageTable, offset: int, qkv: Array, turn: Array) -> None:
+        (n, width), d, first = qkv.shape, self.head_dim, self.n_heads
+        done = 0
+        while done < n:
+            at = (offset + done) % PAGE_TOKENS
+            some = min(PAGE_TOKENS - at, n - done)
+            address, tier, _ = table.rows[(offset + done) // PAGE_TOKENS]
+            if tier != HOT or not address:
+                raise ValueError(f"position {offset + done} has no hot page to be written to")
+            row, angles = qkv[done:].ctypes.data, turn[done:].ctypes.data
+            for head in range(self.n_kv_heads):
+                k, v = (row + 4 * d * (first + i * self.n_kv_heads + head) for i in (0, 1))
+                keys = int(address) + (layer * self.n_kv_heads + head) * self._head_bytes[HOT]
+                values = keys + 2 * PAGE_TOKENS * d
+                _done(self._functions.append(k, v, width, angles, some, d, at, keys, values))
+            done += some
+
+    def _attend(
+        self,
+        layer: int,
+        pages: int,
+        offset: int,
+        qkv: Array,
+        turn: Array,
+        window: int,
+        out: Array,
+        head: int,
+    ) -> None:
+        """One key/value head with its queries."""
+        n, d, group = len(qkv), self.head_dim, self.n_heads // self.n_kv_heads
+        scratch = np.empty(self._functions.scratch(n * group, d), F32)
+        place = 4 * head * group * d
+        call = _Attention(pages, layer * self.n_kv_heads + head, self._matmul, d, group)
+        call.q, call.q_stride, call.turn = qkv.ctypes.data + place, qkv.shape[1], turn.ctypes.data
+        call.queries, call.position, call.window = n, offset, window
+        call.first_page = max(0, offset + 1 - window) // PAGE_TOKENS if window else 0
+        call.end_page = -(-(offset + n) // PAGE_TOKENS)
+        call.out, call.out_stride = out.ctypes.data + place, out.shape[1]
+        call.scratch = scratch.ctypes.data
+        _done(self._functions.attend(C.addressof(call)))
+
+
+def _each(call: Callable[[int], None], count: int, shared: bool) -> None:
+    if shared:
+        for _ in _threads().map(call, range(count)):
+            pass
+    else:
+        for i in range(count):
+            call(i)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "ruvmlx-attend")
+
+
+def _done(rc: int) -> None:
+    if rc != OK:
+        raise ValueError(f"librvm refused the pages (error {rc})")
