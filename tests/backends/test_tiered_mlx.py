@@ -30,8 +30,7 @@ SHAPES = {
     "d64-window": SIZES | {"head_dim": 64, "n_heads": 4, "n_kv_heads": 2, "sliding_window": 150},
 }
 # Largest difference of any logit over the largest logit. A key that rounding moves across a quantiser's step
-# is the most of it; on the CPU, the 8 bits of queries in front of cold pages; in 16-bit graphs, rounding in the
-# attention.
+# is the most of it; on the CPU, the 8 bits of queries in front of cold pages; in 16-bit graphs, rounding.
 TO_THE_JUDGE = {"cpu": 6e-3, "graph": 2e-2, "gpu": 2e-2}
 TO_THE_FULL = 0.06
 
