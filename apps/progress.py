@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.models.facts import Facts
 from ruvmlx.plan import Plan
 from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
@@ -21,7 +21,7 @@ STILL = 10.0  # seconds between two lines where nothing may move
 
 def is_first_run() -> bool:
     """Was nothing kept yet? Asked before the store is opened, which makes it."""
-    return not config.store_file().exists()
+    return not settings.store_file().exists()
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -2,7 +2,7 @@
 //   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of D/2 angles, then their sines
 //   params: int32 [16], of which KV_HEADS and N_NEW, tokens   out: halves [n_kv_heads][2][tokens][D], as bytes: K rows, V rows
 //   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; a thread takes the numbers i, i + 64 ..
-//   Templates: D, TRADITIONAL, T.   Twin: kernels/metal/append.py::append_ops
+//   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/append.py::append_ops
 KERNEL_START
 const int t = group_at.x, kv = group_at.y, n = params[N_NEW], n_kv = params[KV_HEADS];
 const int from = (t * n_kv + kv) * D;

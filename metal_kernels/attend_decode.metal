@@ -8,7 +8,7 @@
 //   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
 //   those of a value to its probability.
 //   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 36 HEADS bytes, 16.3 KB at most.
-//   Twin: kernels/metal/decode.py::attend_ops
+//   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;
 constexpr int SIMDS = 4;

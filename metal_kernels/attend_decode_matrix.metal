@@ -1,7 +1,7 @@
 // attend_decode_matrix: attend_decode on matrix units, for GPUs whose ordinary lanes cannot unpack and multiply as fast
 //   as memory delivers (an H200 would need all of its f32 rate for 4-bit pages and four heads).
 //   Arguments, outputs and grid are attend_decode's.   Templates: D (64, 128), G (1 to 8)
-//   Threadgroup memory: 28 KB at most.   Twin: kernels/metal/decode.py::attend_ops
+//   Threadgroup memory: 28 KB at most.   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
 constexpr int SIMDS = 4, Q_COLD = M::PARTS * M::DK / 2 * 32; // where the cold queries begin

@@ -1,6 +1,6 @@
 // demote_cold: warm (or hot) pages -> cold pages: K rotated, then 4 bits with a scale and a bias per token.   Bytes: quantise.h
 //   pool: of the SOURCE tier   ids, params, out, grid: as demote_warm's, out in cold pages
-//   Templates: D, SOURCE (WARM 1, HOT 2).   Twin: kernels/metal/demote.py::demote_cold_ops
+//   Templates: D, SOURCE (WARM 1, HOT 2).   Twin: backends/mlx/kernels/demote.py::demote_cold_ops
 KERNEL_START
 constexpr int N = blocks_of(D);
 const int n_kv = params[KV_HEADS], kv = group_at.y;

@@ -1,7 +1,7 @@
 // demote_warm: hot pages -> warm pages, 8 bits with a scale per token.   Bytes: quantise.h, README.md
 //   hot: pool   ids: int32 [n], pages of it   params: int32 [16], of which KV_HEADS   out: warm pages [n][n_kv_heads][bytes]
 //   grid: (n, n_kv_heads, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth token
-//   Template: D.   Twin: kernels/metal/demote.py::demote_warm_ops
+//   Template: D.   Twin: backends/mlx/kernels/demote.py::demote_warm_ops
 KERNEL_START
 constexpr int N = blocks_of(D);
 const int n_kv = params[KV_HEADS], kv = group_at.y;

@@ -11,7 +11,7 @@
 #define SIMD_BARRIER() simdgroup_barrier(mem_flags::mem_threadgroup)
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// KERNEL_START is no macro here but is replaced in the body's text (kernels/metal/source.py): mx.fast.metal_kernel
+// KERNEL_START is no macro here but is replaced in the body's text (backends/mlx/kernels/source.py): mx.fast.metal_kernel
 // looks for the names of thread positions in the text it is given.
 
 FN float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }

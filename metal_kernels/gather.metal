@@ -4,7 +4,7 @@
 //   that are wanted   pages: int32   cold, warm, hot: pools   fresh: the new tokens' rows, as `append` wrote them
 //   out: pairs of halves [2][HEADS][tokens][D / 2]: K, V; tokens: those of the pages, then the new ones
 //   grid: (pages + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
-//   Template: D.   Twin: kernels/metal/gather.py::gather_ops
+//   Template: D.   Twin: backends/mlx/kernels/gather.py::gather_ops
 KERNEL_START
 constexpr int N = blocks_of(D);
 const int n_cold = params[N_COLD], n_warm = params[N_WARM], n_pages = n_cold + n_warm + params[N_HOT];

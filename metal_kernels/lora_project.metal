@@ -1,7 +1,7 @@
 // lora_project: u = [s1 x A1, s2 x A2], both tiers of adapters in one pass over x.
 //   x: f32 [T][n]   a1: f32 [n][R1], a2: f32 [n][R2]   params: int32 [16]: [0] n, [1] [2] bits of the floats s1 and s2
 //   u: f32 [T][R1 + R2]   grid: (T, 1, 1) threadgroups of 8 simdgroups   Templates: R1, R2 (1 to 64 each)
-//   Twin: kernels/metal/lora.py::lora_add_ops
+//   Twin: backends/mlx/kernels/lora.py::lora_add_ops
 KERNEL_START
 constexpr int SIMDS = 8, R = R1 + R2;
 SHARED(float, sums, SIMDS * R);

@@ -2,7 +2,7 @@
 //   w, velocity, g, w_new, velocity_new: f32 [n]   params: int32 [16]: [0] n, [1] [2] bits of the floats eta and mu
 //   bad: int32 [threadgroups]: how many new weights are not finite; if any is not 0, nothing may be kept
 //   grid: (ceil(n / 1024), 1, 1) threadgroups of 256 threads; a thread makes up to 4 numbers
-//   Twin: kernels/metal/micro.py::micro_update_ops
+//   Twin: backends/mlx/kernels/micro.py::micro_update_ops
 KERNEL_START
 SHARED(float, counts, 8);
 const int n = params[0];

@@ -5,7 +5,7 @@
 //   q_out, q_cold: f32 [sequences][n_heads][D]   open_out: as open
 //   grid: (n_heads + n_kv_heads, sequences, 1) threadgroups of 2 simdgroups: one for each head of q, then of k and v
 //   MLX kernels write fresh arrays: a copied page is 64 rows, where a changed pool would be copied whole while a step that reads
-//   it is still running.   Templates: D, TRADITIONAL, T.   Twin: kernels/metal/rope_append.py::rope_append_ops
+//   it is still running.   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/rope_append.py::rope_append_ops
 KERNEL_START
 const int b = group_at.y, n_kv = params[b * PARAMS + KV_HEADS], n_heads = n_kv * params[b * PARAMS + GROUP];
 if ((int)group_at.x < n_heads) {

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import config
-from .backends import cpu
+from . import settings
 from .backends.select import Choice
 from .errors import RuvmlxError
 from .models.asking import watched_weights
-from .models.base import Model
 from .models.facts import Facts
 from .models.load import load_model
+from .models.model import Model
+from .platform import cpu
 from .progress import QUIET, Progress, Watch, megabytes, parameters
 
 CONTEXT = 4096  # tokens of keys and values that are counted in
@@ -83,7 +83,7 @@ class Plan:
 
     @classmethod
     def of(cls, facts: Facts, backend: Choice, chosen: str | None) -> "Plan":
-        return cls(facts, backend, Need.of(facts, backend), Memory.now(backend), chosen, config.home())
+        return cls(facts, backend, Need.of(facts, backend), Memory.now(backend), chosen, settings.home())
 
     @property
     def fits(self) -> bool:

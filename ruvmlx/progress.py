@@ -11,11 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from .models.facts import Facts
-    from .plan import Plan
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 TICK = 0.1  # seconds between two reports
@@ -89,11 +85,15 @@ class Watch:
 
     held = 0
 
-    def found(self, facts: "Facts") -> None:
-        """The model's files are known; none of its weights was fetched or read yet."""
+    def found(self, facts: Any) -> None:
+        """The model's files are known; none of its weights was fetched or read yet.
 
-    def planned(self, plan: "Plan") -> None:
-        """What the model will need of this machine. What is given back in here is counted as free."""
+        facts: models.facts.Facts"""
+
+    def planned(self, plan: Any) -> None:
+        """What the model will need of this machine. What is given back in here is counted as free.
+
+        plan: plan.Plan"""
 
     def progress(self, progress: Progress) -> None: ...
 

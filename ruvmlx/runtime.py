@@ -11,27 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import config
+from . import settings as config
 from .backends.base import Backend
-from .backends.cpu import total_memory
 from .backends.select import asked_policy, cache_policy, describe, open_backend
-from .chats import Chatting
-from .conversation import Turn, question_of
+from .context_window import Turn, question_of
+from .conversations import Chatting
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
-from .engine.sampler import check_sampling
 from .errors import NotFound, StoreBusy, UsageError
 from .kv.disk import CacheFolder
 from .lora.residency import Residency, Resident
-from .memory import Held, peak, resident
-from .models.base import Model
+from .models.model import Model
+from .platform.cpu import total_memory
+from .platform.memory import Held, peak, resident
 from .progress import QUIET, Watch
-from .sona.kv_policy import KVLedger, KVLoop, KVStatus
+from .sampling import check_sampling
+from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
-from .sona.ledger import LearnStatus
 from .sona.loops import Loops
-from .sona.memory import MemoryStatus, check_examples
-from .sona.routing import Routing, made_by
+from .sona.optional.routing import Routing, made_by
+from .sona.optional.tier_measurement import KVLedger, KVLoop, KVStatus
+from .sona.rating_index import MemoryStatus, check_examples
 from .sona.signal import Pace
 from .sona.state import RatingResult
 from .sona.trace import Trace
@@ -39,7 +39,7 @@ from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
     from .sona.background import Settings
-    from .sona.router import RouterStatus
+    from .sona.optional.router import RouterStatus
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
 

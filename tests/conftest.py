@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from ruvmlx import config
-from ruvmlx.backends import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
+from ruvmlx import settings as config
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
+from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import embedding, measuring, neutral_text
+from ruvmlx.sona import calibration, embedding, reference_text
 from ruvmlx.store import Store
 
 from .models.make_models import make_safetensors_model
@@ -69,7 +69,7 @@ def engine(tiny, tiny_backend):
     return LLMInferenceEngine(tiny, tiny_backend)
 
 
-_WHOLE = neutral_text.texts()
+_WHOLE = reference_text.texts()
 _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
 
 
@@ -82,7 +82,7 @@ def whole_text() -> None:
 def _short_text(request, monkeypatch):
     """Otherwise a few texts: the tiny model takes each byte for a token."""
     if "whole_text" not in request.fixturenames:
-        monkeypatch.setattr(neutral_text, "texts", lambda: _SHORT)
+        monkeypatch.setattr(reference_text, "texts", lambda: _SHORT)
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +90,8 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     """The short text as the tiny model reads it."""
     config = tiny.config
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(neutral_text, "texts", lambda: _SHORT)
-        measured = measuring.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+        patched.setattr(reference_text, "texts", lambda: _SHORT)
+        measured = calibration.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
     return measured.to_bytes()
 
 

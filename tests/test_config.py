@@ -1,6 +1,6 @@
 import pytest
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.errors import UsageError
 
 
@@ -12,11 +12,11 @@ def folder(tmp_path, monkeypatch):
 
 def test_precedence_flag_environment_project_user_default(monkeypatch, home, folder):
     def now(**flags):
-        found = config.load(flags)["max_tokens"]
+        found = settings.load(flags)["max_tokens"]
         return found.value, found.origin
 
     assert now() == (512, "default")
-    config.save("max_tokens", "5")
+    settings.save("max_tokens", "5")
     assert now() == (5, str(home / "config.toml"))
     (folder / "ruvmlx.toml").write_text("max_tokens = 6\n")
     assert now() == (6, "ruvmlx.toml")
@@ -28,9 +28,9 @@ def test_precedence_flag_environment_project_user_default(monkeypatch, home, fol
 
 def test_saved_text_comes_back_whole():
     hard = 'say "hi" \\ and\n\ttab é\x01'
-    config.save("system", hard)
-    config.save("temperature", "0.25")
-    found = config.load()
+    settings.save("system", hard)
+    settings.save("temperature", "0.25")
+    found = settings.load()
     assert (found["system"].value, found["temperature"].value) == (hard, 0.25)
 
 
@@ -39,12 +39,12 @@ def test_saved_text_comes_back_whole():
 )
 def test_bad_values_are_refused_and_nothing_is_written(name, value):
     with pytest.raises(UsageError):
-        config.save(name, value)
-    assert not config.user_file().exists()
+        settings.save(name, value)
+    assert not settings.user_file().exists()
 
 
 @pytest.mark.parametrize("text", ["max_tokens = ", "colour = 1", "max_tokens = true", "max_tokens = 1.5"])
 def test_a_bad_file_names_itself(folder, text):
     (folder / "ruvmlx.toml").write_text(text)
     with pytest.raises(UsageError, match=r"ruvmlx\.toml"):
-        config.load()
+        settings.load()

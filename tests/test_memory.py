@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from ruvmlx import memory
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.native import NativeBackend
-from ruvmlx.memory import Held, size
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.platform import memory
+from ruvmlx.platform.memory import Held, size
 
 from .test_runtime import say
 

@@ -104,7 +104,7 @@ def test_rows_say_what_will_be_used_and_why(monkeypatch, facts, home):
 
 def test_available_memory_is_of_this_machine():
     """Less than there is, more than nothing."""
-    from ruvmlx.backends import cpu
+    from ruvmlx.platform import cpu
 
     assert 0 < cpu.available_memory() <= 2 * cpu.total_memory()
     assert Memory.now(NATIVE).limit < Memory.now(NATIVE).total * 2

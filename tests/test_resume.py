@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from ruvmlx import put_away
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx import soft_delete
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
 
@@ -88,7 +88,7 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
         assert kept(home) == set(chats)
     assert kept(home) == set(chats[1:])
     store = Store(home / "ruvmlx.db")
-    put_away.delete(store, chats[1])
+    soft_delete.delete(store, chats[1])
     assert kept(home) == {chats[2]}
     store.delete_session(chats[2])  # a process that was killed after that
     with open_native():

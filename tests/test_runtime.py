@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
-from ruvmlx.models.base import Message
+from ruvmlx.models.model import Message
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):

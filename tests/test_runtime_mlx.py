@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx import runtime as runtime_module
-from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
 from tests.engine.test_stream import Synchronous

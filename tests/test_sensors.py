@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ruvmlx import sensors
-from ruvmlx.sensors import HEAT, Reading, Sensors, battery_watts
+from ruvmlx.platform import sensors
+from ruvmlx.platform.sensors import HEAT, Reading, Sensors, battery_watts
 
 
 def put(root, **files):

@@ -5,9 +5,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from ruvmlx.backends import mlxlm
-from ruvmlx.backends.gpu import GPU
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import mlxlm
+from ruvmlx.platform.gpu import GPU
+from ruvmlx.platform.mx import mx
 
 Make = Callable[[str, list[mx.array], tuple[int, ...], mx.Dtype], mx.array]
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ruvmlx.backends import graph
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import graph
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.kv.policy import TIERED, TierPolicy
-from ruvmlx.models.base import Model
 from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Model
+from ruvmlx.platform.mx import mx
 
 PROMPT, TOKENS = 512, 48
 Speed = tuple[float, float]  # tokens a second: prefill, decode

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ruvmlx.sensors import SYS, packages
+from ruvmlx.platform.sensors import SYS, packages
 
 from .rows import Row, left_out, measured
 

@@ -16,16 +16,17 @@ from unittest import mock
 
 import numpy as np
 
-from ruvmlx.backends import graph, mlx
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx import graph
+from ruvmlx.backends.mlx.kernels.decode import ATTEND, MERGE
+from ruvmlx.backends.mlx.kernels.rope_append import ROPE_APPEND
+from ruvmlx.backends.mlx.kernels.source import DTYPES, Kernel
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
-from ruvmlx.kernels.metal.decode import ATTEND, MERGE
-from ruvmlx.kernels.metal.rope_append import ROPE_APPEND
-from ruvmlx.kernels.metal.source import DTYPES, Kernel
 from ruvmlx.kv.policy import TIERED, TierPolicy
-from ruvmlx.lora.micro import MicroLoRA
-from ruvmlx.models.base import Model, ModelConfig
+from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Model, ModelConfig
+from ruvmlx.platform.mx import mx
 from ruvmlx.sona.trace import Trace
 
 from .as_gpu import Placeholders, as_on_gpu

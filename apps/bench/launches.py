@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.backends import graph, mlxlm, tiered
-from ruvmlx.backends.mlx_sampler import MLXSampler
-from ruvmlx.backends.mx import mx, nn
-from ruvmlx.backends.stream import HeadChange
+from ruvmlx.backends.mlx import graph, mlxlm, tiered
+from ruvmlx.backends.mlx.kernels.source import Kernel
+from ruvmlx.backends.mlx.sampler import MLXSampler
+from ruvmlx.backends.mlx.storage import MLXStorage
+from ruvmlx.backends.mlx.stream import HeadChange
 from ruvmlx.engine import Sampling
-from ruvmlx.kernels.metal.source import Kernel
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.mlx import MLXStorage
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
-from ruvmlx.lora.micro import MicroLoRA
-from ruvmlx.models.base import ModelConfig
+from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.models.model import ModelConfig
+from ruvmlx.platform.mx import mx, nn
 
 from .as_gpu import as_on_gpu
 

@@ -12,11 +12,11 @@ import numpy as np
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kernels import micro
-from ruvmlx.models.base import Message
 from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona import embedding, signal
-from ruvmlx.sona.bank import CAPACITY, ReasoningBank
+from ruvmlx.sona.reasoning_bank import CAPACITY, ReasoningBank
 from ruvmlx.store import Store
 
 from ..prove import trial

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ruvmlx.backends.cpu import total_memory
+from ruvmlx.platform.cpu import total_memory
 
 from . import random_model
 from .model import decode_turn, prompt, ratios

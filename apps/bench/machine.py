@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.backends.cpu import physical_cores, total_memory
 from ruvmlx.kernels import matmul, micro
+from ruvmlx.platform.cpu import physical_cores, total_memory
 
 BLOCK = 256 << 20  # bytes: more than any last-level cache we expect
 DRIFT = 0.05

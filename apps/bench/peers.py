@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.models.load import load_model
 

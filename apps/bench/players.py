@@ -354,9 +354,9 @@ class Verdicts:
 
 def kernel_verdicts() -> list[dict[str, Any]]:
     """[{"name", "ok", "why", "ratio"}] of the kernels' self-check, made afresh; none without a GPU."""
-    from ruvmlx.backends.gpu import gpu
-    from ruvmlx.backends.gpu_check import check
-    from ruvmlx.backends.verdict import STARTER
+    from ruvmlx.backends.mlx.gpu_check import check
+    from ruvmlx.backends.mlx.verdict import STARTER
+    from ruvmlx.platform.gpu import gpu
 
     return [asdict(result) for result in check(STARTER, fresh=True).results] if gpu.kind else []
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ruvmlx import memory
+from ruvmlx.platform import memory
 
 from ..report.privacy import public_error
 from .players import KINDS

@@ -18,10 +18,10 @@ from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError
 
-from . import clipboard, commands, describe, ending, garbage, keys, palette, theme
+from . import clipboard, commands, describe, ending, gc_policy, keys, palette, theme
 from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .comparing import ComparingApp
@@ -78,7 +78,7 @@ class ChatApp(ComparingApp):
         self.set_keymap(self._keys)
         self.prompt.focus()
         self._open()
-        self.set_interval(garbage.EVERY, self._tidy)
+        self.set_interval(gc_policy.EVERY, self._tidy)
         if self.options.learn_when_idle:
             self._learn_when_idle()
         self._here = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class ChatApp(ComparingApp):
     @work(thread=True)
     def _remember_theme(self, name: str) -> None:
         try:
-            config.save("theme", theme.setting(name))
+            settings.save("theme", theme.setting(name))
         except RuvmlxError as error:
             self.call_from_thread(self.status.flash, describe.error_line(error))
 

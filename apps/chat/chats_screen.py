@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from . import describe, keys, shelf
+from . import chat_files, describe, keys
 
 if TYPE_CHECKING:
     from .library import LibraryApp
@@ -34,8 +34,8 @@ class ChatsScreen(ModalScreen[str | None]):
     def __init__(self, words: str = "") -> None:
         super().__init__()
         self._words = words
-        self._entries: list[shelf.Entry] = []
-        self._naming: shelf.Entry | None = None  # the chat that gets another title
+        self._entries: list[chat_files.Entry] = []
+        self._naming: chat_files.Entry | None = None  # the chat that gets another title
         self._found = asyncio.Event()  # the list is what the words ask for
         self.deleted: list[str] = []
 
@@ -69,11 +69,11 @@ class ChatsScreen(ModalScreen[str | None]):
         return self.query_one(OptionList)
 
     @property
-    def highlighted(self) -> shelf.Entry | None:
+    def highlighted(self) -> chat_files.Entry | None:
         at = self.options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
-    async def _chosen(self) -> shelf.Entry | None:
+    async def _chosen(self) -> chat_files.Entry | None:
         """The chat under the bar, once all that was typed before has been searched for: a priority binding's
         key overtakes the letters that still wait in the input's queue."""
         for pump in (self.query_one(Input), self):  # the letters, then the change that they made
@@ -91,7 +91,7 @@ class ChatsScreen(ModalScreen[str | None]):
     @work(exclusive=True, group="search")
     async def _show(self, words: str, keep: str | None) -> None:
         try:
-            self._entries = await self.chat.runtime.call_between(lambda r: shelf.entries(r, words))
+            self._entries = await self.chat.runtime.call_between(lambda r: chat_files.entries(r, words))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             self._say(describe.error_line(error))
             self._found.set()
@@ -105,7 +105,7 @@ class ChatsScreen(ModalScreen[str | None]):
         self.options.highlighted = (places or [0])[0] if self._entries else None
         self._found.set()
 
-    def _row(self, entry: shelf.Entry) -> Content:
+    def _row(self, entry: chat_files.Entry) -> Content:
         """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
         mark = "● " if entry.id == self.chat.session else "  "
         facts = f"{entry.turns:>6} · {entry.when:>6}"
@@ -167,9 +167,9 @@ class ChatsScreen(ModalScreen[str | None]):
         self._say(self._hints)
 
     @work
-    async def _give_title(self, entry: shelf.Entry, title: str) -> None:
+    async def _give_title(self, entry: chat_files.Entry, title: str) -> None:
         self._end_naming()
-        if await self._done(lambda runtime: shelf.rename(runtime, entry.id, title)):
+        if await self._done(lambda runtime: chat_files.rename(runtime, entry.id, title)):
             self._search(entry.id)
 
     @work

@@ -8,9 +8,9 @@ from textual import work
 from . import compare, describe
 from .compare_screen import CompareScreen
 from .contract import ChatOptions, OpenRuntime
-from .opened import Standing
 from .rating import EFFECT_SHOWN
 from .switching import SwitchingApp
+from .view_model import Standing
 
 
 class ComparingApp(SwitchingApp):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
-from ruvmlx.memory import Held
+from ruvmlx.platform.memory import Held
 from ruvmlx.runtime import LearningState, LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow, Store
 

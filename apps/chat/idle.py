@@ -16,7 +16,7 @@ from textual import events, work
 from . import describe
 from .base import later
 from .contract import ChatRuntime, OpenRuntime
-from .garbage import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
+from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 from .rating import EFFECT_SHOWN, RatingApp
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating

@@ -8,12 +8,12 @@ from textual import work
 
 from ruvmlx.errors import NotFound
 
-from . import commands, shelf
+from . import chat_files, commands
 from .chats_screen import ChatsScreen
 from .contract import ChatOptions, ChatRuntime, OpenRuntime
 from .messages import Notice, Reply
-from .opened import Opened
 from .status import Meter
+from .view_model import Opened
 from .writing import WritingApp
 
 T = TypeVar("T")
@@ -86,13 +86,13 @@ class LibraryApp(WritingApp):
         self._choose_chat(argument)
 
     async def do_open(self, argument: str) -> None:
-        await self._open_chat(await self.runtime.call(lambda runtime: shelf.find(runtime, argument)))
+        await self._open_chat(await self.runtime.call(lambda runtime: chat_files.find(runtime, argument)))
 
     async def do_new(self, _: str) -> None:
         await self._open_new()
 
     async def do_title(self, argument: str) -> None:
-        said = await self._with_chat(lambda runtime, session: shelf.rename(runtime, session, argument))
+        said = await self._with_chat(lambda runtime, session: chat_files.rename(runtime, session, argument))
         self.status.flash(said)
 
     async def do_fork(self, _: str) -> None:
@@ -117,11 +117,11 @@ class LibraryApp(WritingApp):
         await self._open_chat(session)
 
     async def do_export(self, argument: str) -> None:
-        said = await self._with_chat(lambda runtime, session: shelf.export(runtime, session, argument))
+        said = await self._with_chat(lambda runtime, session: chat_files.export(runtime, session, argument))
         await self.transcript.add(Notice(said))
 
     async def do_import(self, argument: str) -> None:
-        await self._open_chat(await self.runtime.call(lambda runtime: shelf.take_up(runtime, argument)))
+        await self._open_chat(await self.runtime.call(lambda runtime: chat_files.take_up(runtime, argument)))
 
     # The clipboard
 

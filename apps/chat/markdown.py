@@ -27,7 +27,7 @@ from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
 from ruvmlx.text import sanitize
 
-from .growing import Shape, Table, common_prefix, shape_of, swap
+from .markdown_stream import Shape, Table, common_prefix, shape_of, swap
 from .windowed import Windowed
 
 _NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list

@@ -8,12 +8,12 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from ruvmlx import memory
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.memory import Held, size
+from ruvmlx.platform import memory
+from ruvmlx.platform.memory import Held, size
+from ruvmlx.platform.sensors import Reading
 from ruvmlx.runtime import LearningState
-from ruvmlx.sensors import Reading
 from ruvmlx.text import one_line
 
 from . import describe

@@ -20,12 +20,12 @@ from typing import Any, TextIO
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.platform.sensors import Sensors
 from ruvmlx.runtime import Turn
-from ruvmlx.sensors import Sensors
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching
-from . import clipboard, commands, compare, describe, ending, models, panel, shelf
+from . import chat_files, clipboard, commands, compare, describe, ending, models, panel
 from .code import code_blocks
 from .contract import ChatOptions, ChatRuntime, OpenRuntime, start_session, swap_adapter
 from .interrupts import Interrupts
@@ -235,16 +235,16 @@ class PlainChat:
     # Chats
 
     def do_chats(self, argument: str) -> None:
-        for line in shelf.lines(self.runtime, argument):
+        for line in chat_files.lines(self.runtime, argument):
             self._print(line)
 
     def do_open(self, argument: str) -> None:
-        self._open(shelf.find(self.runtime, argument))
+        self._open(chat_files.find(self.runtime, argument))
 
     def _open(self, session: str) -> None:
         self.session, turns = session, self.runtime.turns(session)
         self.system = next((t.content for t in turns if t.role == "system"), None)
-        self._print(f"Chat: {shelf.title(self.runtime, session)}")
+        self._print(f"Chat: {chat_files.title(self.runtime, session)}")
         self._tell(turns if self.interactive else [])
 
     def _tell(self, turns: list[Turn]) -> None:
@@ -260,7 +260,7 @@ class PlainChat:
         self._print("New chat.")
 
     def do_title(self, argument: str) -> None:
-        self._print(shelf.rename(self.runtime, self.session, argument))
+        self._print(chat_files.rename(self.runtime, self.session, argument))
 
     def do_fork(self, _: str) -> None:
         self.session = self.runtime.store.fork_session(self.session)
@@ -279,10 +279,10 @@ class PlainChat:
         self._open(self.deleted.pop())
 
     def do_export(self, argument: str) -> None:
-        self._print(shelf.export(self.runtime, self.session, argument))
+        self._print(chat_files.export(self.runtime, self.session, argument))
 
     def do_import(self, argument: str) -> None:
-        self._open(shelf.take_up(self.runtime, argument))
+        self._open(chat_files.take_up(self.runtime, argument))
 
     # The model
 

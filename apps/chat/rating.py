@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from textual import events, work
 
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.platform.sensors import Reading, Sensors
 from ruvmlx.runtime import LearnStatus
-from ruvmlx.sensors import Reading, Sensors
 
 from . import commands, describe
 from .base import ChatBase
 from .contract import OpenRuntime
 from .messages import Reply
-from .opened import Standing
 from .panel import View
+from .view_model import Standing
 
 EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
 SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is open

@@ -15,8 +15,8 @@ from .base import later
 from .contract import HasName
 from .library import LibraryApp
 from .messages import Notice
-from .opened import Opened
 from .picker_screen import PickerScreen
+from .view_model import Opened
 from .welcome import Welcome
 
 

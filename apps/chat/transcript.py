@@ -14,8 +14,8 @@ from ruvmlx.runtime import Turn
 
 from . import windowed
 from .messages import Reply, UserMessage
-from .opened import Standing
 from .stream import drawn
+from .view_model import Standing
 from .welcome import Welcome
 
 NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ruvmlx import config
+from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
 from .options import adapter_name, load_model, resolve
@@ -37,9 +37,9 @@ class _Open:
     def change(self):
         """Base, body and micro of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
-        from ruvmlx.lora.body import joined, unpacked_body
         from ruvmlx.lora.interchange import combined
-        from ruvmlx.sona.ledger import Ledger
+        from ruvmlx.lora.layer_lora import joined, unpacked_body
+        from ruvmlx.sona.adapter_history import Ledger
 
         if self.name is None:
             raise UsageError("--adapter none has learned nothing; name an adapter.")
@@ -65,8 +65,8 @@ def _facts(store: Any, row: Any) -> dict[str, Any]:
 
 def _rank(store: Any, row: Any) -> int:
     """The largest rank of a layer in the version in use."""
-    from ruvmlx.lora.base import BaseLoRA
-    from ruvmlx.lora.micro import stored_rank
+    from ruvmlx.lora.base_lora import BaseLoRA
+    from ruvmlx.lora.micro_lora import stored_rank
 
     if row.version == 0:
         return 0
@@ -183,7 +183,7 @@ def export(
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
     """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
     from ruvmlx.lora.interchange import load
-    from ruvmlx.sona.adopt import adopt
+    from ruvmlx.sona.import_adapter import adopt
     from ruvmlx.sona.instant import KL_CAP
 
     from .options import open_runtime

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from ruvmlx import __version__
-from ruvmlx import config as settings
+from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
 
 from .output import json_option, log, print_json, show
@@ -37,11 +36,11 @@ def _backend() -> str:
 
 def _gpu_kernels() -> str:
     """Checked afresh, with the shapes of the model in use; the starter's where that cannot be opened."""
-    from ruvmlx.backends.gpu import gpu
+    from ruvmlx.platform.gpu import gpu
 
     if not gpu.kind:
         return "no GPU: kernels not checked here"
-    from ruvmlx.backends.gpu_check import check
+    from ruvmlx.backends.mlx.gpu_check import check
 
     from ..progress import watching
 
@@ -54,8 +53,8 @@ def _gpu_kernels() -> str:
 
 
 def _shapes() -> Any:
-    from ruvmlx.backends.mlx import shapes_of
-    from ruvmlx.backends.verdict import STARTER
+    from ruvmlx.backends.mlx.backend import shapes_of
+    from ruvmlx.backends.mlx.verdict import STARTER
     from ruvmlx.models.load import load_model
 
     try:
@@ -76,11 +75,11 @@ def _store() -> str:
 
 def _deleted_chats() -> str:
     """Erases the deleted chats that are due, as every start does."""
-    from ruvmlx import put_away
+    from ruvmlx import soft_delete
     from ruvmlx.store import Store
 
     store = Store(settings.store_file())
-    if failed := put_away.delete_older(store):
+    if failed := soft_delete.delete_older(store):
         raise RuvmlxError("; ".join(failed))
     waiting = len(store.put_away_sessions())
     return f"{waiting} can be restored" if waiting else "none"
@@ -88,7 +87,7 @@ def _deleted_chats() -> str:
 
 def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
-    from ruvmlx.memory import size
+    from ruvmlx.platform.memory import size
 
     folder, limit = CacheFolder.beside(settings.store_file()), settings.load()["kv_disk"].value
     chats, nbytes = folder.contents()
@@ -104,9 +103,9 @@ def _model() -> str:
 
 def _adapter() -> str:
     from ruvmlx.lora import MicroLoRA
-    from ruvmlx.lora.body import unpacked_body
+    from ruvmlx.lora.layer_lora import unpacked_body
     from ruvmlx.models.load import load_model
-    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.sona.adapter_history import Ledger
     from ruvmlx.store import Store
 
     name = settings.load()["adapter"].value
@@ -212,7 +211,7 @@ def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: boo
 
 
 def _export_metal(folder: Path, as_json: bool) -> None:
-    from ruvmlx.kernels.metal.export import export
+    from ruvmlx.backends.mlx.kernels.export import export
 
     files = export(folder)
     if as_json:

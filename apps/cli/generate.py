@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from ruvmlx import memory
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
-from ruvmlx.models.base import Message
+from ruvmlx.models.model import Message
+from ruvmlx.platform import memory
 from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ruvmlx import config
+from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
@@ -46,7 +46,7 @@ def learn() -> None:
 
 def _ledger(flags: dict[str, Any]):
     """The ledger of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.sona.ledger import Ledger
+    from ruvmlx.sona.adapter_history import Ledger
     from ruvmlx.store import Store
 
     settings = resolve(flags)
@@ -202,7 +202,7 @@ def reset(as_json: bool, **flags: Any) -> None:
 @model_options
 def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""
-    from ruvmlx.sona.export import rows
+    from ruvmlx.sona.export_examples import rows
 
     for row in rows(_ledger(flags), format_):
         print_json(row)
@@ -261,8 +261,8 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
 def _router(flags: dict[str, Any]):
     """The router of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.sona.ledger import Ledger
-    from ruvmlx.sona.router import Router
+    from ruvmlx.sona.adapter_history import Ledger
+    from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
 
     settings = resolve(flags)
@@ -285,7 +285,7 @@ def _show_router(facts: dict[str, Any]) -> None:
 def _kv_ledger(flags: dict[str, Any]):
     """What is known of the chosen model's KV policies; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
-    from ruvmlx.sona.kv_policy import KVLedger
+    from ruvmlx.sona.optional.tier_measurement import KVLedger
     from ruvmlx.store import Store
 
     settings = resolve(flags)

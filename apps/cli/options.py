@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx import config
+from ruvmlx import settings as config
 from ruvmlx.progress import Watch
 
 if TYPE_CHECKING:
-    from ruvmlx.models.base import Model
+    from ruvmlx.models.model import Model
 
 _MODEL = [
     click.option(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.text import excerpt, one_line
 
 from .output import json_option, log, print_json, show
@@ -19,7 +19,7 @@ chat_id = click.argument("session_id", metavar="ID|last")
 def _store():
     from ruvmlx.store import Store
 
-    return Store(config.store_file())
+    return Store(settings.store_file())
 
 
 def _facts(session) -> dict[str, Any]:
@@ -155,14 +155,14 @@ def fork_session(session_id: str, as_json: bool) -> None:
 @click.option("--now", is_flag=True, help="For good, at once.")
 def remove_session(session_id: str, now: bool) -> None:
     """Delete a chat: `restore` brings it back, for a day. What was learned from its ratings stays."""
-    from ruvmlx import put_away
+    from ruvmlx import soft_delete
 
     store = _store()
     session_id = store.find_session(session_id)
     title = one_line(store.session(session_id).title) or "Untitled"
-    put_away.delete_older(store)
+    soft_delete.delete_older(store)
     if now:
-        put_away.delete(store, session_id)
+        soft_delete.delete(store, session_id)
         log(f"Deleted for good: {title}")
     else:
         store.put_away(session_id)
@@ -174,10 +174,10 @@ def remove_session(session_id: str, now: bool) -> None:
 @json_option
 def restore_session(session_id: str | None, as_json: bool) -> None:
     """Bring a deleted chat back; without an ID: those that can come back, the one deleted last first."""
-    from ruvmlx import put_away
+    from ruvmlx import soft_delete
 
     store = _store()
-    put_away.delete_older(store)
+    soft_delete.delete_older(store)
     rows = [_facts(s) for s in store.put_away_sessions()]
     if session_id is not None:
         session_id = store.find_put_away(session_id)

@@ -2,7 +2,7 @@
 
 import click
 
-from ruvmlx import config as settings
+from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError
 
 from .output import json_option, log, print_json, show, show_facts

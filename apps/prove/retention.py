@@ -7,7 +7,7 @@ from importlib import resources
 import numpy as np
 
 from ruvmlx.backends.base import Backend, HeadAdapter
-from ruvmlx.engine.sampler import log_softmax
+from ruvmlx.sampling import log_softmax
 
 _LIMIT = 1024  # tokens of the neutral text
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ruvmlx.engine import GenerationRequest, GenerationResponse
-from ruvmlx.models.base import Message
+from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
 

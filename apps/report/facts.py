@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import ruvmlx
-from ruvmlx import config
-from ruvmlx.backends.cpu import available_memory, physical_cores
-from ruvmlx.models.base import Model
+from ruvmlx import settings
+from ruvmlx.models.model import Model
 from ruvmlx.models.resolve import starter_path
+from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine
 
@@ -30,7 +30,7 @@ _SYSCTL = {
 
 
 def machine_facts() -> dict[str, Any]:
-    from ruvmlx.backends.mx import BLAS, mx
+    from ruvmlx.platform.mx import BLAS, mx
 
     info = mx.device_info()
     return machine.hardware(physical_cores()) | {
@@ -41,13 +41,13 @@ def machine_facts() -> dict[str, Any]:
         | {name: info[name] for name in _GPU if name in info and mx.default_device() == mx.Device(mx.gpu)},
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
-        "settings": {name: s.value for name, s in config.load().items() if name in _SETTINGS and s.value},
+        "settings": {name: s.value for name, s in settings.load().items() if name in _SETTINGS and s.value},
         "environment": sorted(machine.environment()),  # the names of what is set
     }
 
 
 def has_gpu() -> bool:
-    from ruvmlx.backends.mlx import default_device
+    from ruvmlx.backends.mlx.backend import default_device
 
     return default_device() != "cpu"
 

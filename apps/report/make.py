@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ruvmlx.backends.cpu import physical_cores
-from ruvmlx.models.base import Model
+from ruvmlx.models.model import Model
+from ruvmlx.platform.cpu import physical_cores
 
 from ..bench.machine import Thermometer
 from . import facts, privacy, speed

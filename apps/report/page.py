@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ruvmlx.memory import size
+from ruvmlx.platform.memory import size
 
 Facts = Mapping[str, Any]
 

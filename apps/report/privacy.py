@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ruvmlx import config
+from ruvmlx import settings as config
 from ruvmlx.errors import RuvmlxError
 
 REMOVED = "<removed>"

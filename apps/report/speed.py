@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
 
-from ruvmlx.backends.cpu import total_memory
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
-from ruvmlx.models.base import Model
+from ruvmlx.models.model import Model
+from ruvmlx.platform.cpu import total_memory
 
 from ..bench.model import prompt
 from ..bench.stage import OnStage, PlayerError

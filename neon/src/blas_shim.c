@@ -4,7 +4,7 @@
  * three names and passes each call to an OpenBLAS whose symbols carry the prefix `scipy_` (PyPI:
  * scipy-openblas32, 32-bit integers). Loaded into the global scope before MLX, it is what libmlx.so binds to.
  *
- * Order of use (ruvmlx/backends/blas.py):
+ * Order of use (ruvmlx/platform/blas.py):
  *   1. dlopen this library RTLD_LOCAL
  *   2. rvm_blas_init(path of OpenBLAS); 0 = every symbol found
  *   3. only then dlopen it again RTLD_GLOBAL: a shim without a BLAS behind it never reaches MLX

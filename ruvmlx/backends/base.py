@@ -13,10 +13,10 @@ import numpy as np
 from ..errors import RuvmlxError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
-from ..lora.base import BaseLoRA
+from ..lora.base_lora import BaseLoRA
 
 if TYPE_CHECKING:
-    from ..engine.types import Sampling
+    from ..sampling import Sampling
 
 PAUSED = 32  # tokens that are read without a pause: 35 ms of the starter model under a base, on one thread
 

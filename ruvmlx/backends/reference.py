@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import CorruptFile, RuvmlxError, UsageError
+from ..errors import RuvmlxError, UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
-from ..lora.base import BaseLoRA
-from ..models.base import Model, ModelConfig, Weights
+from ..lora.base_lora import BaseLoRA
+from ..models.affine import dequantise
+from ..models.model import Model, ModelConfig, Weights
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
 
 CHUNK = 128  # prompt tokens per prefill step
@@ -257,26 +258,6 @@ def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
             scales, biases = weights[f"{path}.scales"], weights[f"{path}.biases"]
             out[name] = dequantise(value, scales, biases, _width(path, config))
     return out
-
-
-def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
-    """w = scale * q + bias: uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
-
-    Value i of a row is bits i * bits ... i * bits + bits - 1 of the row's bit string, low bit first.
-    """
-    bits, rest = divmod(32 * packed.shape[1], width)
-    if rest or width % scales.shape[1]:
-        raise CorruptFile(
-            f"{packed.shape[1]} packed words and {scales.shape[1]} scales do not fit {width} inputs"
-        )
-    stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
-    digits = stream.reshape(len(packed), width, bits)
-    q = np.zeros((len(packed), width), np.float32)
-    for b in range(bits):
-        q += digits[..., b] * np.float32(1 << b)
-    group = width // scales.shape[1]
-    wide = [np.repeat(np.asarray(a, np.float32), group, axis=1) for a in (scales, biases)]
-    return wide[0] * q + wide[1]
 
 
 def _width(path: str, config: ModelConfig) -> int:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
 from ..kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
-from ..models.base import Model
+from ..models.model import Model
+from ..platform import cpu
 from ..progress import QUIET, Watch
-from . import cpu
 from .base import Backend
 
 if TYPE_CHECKING:
-    from .mlx import MLXBackend
+    from .mlx.backend import MLXBackend
 
 NAMES = ("auto", "mlx", "native", "hybrid", "reference")
 NOT_BUILT = ("hybrid",)
@@ -49,7 +49,7 @@ def describe(name: str = "auto", threads: int | None = None) -> Choice:
 
 
 def _describe_auto(threads: int | None) -> Choice:
-    from .mlx import default_device
+    from .mlx.backend import default_device
 
     if default_device() != "cpu":
         return _describe_mlx()
@@ -62,15 +62,15 @@ def _describe_auto(threads: int | None) -> Choice:
 
 def _describe_native(why: str, threads: int | None) -> Choice:
     from ..kernels.decoder import matmul_implementations
-    from .native import describe_kernels
+    from .native.backend import describe_kernels
 
     n, impl = threads or cpu.physical_cores(), matmul_implementations()[0]
     return Choice("native", "cpu", describe_kernels(n), f"{why}; the C decoder runs on {impl}")
 
 
 def _describe_mlx(asked: str = "") -> Choice:
-    from .mlx import default_device
-    from .mx import BLAS
+    from ..platform.mx import BLAS
+    from .mlx.backend import default_device
 
     device = default_device()
     kernels = f"cpu+{BLAS.name}" if device == "cpu" else device
@@ -141,12 +141,12 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
 
         return ReferenceBackend(model)
     if choice.name == "native":
-        from .native import NativeBackend
+        from .native.backend import NativeBackend
 
         return NativeBackend(model, threads)
     if choice.device != "cpu":
         return _open_on_gpu(name, model, choice.device, threads, watch)
-    from .mlx import MLXBackend
+    from .mlx.backend import MLXBackend
 
     return MLXBackend(model, device=choice.device, threads=threads)
 
@@ -164,9 +164,9 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend":
     """GPUFailed where MLX raises anything before the first token is there."""
-    from .gpu_check import check
-    from .mlx import MLXBackend
-    from .verdict import reason
+    from .mlx.backend import MLXBackend
+    from .mlx.gpu_check import check
+    from .mlx.verdict import reason
 
     try:
         backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))
@@ -178,10 +178,10 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
     """The native decoder, or MLX on the CPU where that is missing, with one line about it."""
-    from .gpu import gpu
-    from .mlx import MLXBackend
-    from .mx import mx
-    from .native import NativeBackend
+    from ..platform.gpu import gpu
+    from ..platform.mx import mx
+    from .mlx.backend import MLXBackend
+    from .native.backend import NativeBackend
 
     gpu.give_up()
     gc.collect()

@@ -2,7 +2,7 @@
 
 import codecs
 
-from ..models.base import Tokenizer
+from ..models.model import Tokenizer
 from .types import Begun
 
 

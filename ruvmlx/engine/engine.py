@@ -11,7 +11,7 @@ from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
-from ..models.base import Model
+from ..models.model import Model
 from .run import Recorder, Run
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse

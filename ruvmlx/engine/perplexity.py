@@ -10,7 +10,7 @@ import numpy as np
 from ..backends.base import Backend, HeadAdapter
 from ..kv.cache import KVStats
 from ..kv.policy import F16, TierPolicy
-from .sampler import log_softmax
+from ..sampling import log_softmax
 
 
 @dataclass(frozen=True)

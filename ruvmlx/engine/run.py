@@ -13,8 +13,8 @@ import numpy as np
 from ..backends.base import HeadAdapter
 from ..errors import UsageError
 from ..kv.policy import PAGE
+from ..sampling import check_sampling, log_softmax, top_ids
 from .detokenize import StopStrings, StreamDecoder
-from .sampler import check_sampling, log_softmax, top_ids
 from .sessions import Session
 from .source import Source, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob

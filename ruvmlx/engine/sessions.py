@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from ..backends.base import Backend, KVCache
 from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
 from ..kv.policy import TierPolicy
-from ..lora.base import BaseLoRA
+from ..lora.base_lora import BaseLoRA
 
 
 @dataclass

@@ -6,16 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import (
-    Backend,
-    HeadAdapter,
-    KVCache,
-    Step,
-    Streaming,
-    TokenStream,
-    adapted_logits,
-)
-from .sampler import Sampler
+from ..backends.base import Backend, HeadAdapter, KVCache, Step, Streaming, TokenStream, adapted_logits
+from ..sampling import Sampler
 from .types import Sampling
 
 Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D], logits [V] that a token was drawn from

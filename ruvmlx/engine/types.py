@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..kv.cache import KVStats
-from ..models.base import Message
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off."""
-
-    temperature: float = 0.7
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
+from ..models.model import Message
+from ..sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,7 @@ class GenerationRequest:
     begun: Begun | None = None  # `input_ids` end with it; the response's text begins with it
     untouched: bool = False  # the reply is made without anything that was learned
     examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
-    route: Any = None  # what the runtime's router chose (sona/router.py); None: nothing was to be chosen
+    route: Any = None  # the router's choice (sona/optional/router.py); None: there was nothing to choose
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
 

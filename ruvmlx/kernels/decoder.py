@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
 from ruvmlx.kernels.micro import NotFinite, _in, _inout
-from ruvmlx.kernels.pages import PageTable, row
+from ruvmlx.kernels.page_table import PageTable, row
 
 Array = NDArray[np.float32]
 

@@ -15,7 +15,7 @@ import numpy as np
 from . import matmul
 from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
 from .library import OK, _load
-from .pages import PageTable
+from .page_table import PageTable
 from .pages_native import head_page_bytes
 
 SHARED = 1 << 15  # queries times tokens from which threads share the heads

@@ -4,8 +4,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..platform.pressure import memory_pressure
 from .policy import COLD, HOT, MOST, WARM, TierPolicy, tightened
-from .pressure import memory_pressure
 from .storage import Storage
 
 if TYPE_CHECKING:

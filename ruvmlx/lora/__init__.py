@@ -1,5 +1,5 @@
 """Low-rank adapters."""
 
-from .micro import MicroLoRA
+from .micro_lora import MicroLoRA
 
 __all__ = ["MicroLoRA"]

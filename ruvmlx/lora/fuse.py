@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import StoreError, UsageError
-from ..models.base import Model, Weights
+from ..models.affine import dequantise
 from ..models.hf_write import config_of, write_companions
 from ..models.layout import matrices, vectors
+from ..models.model import Model, Weights
 from ..models.safetensors_writer import write_json, write_stream
-from .base import BaseLoRA, Pair
+from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
 
@@ -127,8 +128,6 @@ def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
 
 
 def _float32(parts: list[np.ndarray], n_in: int) -> np.ndarray:
-    from ..backends.reference import dequantise
-
     if len(parts) == 1:
         return np.asarray(parts[0], np.float32)
     return dequantise(parts[0], parts[1], parts[2], n_in)

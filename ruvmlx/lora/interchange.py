@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
-from ..models.base import ModelConfig
 from ..models.json_files import read_object
 from ..models.layout import matrices
+from ..models.model import ModelConfig
 from ..models.safetensors_file import read_safetensors
 from ..models.safetensors_writer import write_json, write_safetensors
-from .base import BaseLoRA, Pair, Place
+from .base_lora import BaseLoRA, Pair, Place
 from .merge import HEAD
-from .micro import MicroLoRA
+from .micro_lora import MicroLoRA
 from .quantised import BITS, GROUP, Packed, pack_pair, unpack_pair
 
 CONFIG = "adapter_config.json"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..kernels.micro import NotFinite
-from .base import BaseLoRA, Pair
-from .micro import MicroLoRA
+from .base_lora import BaseLoRA, Pair
+from .micro_lora import MicroLoRA
 
 HEAD = ("lm_head", 0)
 _NOTHING = 1e-12  # singular values below this share of the largest are rounding

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import CorruptFile
-from .base import Pair
+from .base_lora import Pair
 
 BITS, GROUP = 4, 32
 _LEVELS = 2**BITS - 1

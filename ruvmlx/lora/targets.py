@@ -7,9 +7,9 @@ top:K            of the matrices named beside it (of all, if none is), the K wit
 
 from dataclasses import dataclass
 
-from ..config import TARGETS, TARGETS_EXPECTED
 from ..errors import UsageError
-from .base import MODULES, Place
+from ..settings import TARGETS, TARGETS_EXPECTED
+from .base_lora import MODULES, Place
 
 _BODY = MODULES[:7]
 _GROUPS = {"head": ("lm_head",), "attention": MODULES[:4], "ffn": MODULES[4:7], "all": ("lm_head", *_BODY)}

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from ..progress import Told, Watch
-from .base import Model, Weights
 from .gguf_model import LazyWeights
 from .layout import matrices, vectors
+from .model import Model, Weights
 
 
 class AskingWeights(Mapping[str, np.ndarray]):

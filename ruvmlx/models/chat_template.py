@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ..errors import UnsupportedModel, UsageError
-from .base import Message
 from .messages import one_line
+from .model import Message
 from .tokenizer_base import GUARD
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import Model, ModelConfig
+from .model import Model, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from .base import ModelConfig
+from .model import ModelConfig
 
 SAMPLES, SAMPLE_BYTES = 64, 256
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
-from .base import ModelConfig, Weights
 from .gguf import GGUFFile, read_gguf
 from .gguf_blocks import unpack
 from .layout import check_config, check_shapes, matrices, vectors
 from .mapped import release
+from .model import ModelConfig, Weights
 from .rope import llama3_from_divisors
 
 _MODULES = {

@@ -5,8 +5,8 @@ from math import isfinite
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
-from .base import Llama3Rope, ModelConfig
 from .layout import check_config
+from .model import Llama3Rope, ModelConfig
 
 MODEL_TYPES = ("llama", "mistral")
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)

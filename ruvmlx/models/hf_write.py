@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedModel
-from .base import Model, ModelConfig
 from .json_files import read_object
+from .model import Model, ModelConfig
 from .safetensors_writer import replacing, write_json
 from .tokenizer_base import BaseTokenizer
 from .tokenizer_bpe import GGUFByteLevelTokenizer

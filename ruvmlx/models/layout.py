@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..errors import CorruptFile
-from .base import ModelConfig
+from .model import ModelConfig
 
 LAYER_LIMIT = 1 << 10
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import CorruptFile
 from ..progress import QUIET, Watch
-from .base import Model
 from .layout import parameter_count
+from .model import Model
 from .resolve import find_model, starter_path
 
 # What its makers advise: at 0.7 so small a model, at 4 bits, often answers with nonsense.

@@ -10,7 +10,7 @@ With x_i = frequency_i / 2 pi, "high" and "low" the two factors, and n the origi
 
 import numpy as np
 
-from .base import Llama3Rope
+from .model import Llama3Rope
 
 TOLERANCE = 1e-3  # relative; the factors are stored as float32
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
-from .base import Model, ModelConfig, Weights
 from .fingerprint import fingerprint
 from .gguf_blocks import check_finite
 from .hf_config import Affine, config_from_json, quantization
 from .json_files import read_object
 from .layout import check_shapes, matrices, parameter_count, vectors
+from .model import Model, ModelConfig, Weights
 from .safetensors_file import Tensor, read_safetensors
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")

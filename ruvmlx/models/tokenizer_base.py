@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
-from .base import Message
+from .model import Message
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(

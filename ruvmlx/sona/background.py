@@ -23,20 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.slices import Pause, Text
-from ..backends.training import TARGETS, Trainer
 from ..errors import RuvmlxError
 from ..lora import MicroLoRA
-from ..lora.base import BaseLoRA, Pair, Place, place_shape
-from ..lora.body import consolidated, joined, packed, parted
+from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
+from ..lora.layer_lora import consolidated, joined, packed, parted
 from ..lora.merge import HEAD, folded
-from ..models.base import Model
+from ..models.model import Model
 from ..store import HeadMoved
-from . import ewc, objective, replay
-from .adamw import Training
-from .gate import Candidate, Gate
+from ..training.adamw import Training
+from ..training.slices import Pause, Text
+from ..training.trainer import TARGETS, Trainer
+from . import objective, replay
+from .adapter_history import MINIMUM
 from .learner import Learner
-from .ledger import MINIMUM
+from .optional import ewc
+from .promotion import Candidate, Gate
 from .replay import Buffer, Example
 
 SCALE = 2.0  # alpha / rank of what is trained here

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.slices import Pause
-from ..backends.training import Trainer
 from ..errors import CorruptFile
-from ..lora.base import BaseLoRA
+from ..lora.base_lora import BaseLoRA
 from ..lora.merge import HEAD
-from ..models.base import Model
+from ..models.model import Model
+from ..training.slices import Pause
+from ..training.trainer import Trainer
 from . import replay
+from .adapter_history import MINIMUM
 from .background import Stopped, stopping
-from .bank import Tidied
-from .boundary import boundaries
-from .ewc import TASKS, Fisher
 from .learner import Learner
-from .ledger import MINIMUM
+from .optional.ewc import TASKS, Fisher
+from .reasoning_bank import Tidied
 from .replay import Buffer, Example
+from .task_boundary import boundaries
 
 WEEK = 7 * 86400.0  # seconds
 REPLIES = 64  # liked ones that are measured at most, the newest

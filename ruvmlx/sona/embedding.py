@@ -19,7 +19,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import RuvmlxError
-from ..models.base import Tokenizer
+from ..models.model import Tokenizer
 
 MAX_TOKENS = 128  # of a message; longer ones by their beginning and their end
 WHITENED = 32  # leading directions taken down to the level of the next one

@@ -42,7 +42,7 @@ from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
 from ..kernels.rating import Push, Rule
 from ..lora import MicroLoRA
-from .neutral import Distance, Neutral
+from .kl_probe import Distance, Neutral
 from .trace import Trace
 
 KL_CAP = 0.1  # nats per token between the learned and the frozen model, in answers to plain questions

@@ -14,21 +14,21 @@ from ..backends.base import Backend, under
 from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
-from ..lora.base import BaseLoRA
-from ..lora.body import BodyLoRA, packed, unpacked_body
-from ..lora.micro import RANK
+from ..lora.base_lora import BaseLoRA
+from ..lora.layer_lora import BodyLoRA, packed, unpacked_body
+from ..lora.micro_lora import RANK
 from ..lora.targets import Targets
-from ..models.base import Model
+from ..models.model import Model
 from ..progress import QUIET, Watch
 from ..store import HeadMoved, ReplyRow, Store
 from . import instant, objective
-from .below import Below
-from .ledger import Ledger
-from .measuring import measure
-from .memory import Memory
-from .neutral import Neutral
-from .reading import Pause
-from .restraint import restrain
+from .adapter_history import Ledger
+from .calibration import measure
+from .kl_probe import Neutral
+from .optional.kl_guard import restrain
+from .optional.layer_adapter import Below
+from .optional.layer_gradients import Pause
+from .rating_index import Memory
 from .state import Ground, RatingResult, State
 from .trace import Trace, adapted_logits
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..models.base import Model
+from ..models.model import Model
+from .adapter_history import MINIMUM
 from .learner import Learner
-from .ledger import MINIMUM
 
 if TYPE_CHECKING:
     from .background import Background, Settings

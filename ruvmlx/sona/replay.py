@@ -13,12 +13,12 @@ from importlib import resources
 
 import numpy as np
 
-from ..backends.slices import Text
-from ..models.base import Tokenizer
+from ..models.model import Tokenizer
 from ..store.bases import RatedReply
-from . import neutral_text
-from .ledger import Ledger
-from .memory import Memory
+from ..training.slices import Text
+from . import reference_text
+from .adapter_history import Ledger
+from .rating_index import Memory
 
 LIMIT = 10_000  # ratings, the newest
 HELD_OUT = 5  # one in so many ratings is never trained on
@@ -88,7 +88,7 @@ def load(
     if len(held) < 2:  # of a few ratings perhaps none has such an id
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
-    plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), neutral_text.texts()))
+    plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
     train = [e for e in examples if e.reply_id not in kept]
     return Buffer(train, held, plain, judged, ledger.last_promotion())
 
@@ -103,7 +103,7 @@ def _texts(
 ) -> list[Text]:
     out = []
     for question, answer in pairs:
-        tokens, first = neutral_text.encoded(tokenizer, question, answer, context)
+        tokens, first = reference_text.encoded(tokenizer, question, answer, context)
         out.append(Text(tuple(tokens), first))
         pause()
     return out

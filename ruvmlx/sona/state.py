@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from ..lora import MicroLoRA
-from ..lora.base import BaseLoRA
-from ..lora.body import BodyLoRA
-from .neutral import Neutral
+from ..lora.base_lora import BaseLoRA
+from ..lora.layer_lora import BodyLoRA
+from .kl_probe import Neutral
 
 
 @dataclass(frozen=True)

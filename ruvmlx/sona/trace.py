@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Gradient:
     """Of a reply's log-probability, summed over so many of its tokens, by the lora_b [n] of a BodyLoRA of
-    this frame (lora/body.py)."""
+    this frame (lora/layer_lora.py)."""
 
     frame: int
     values: np.ndarray

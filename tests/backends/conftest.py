@@ -2,7 +2,7 @@
 
 import pytest
 
-from ruvmlx.backends import mx as _door  # noqa: F401
+from ruvmlx.platform import mx as _door  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends.mx import mx
+from ruvmlx.platform.mx import mx
 
 
 def mlx_lm_model(folder: Path, float32: bool = True):

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends import graph
-from ruvmlx.backends.mx import BLAS, mx, nn
-from ruvmlx.models.base import Message, Model, Tokenizer
+from ruvmlx.backends.mlx import graph
 from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message, Model, Tokenizer
+from ruvmlx.platform.mx import BLAS, mx, nn
 from tests.kv import texts
 
 END = 65_504.0  # float16's largest number

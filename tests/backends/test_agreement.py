@@ -5,11 +5,12 @@ import functools
 import numpy as np
 import pytest
 
-from ruvmlx.backends import cpu, mlx
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import nn
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.models.load import load_model
+from ruvmlx.platform import cpu
+from ruvmlx.platform.mx import nn
 from tests.models.make_models import make_safetensors_model
 
 from .oracle import mlx_lm_logits, mlx_lm_model

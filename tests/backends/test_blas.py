@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from ruvmlx.backends import blas, cpu
+from ruvmlx.platform import blas, cpu
 
 PROBE = """
 import json, os, sys
 {before}
-from ruvmlx.backends.mx import BLAS, mx
+from ruvmlx.platform.mx import BLAS, mx
 mx.set_default_device(mx.cpu)
 a = mx.random.normal((520, 513))
 mx.eval(a)
@@ -109,7 +109,7 @@ def test_vectors_and_odd_shapes(tmp_path):
     """The one-row shortcut (sgemv) and the rest agree with NumPy, transposed or not, beta too."""
     if importlib.util.find_spec("ruvmlx") is None:
         pytest.fail("ruvmlx is not importable")
-    from ruvmlx.backends.mx import mx
+    from ruvmlx.platform.mx import mx
 
     rng = np.random.default_rng(3)
     for m, k, n in [(1, 7, 5), (1, 1, 9), (1, 64, 1), (2, 33, 17), (1, 577, 1031), (19, 1, 3)]:

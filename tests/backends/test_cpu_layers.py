@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends import cpu_layers
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import cpu_layers
+from ruvmlx.platform.mx import mx
 
 
 def test_exp():

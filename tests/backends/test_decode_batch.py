@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.kernels.decoder import Cancelled
 from ruvmlx.kv.policy import EVERYTHING, TierPolicy
-from ruvmlx.lora.micro import MicroLoRA
+from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
 

@@ -5,14 +5,15 @@ import functools
 import numpy as np
 import pytest
 
-from ruvmlx.backends import cpu, mlx
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.errors import AdapterMismatch, CorruptFile
-from ruvmlx.lora.base import MODULES, BaseLoRA, place_shape
+from ruvmlx.lora.base_lora import MODULES, BaseLoRA, place_shape
 from ruvmlx.models.load import load_model
+from ruvmlx.platform import cpu
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import FLOAT32_TOLERANCE, SHAPES, SIZES, STORED, TOKENS, walk, worst

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.errors import CorruptFile, RuvmlxError, UsageError

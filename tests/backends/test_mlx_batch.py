@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kv.policy import TierPolicy
-from ruvmlx.lora.micro import MicroLoRA
+from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
 

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx_sampler
-from ruvmlx.backends.mlx_sampler import MLXSampler
-from ruvmlx.backends.mx import mx
-from ruvmlx.engine import sampler
-from ruvmlx.engine.sampler import Sampler
+from ruvmlx import sampling as sampler
+from ruvmlx.backends.mlx import sampler as mlx_sampler
+from ruvmlx.backends.mlx.sampler import MLXSampler
 from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import UsageError
+from ruvmlx.platform.mx import mx
+from ruvmlx.sampling import Sampler
 
 EDGE = 2e-5  # of probability: sums of float32 may pass top_p, or u, this much sooner or later
 SETTINGS = [

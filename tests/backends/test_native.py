@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.kernels.decoder import MODULES, Cancelled, matmul_implementations
@@ -84,7 +84,7 @@ def test_every_instruction_set(tmp_path, impl):
 
 def test_eight_bits_alone_are_coarser(tmp_path, monkeypatch):
     """What the second term of the activations is for."""
-    from ruvmlx.backends import native
+    from ruvmlx.backends.native import backend as native
 
     model = made(tmp_path, **SIZES, **STORED["4-bit"])
     oracle = ReferenceBackend(model)

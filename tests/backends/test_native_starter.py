@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
-from ruvmlx.models.base import Message
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.models.model import Message
 
 from .test_starter import TEXT, log_softmax, mean_kl
 

@@ -26,7 +26,7 @@ def test_dequantise(bits):
 @pytest.mark.parametrize("bits", [3, 6])
 def test_dequantise_like_mlx(bits):
     """Widths that do not divide 32 straddle words."""
-    from ruvmlx.backends.mx import mx
+    from ruvmlx.platform.mx import mx
 
     with mx.stream(mx.cpu):
         parts = mx.quantize(mx.random.normal((7, 64)), group_size=32, bits=bits)

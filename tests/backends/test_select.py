@@ -2,9 +2,11 @@
 
 import pytest
 
-from ruvmlx.backends import gpu, mlx, select
+from ruvmlx.backends import select
+from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.errors import UsageError
 from ruvmlx.models.load import load_model
+from ruvmlx.platform import gpu
 from tests.models.make_models import make_safetensors_model
 
 
@@ -14,7 +16,7 @@ from tests.models.make_models import make_safetensors_model
 )
 def test_auto(monkeypatch, metal, cuda, name, device):
     """Metal, else CUDA, else the native decoder, with a reason."""
-    from ruvmlx.backends.mx import mx
+    from ruvmlx.platform.mx import mx
 
     monkeypatch.setattr(mx.metal, "is_available", lambda: bool(metal))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: bool(cuda))
@@ -34,9 +36,9 @@ def test_a_gpu_that_is_switched_off_is_none(monkeypatch):
 
 def test_auto_without_the_library(monkeypatch):
     """No C library and no GPU: MLX on the CPU, and why."""
-    from ruvmlx.backends.mx import mx
     from ruvmlx.kernels import decoder
     from ruvmlx.kernels.library import LibraryError
+    from ruvmlx.platform.mx import mx
 
     def missing():
         raise LibraryError("librvm.so is not installed")

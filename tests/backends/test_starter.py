@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.models.base import Message
+from ruvmlx.models.model import Message
 
 TEXT = Path(__file__).parents[1] / "data" / "teacher_forced.txt"
 

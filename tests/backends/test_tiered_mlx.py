@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx
-from ruvmlx.backends.mlx import MLXBackend
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import F16, TierPolicy

@@ -8,12 +8,12 @@ import signal
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels import pages_native
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
 from ruvmlx.kernels.layers import COLD, HOT, WARM
-from ruvmlx.kernels.pages import PageTable, free_page, make_page
+from ruvmlx.kernels.page_table import PageTable, free_page, make_page
 from ruvmlx.kv.policy import EVERYTHING, PAGE, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model

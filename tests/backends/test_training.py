@@ -7,17 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx, slices, training, values
 from ruvmlx.backends.base import PAUSED
-from ruvmlx.backends.mx import mx
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.backends.slices import Text
-from ruvmlx.backends.training import TARGETS, Trainer
-from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.platform.mx import mx
+from ruvmlx.sampling import log_softmax
+from ruvmlx.training import losses as values
+from ruvmlx.training import slices
+from ruvmlx.training import trainer as training
+from ruvmlx.training.slices import Text
+from ruvmlx.training.trainer import TARGETS, Trainer
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, STORED, TOKENS

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from ruvmlx.backends import gpu_check, verdict
-from ruvmlx.backends.gpu import GPU
-from ruvmlx.backends.gpu_check import check
-from ruvmlx.backends.verdict import GRAPH, SKIPPED, Result, Shapes, Verdict
+from ruvmlx.backends.mlx import gpu_check, verdict
+from ruvmlx.backends.mlx.gpu_check import check
+from ruvmlx.backends.mlx.kernels import source
+from ruvmlx.backends.mlx.verdict import GRAPH, SKIPPED, Result, Shapes, Verdict
 from ruvmlx.errors import Interrupted
-from ruvmlx.kernels.metal import source
+from ruvmlx.platform.gpu import GPU
 from ruvmlx.progress import Watch
 
 SHAPES = Shapes(64, 4, 2, "float16")
@@ -183,7 +183,7 @@ def test_the_gpu_s_own_facts(monkeypatch, tmp_path):
     """The build is read from where macOS writes it."""
     import plistlib
 
-    from ruvmlx.backends import gpu
+    from ruvmlx.platform import gpu
 
     file = tmp_path / "SystemVersion.plist"
     file.write_bytes(plistlib.dumps({"ProductBuildVersion": "24F74"}))

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from ruvmlx.backends.wired import LEAST_SPARE, GPUMemory
+from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPUMemory
 
 
 class Metal:

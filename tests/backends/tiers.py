@@ -7,10 +7,10 @@ import copy
 
 import numpy as np
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import demote
-from ruvmlx.kernels.metal.pages import COLD, HOT, WARM, unpack
+from ruvmlx.backends.mlx.kernels import demote
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM, unpack
 from ruvmlx.kv.policy import PAGE, TierPolicy
+from ruvmlx.platform.mx import mx
 
 
 class JudgedLayer:

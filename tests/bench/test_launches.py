@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from apps.bench import launches
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import rope_append
+from ruvmlx.backends.mlx.kernels import rope_append
+from ruvmlx.platform.mx import mx
 
 TABLE = Path(launches.__file__).with_name("LAUNCHES.md")
 ONE = launches.SHAPES["Llama 3.2 1B"]

@@ -28,7 +28,7 @@ from textual.events import Paste
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import LearningState, Rated, Turn
-from ruvmlx.sona.memory import MemoryStatus
+from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import NamedRow, SessionRow
 
 from .hostile import hostile

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.memory import Held
+from ruvmlx.platform.memory import Held
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
 

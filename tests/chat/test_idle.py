@@ -16,10 +16,10 @@ from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.cli.generate import chat as chat_verb
 from textual import events
 
-from ruvmlx import config
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx import settings as config
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.errors import StoreBusy
-from ruvmlx.sona import gate
+from ruvmlx.sona import promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.deep import Deep
 
@@ -98,7 +98,7 @@ def status_line(app):
 @pytest.mark.parametrize("objection", ["", "a test says no"])
 async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch, objection):
     """Promoted or refused: one line that stays until a key is pressed, and it is not done twice."""
-    monkeypatch.setattr(gate, "_objection", lambda *_: objection)
+    monkeypatch.setattr(promotion, "_objection", lambda *_: objection)
     wanted = objection or "learned in the background: held-out loss"
     async with idling(rated()) as (app, pilot):
         await until(pilot, lambda: wanted in status_line(app), 60)

@@ -10,7 +10,7 @@ from ruvmlx.apps.chat.models import Entry
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
 
 from .helpers import ask, chatting, lines_of, screen_text, until
@@ -113,10 +113,10 @@ async def test_the_theme_is_remembered(home):
         app.theme = "ruvmlx-contrast"
         await until(pilot, lambda: (home / "config.toml").exists())
         app.theme = "nord"
-        await until(pilot, lambda: config.load()["theme"].value == "nord")
+        await until(pilot, lambda: settings.load()["theme"].value == "nord")
         app.theme = "ruvmlx-dark"
-        await until(pilot, lambda: config.load()["theme"].value == "dark")
-    async with chatting(ScriptedRuntime(), theme=config.load()["theme"].value) as (app, _):
+        await until(pilot, lambda: settings.load()["theme"].value == "dark")
+    async with chatting(ScriptedRuntime(), theme=settings.load()["theme"].value) as (app, _):
         assert app.theme == "ruvmlx-dark"
 
 
@@ -126,7 +126,7 @@ async def test_a_theme_that_cannot_be_remembered(monkeypatch):
     def save(name, value):
         raise StoreError("cannot write config.toml: no space left.")
 
-    monkeypatch.setattr(config, "save", save)
+    monkeypatch.setattr(settings, "save", save)
     async with chatting(ScriptedRuntime()) as (app, pilot):
         app.theme = "nord"
         await until(pilot, lambda: "cannot write config.toml" in screen_text(app))

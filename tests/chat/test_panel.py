@@ -8,8 +8,8 @@ from ruvmlx.apps.chat import panel, rating
 from ruvmlx.apps.chat.panel import View, lines
 
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.memory import Held
-from ruvmlx.sensors import Reading, Sensors
+from ruvmlx.platform.memory import Held
+from ruvmlx.platform.sensors import Reading, Sensors
 
 from .helpers import SMALL, ask, screen_text, until
 from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401

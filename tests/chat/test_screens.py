@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ruvmlx import memory
+from ruvmlx.platform import memory
+from ruvmlx.platform.sensors import Reading, Sensors
 from ruvmlx.runtime import LearningState, Rated
-from ruvmlx.sensors import Reading, Sensors
-from ruvmlx.sona.memory import MemoryStatus
+from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
 from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until

@@ -12,7 +12,7 @@ import pytest
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.contract import ChatOptions
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.sessions import common_prefix
 from ruvmlx.runtime import Runtime

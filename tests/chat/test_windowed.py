@@ -4,7 +4,7 @@ import gc
 
 import pytest
 from ruvmlx.apps.chat import windowed
-from ruvmlx.apps.chat.garbage import Garbage
+from ruvmlx.apps.chat.gc_policy import Garbage
 from ruvmlx.apps.chat.messages import Reply, UserMessage
 
 from ruvmlx.runtime import Turn

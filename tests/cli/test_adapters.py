@@ -129,7 +129,7 @@ def test_export_and_import_keep_the_weights_bit_for_bit(learned, tmp_path, home,
 
 def test_a_base_from_elsewhere_changes_the_replies(learned, tmp_path, home, tiny):
     """An adapter of the attention, as mlx-lm trains it: imported, used, saved, rated, exported again."""
-    from ruvmlx.lora.base import BaseLoRA
+    from ruvmlx.lora.base_lora import BaseLoRA
     from ruvmlx.lora.interchange import export
 
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from ruvmlx.apps.cli.output import run_plainly
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import kv_choice
+from ruvmlx.sona.optional import tier_choice
 from ruvmlx.store import Store
 
 GENERATE_FIELDS = [
@@ -211,7 +211,7 @@ def test_a_full_disk_is_one_line(run, monkeypatch, tiny_folder, home):
 
 
 def test_an_unexpected_error_is_still_one_line(run, monkeypatch):
-    monkeypatch.setattr("ruvmlx.config.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("ruvmlx.settings.load", lambda *_: 1 / 0)
     code, _, err = run("config", "show")
     assert code == 1 and one_line(err) and "RUVMLX_DEBUG" in err
 
@@ -369,7 +369,7 @@ def test_learn_consolidate(run, tiny_folder):
 def test_learn_kv(run, tiny_folder, monkeypatch):
     """Says what new caches get and why; measures when asked to; a policy that was named is shown as such."""
     monkeypatch.setattr(
-        kv_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))
+        tier_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))
     )
     command = ("learn", "kv", "--json", "--backend", "native", "--model", str(tiny_folder))
     code, out, err = run(*command)
@@ -386,7 +386,7 @@ def test_learn_kv(run, tiny_folder, monkeypatch):
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
     assert "2 long replies were measured; it takes 3" in said["reason"]
-    monkeypatch.setattr("ruvmlx.sona.kv_policy.REPLIES", 2)
+    monkeypatch.setattr("ruvmlx.sona.optional.tier_measurement.REPLIES", 2)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2
     assert json.loads(run(*command)[1])["reason"] == said["reason"]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import TierPolicy
-from ruvmlx.lora.micro import MicroLoRA
+from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
 

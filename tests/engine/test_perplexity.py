@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine.perplexity import mean_kl, perplexity
-from ruvmlx.engine.sampler import log_softmax
+from ruvmlx.sampling import log_softmax
 
 
 @pytest.mark.parametrize("context", [7, 20, 100])

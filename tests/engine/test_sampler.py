@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from ruvmlx.engine.sampler import Sampler, candidates, log_softmax, top_ids
 from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import UsageError
+from ruvmlx.sampling import Sampler, candidates, log_softmax, top_ids
 
 
 def logits(n=1237, seed=0):

@@ -6,10 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx_sampler, stream
 from ruvmlx.backends.base import Streaming
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import sampler, stream
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.run import Run
@@ -18,6 +17,7 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
+from ruvmlx.platform.mx import mx
 from tests.backends.test_mlx_backend import broken, poison
 from tests.models.make_models import make_safetensors_model
 from tests.sona.test_trace import random_adapter
@@ -160,13 +160,13 @@ def test_a_step_reads_nothing(models, policy, own_layers, sampling, monkeypatch)
     monkeypatch.setattr(mx, "async_eval", lambda *_: None)
     step = mx.compile(lambda token: tuple(tokens._fed(token)))
     assert [a.shape for a in step(mx.array([7], mx.uint32))] == [(1,), (), (1, 64)]
-    drawn = mlx_sampler.MLXSampler.__call__
+    drawn = sampler.MLXSampler.__call__
 
     def reads(self, logits):
         logits.max().item()
         return drawn(self, logits)
 
-    monkeypatch.setattr(mlx_sampler.MLXSampler, "__call__", reads)
+    monkeypatch.setattr(sampler.MLXSampler, "__call__", reads)
     with pytest.raises(ValueError, match="eval"):
         mx.compile(lambda token: tuple(tokens._fed(token)))(mx.array([7], mx.uint32))
 
@@ -251,13 +251,13 @@ def ended(engine, how, at, tokenizer, monkeypatch, ids):
 
 def force(patch, drawn):
     """Every sampler draws these."""
-    from ruvmlx.engine.sampler import Sampler
+    from ruvmlx.sampling import Sampler
 
     def ours(self, logits):
         self.at = getattr(self, "at", -1) + 1
         return mx.array([drawn[self.at]], mx.uint32) if isinstance(logits, mx.array) else drawn[self.at]
 
-    patch.setattr(mlx_sampler.MLXSampler, "__call__", ours)
+    patch.setattr(sampler.MLXSampler, "__call__", ours)
     patch.setattr(Sampler, "__call__", ours)
 
 

@@ -5,13 +5,14 @@ import functools
 import numpy as np
 import pytest
 
-from ruvmlx.backends import mlx, stream
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx import stream
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.run import Run
-from ruvmlx.lora.micro import MicroLoRA
+from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.platform.mx import mx
 from ruvmlx.sona.trace import Trace
 from tests.models.make_models import make_safetensors_model
 from tests.sona.test_trace import random_adapter

@@ -90,7 +90,7 @@ def test_demotion_gives_the_bytes_of_the_formula(source, target, head_dim, impl)
 def test_demotion_gives_the_bytes_of_the_gpu_twin(head_dim):
     """The MLX code that the GPU kernels are compared with."""
     mx = pytest.importorskip("mlx.core")
-    from ruvmlx.kernels.metal import demote
+    from ruvmlx.backends.mlx.kernels import demote
 
     data = hot_pages(np.random.default_rng(1), head_dim)
     hot = native(HOT, data, head_dim)

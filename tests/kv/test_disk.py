@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.base import under
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
-from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.kv import disk
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import F16, HOT, PAGE, TIERED, TierPolicy
 from ruvmlx.kv.pool import PagePool
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.sampling import log_softmax
 from tests.models.make_models import make_safetensors_model
 
 SMALL = TierPolicy("tiered", 64, 128)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx.storage import MLXStorage
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.mlx import MLXStorage
 from ruvmlx.kv.policy import COLD, PAGE, TIERED
 from ruvmlx.kv.pool import PagePool
+from ruvmlx.platform.mx import mx
 from tests.models.make_models import Shape
 
 TOKENS, CHUNK = 16_384, 2_048

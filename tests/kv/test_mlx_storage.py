@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import demote
+from ruvmlx.backends.mlx.kernels import demote
+from ruvmlx.backends.mlx.storage import LEAST, MLXStorage, OpenPages
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.mlx import LEAST, MLXStorage, OpenPages
 from ruvmlx.kv.policy import COLD, HOT, PAGE, WARM, TierPolicy
 from ruvmlx.kv.pool import PagePool
+from ruvmlx.platform.mx import mx
 from tests.models.make_models import Shape
 
 SHAPE = Shape(n_layers=3, n_heads=6, n_kv_heads=2, head_dim=80)

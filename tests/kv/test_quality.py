@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine.perplexity import perplexity
 from ruvmlx.kv.policy import F16, TIERED
 

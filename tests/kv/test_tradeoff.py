@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal.demote import demote_cold_ops, demote_warm_ops, rotate
-from ruvmlx.kernels.metal.pages import COLD, HOT, WARM, page_bytes, unpack
+from ruvmlx.backends.mlx.kernels.demote import demote_cold_ops, demote_warm_ops, rotate
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM, page_bytes, unpack
 from ruvmlx.kv.policy import TIERED
+from ruvmlx.platform.mx import mx
 
 from .texts import needle
 from .tradeoff import CHOSEN, TOKENS, eight_bits, half

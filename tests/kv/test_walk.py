@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import kl_divergence
-from ruvmlx.engine.sampler import log_softmax
 from ruvmlx.kv.policy import F16, TIERED, TierPolicy
-from ruvmlx.models.base import Model
+from ruvmlx.models.model import Model
+from ruvmlx.sampling import log_softmax
 
 SMALL = TierPolicy("tiered", 64, 128)
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends import cpu_layers
-from ruvmlx.backends.cpu import OtherLoad
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import BLAS, mx
-from ruvmlx.kernels.metal.demote import rotate
+from ruvmlx.backends.mlx import cpu_layers
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.mlx.kernels.demote import rotate
 from ruvmlx.models.load import load_model
+from ruvmlx.platform.cpu import OtherLoad
+from ruvmlx.platform.mx import BLAS, mx
 
 from .texts import contexts
 

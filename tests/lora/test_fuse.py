@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend, unpacked
 from ruvmlx.errors import UsageError
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.lora.interchange import combined
 from ruvmlx.lora.merge import HEAD

@@ -8,8 +8,18 @@ import pytest
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import AdapterMismatch, CorruptFile, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base import MODULES, BaseLoRA
-from ruvmlx.lora.interchange import CONFIG, FILES, PACKED, combined, divided, export, full_name, load, places
+from ruvmlx.lora.base_lora import MODULES, BaseLoRA
+from ruvmlx.lora.interchange import (
+    CONFIG,
+    FILES,
+    PACKED,
+    combined,
+    divided,
+    export,
+    full_name,
+    load,
+    places,
+)
 from ruvmlx.lora.merge import HEAD
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_model

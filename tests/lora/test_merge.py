@@ -5,7 +5,7 @@ import pytest
 
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.merge import HEAD, folded, merged
 
 SIZES = [(1, 1), (3, 7), (17, 5), (61, 130)]  # in, out

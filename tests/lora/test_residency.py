@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, UsageError
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.residency import Residency
-from ruvmlx.sona.adopt import adopt
+from ruvmlx.sona.import_adapter import adopt
 
 
 def residency(budget, loads=None):

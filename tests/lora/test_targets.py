@@ -2,7 +2,7 @@
 
 import pytest
 
-from ruvmlx import config
+from ruvmlx import settings
 from ruvmlx.errors import UsageError
 from ruvmlx.lora.targets import Targets, parse
 
@@ -11,7 +11,7 @@ FFN = [(m, layer) for layer in range(2) for m in ("gate_proj", "up_proj", "down_
 
 
 def test_the_head_is_the_default():
-    assert parse(config.SETTINGS["learn_targets"][1], 2) == Targets(True, (), 0)
+    assert parse(settings.SETTINGS["learn_targets"][1], 2) == Targets(True, (), 0)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_what_the_words_mean(text, head, places, top):
     found = parse(text, 2)
     assert (found.head, set(found.places), found.top) == (head, set(places), top)
     assert len(found.places) == len(places)
-    assert config.parse("learn_targets", text, "a test") == text
+    assert settings.parse("learn_targets", text, "a test") == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "heads", "top:0", "top", "q_proj,", "lm_head:0", "q_proj:1-", "attention:3", "head ffn"]
 )
 def test_what_is_no_target(text):
-    for refuse in (lambda: parse(text, 2), lambda: config.parse("learn_targets", text, "a test")):
+    for refuse in (lambda: parse(text, 2), lambda: settings.parse("learn_targets", text, "a test")):
         with pytest.raises(UsageError, match="expected head, attention") as error:
             refuse()
         assert "\n" not in str(error.value)

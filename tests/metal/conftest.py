@@ -2,7 +2,7 @@
 
 import pytest
 
-from ruvmlx.backends.mx import GPU_ALLOWED, mx
+from ruvmlx.platform.mx import GPU_ALLOWED, mx
 
 from .kernels import CUDA_ONLY, KERNELS
 from .simulator import Simulated, to_mx, to_numpy

@@ -1,8 +1,8 @@
 """All kernels, with those of their template values that the simulator runs."""
 
-from ruvmlx.kernels.metal import decode, export, lora
-from ruvmlx.kernels.metal.source import FLOATS, Kernel, Template
-from ruvmlx.kernels.metal.source import HEAD_DIMS as DIMS
+from ruvmlx.backends.mlx.kernels import decode, export, lora
+from ruvmlx.backends.mlx.kernels.source import FLOATS, Kernel, Template
+from ruvmlx.backends.mlx.kernels.source import HEAD_DIMS as DIMS
 
 GROUPS = 1, 3, 4, 8
 TYPES = FLOATS

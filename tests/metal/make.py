@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ruvmlx.kernels.metal.pages import COLD, HOT, PAGE, WARM, View, page_bytes
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM, View, page_bytes
 
 F16, F32 = np.float16, np.float32
 

@@ -1,6 +1,6 @@
 """A GPU for machines without one: the kernels run in the C++ simulator, all else on MLX's CPU.
 
-`SimulatedGPU(folder).install(monkeypatch)` takes the place of `ruvmlx.backends.gpu.gpu` in this process, and
+`SimulatedGPU(folder).install(monkeypatch)` takes the place of `ruvmlx.platform.gpu.gpu` in this process, and
 in the child of the self-check. `broken` makes kernels fail as real ones do: {"append": "nan"}.
 """
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ruvmlx.backends import gpu_check
-from ruvmlx.backends.gpu import GPU
-from ruvmlx.backends.mx import mx
-from ruvmlx.backends.verdict import GRAPH, Shapes
-from ruvmlx.kernels.metal import selfcheck
-from ruvmlx.kernels.metal.export import title
+from ruvmlx.backends.mlx import gpu_check
+from ruvmlx.backends.mlx.kernels import selfcheck
+from ruvmlx.backends.mlx.kernels.export import title
+from ruvmlx.backends.mlx.verdict import GRAPH, Shapes
+from ruvmlx.platform.gpu import GPU
+from ruvmlx.platform.mx import mx
 
 from .simulator import Simulated, to_mx, to_numpy
 

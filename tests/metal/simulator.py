@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal.source import Kernel, folder
+from ruvmlx.backends.mlx.kernels.source import Kernel, folder
+from ruvmlx.platform.mx import mx
 
 TYPES = {"float": np.float32, "int": np.int32, "uchar": np.uint8, "ushort": np.uint16, "uint": np.uint32}
 NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # of values of a template T

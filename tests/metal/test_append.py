@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import append, rope_append
-from ruvmlx.kernels.metal.demote import rotate
-from ruvmlx.kernels.metal.pages import PAGE, Table, View
+from ruvmlx.backends.mlx.kernels import append, rope_append
+from ruvmlx.backends.mlx.kernels.demote import rotate
+from ruvmlx.backends.mlx.kernels.pages import PAGE, Table, View
+from ruvmlx.platform.mx import mx
 
 from .kernels import KERNELS
 from .simulator import to_mx

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal.source import folder
+from ruvmlx.backends.mlx.kernels.source import folder
+from ruvmlx.platform.mx import mx
 
 from .kernels import KERNELS
 from .simulator import constants

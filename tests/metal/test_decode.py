@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import decode, demote, pages
-from ruvmlx.kernels.metal.rope_append import Turned
+from ruvmlx.backends.mlx.kernels import decode, demote, pages
+from ruvmlx.backends.mlx.kernels.rope_append import Turned
+from ruvmlx.platform.mx import mx
 
 from . import make
 from .kernels import DIMS, GROUPS

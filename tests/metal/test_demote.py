@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import demote
-from ruvmlx.kernels.metal.pages import COLD, HOT, PAGE, WARM
+from ruvmlx.backends.mlx.kernels import demote
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM
+from ruvmlx.platform.mx import mx
 
 from . import make
 from .kernels import DIMS

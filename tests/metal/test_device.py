@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import append, decode, demote, gather, lora, micro, rope_append, source
-from ruvmlx.kernels.metal.pages import COLD, HOT, WARM
-from ruvmlx.kernels.metal.rope_append import Turned
+from ruvmlx.backends.mlx.kernels import append, decode, demote, gather, lora, micro, rope_append, source
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM
+from ruvmlx.backends.mlx.kernels.rope_append import Turned
+from ruvmlx.platform.mx import mx
 
 from . import make
 from .conftest import GPU

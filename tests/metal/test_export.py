@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 from ruvmlx.apps.cli import cli
 
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx.kernels import decode, export
+from ruvmlx.backends.mlx.kernels.source import HEAD_DIMS, folder
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.kernels.metal import decode, export
-from ruvmlx.kernels.metal.source import HEAD_DIMS, folder
+from ruvmlx.platform.mx import mx
 
 from .kernels import CUDA_ONLY, KERNELS
 

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ruvmlx.kernels.metal import micro
-from ruvmlx.kernels.metal.export import KERNELS, source, title
-from ruvmlx.kernels.metal.source import folder
+from ruvmlx.backends.mlx.kernels import micro
+from ruvmlx.backends.mlx.kernels.export import KERNELS, source, title
+from ruvmlx.backends.mlx.kernels.source import folder
 
 from .front_end import clang, complaints, concrete, size
 

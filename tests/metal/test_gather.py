@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import demote, gather, pages
+from ruvmlx.backends.mlx.kernels import demote, gather, pages
+from ruvmlx.platform.mx import mx
 
 from . import make
 

@@ -16,17 +16,17 @@ from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
-from ruvmlx.backends import gpu_check
-from ruvmlx.backends.gpu import GPU, gpu
-from ruvmlx.backends.mlx import MLXBackend
-from ruvmlx.backends.mx import mx
+from ruvmlx.backends.mlx import gpu_check
+from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.mlx.kernels import selfcheck, source
+from ruvmlx.backends.mlx.verdict import GRAPH, Shapes
 from ruvmlx.backends.select import open_backend
-from ruvmlx.backends.verdict import GRAPH, Shapes
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import GPUFailed
-from ruvmlx.kernels.metal import selfcheck, source
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.models.load import load_model
+from ruvmlx.platform.gpu import GPU, gpu
+from ruvmlx.platform.mx import mx
 from ruvmlx.runtime import Runtime
 from tests.models.make_models import make_safetensors_model
 
@@ -279,7 +279,7 @@ def test_a_graph_that_fails_only_here(machine, folder, capsys, monkeypatch):
 
 def test_without_the_native_library(machine, folder, monkeypatch):
     """The last rung is MLX on the CPU."""
-    from ruvmlx.backends import native
+    from ruvmlx.backends.native import backend as native
     from ruvmlx.kernels.library import LibraryError
 
     def missing(*_):

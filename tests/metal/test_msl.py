@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ruvmlx.kernels.metal import demote
-from ruvmlx.kernels.metal.export import source
-from ruvmlx.kernels.metal.source import folder
+from ruvmlx.backends.mlx.kernels import demote
+from ruvmlx.backends.mlx.kernels.export import source
+from ruvmlx.backends.mlx.kernels.source import folder
 
 from . import front_end, simulator
 from .front_end import PRELUDE

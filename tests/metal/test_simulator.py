@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ruvmlx.kernels.metal.source import Kernel
+from ruvmlx.backends.mlx.kernels.source import Kernel
 
 from .simulator import KernelFault, Simulated
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mx import mx
-from ruvmlx.kernels.metal import lora, micro
+from ruvmlx.backends.mlx.kernels import lora, micro
 from ruvmlx.kernels.micro import NotFinite
+from ruvmlx.platform.mx import mx
 
 from .kernels import RANKS
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ruvmlx.kernels.metal.source import folder, text, without_comments
+from ruvmlx.backends.mlx.kernels.source import folder, text, without_comments
 
 from .kernels import KERNELS
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.base import Llama3Rope, ModelConfig
 from ruvmlx.models.byte_level import byte_chars
 from ruvmlx.models.layout import matrices, vectors
+from ruvmlx.models.model import Llama3Rope, ModelConfig
 from ruvmlx.models.rope import llama3_divisors
 
 from .gguf_writer import encode_blocks, f32, u32, write_gguf

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from ruvmlx.errors import UnsupportedModel, UsageError
-from ruvmlx.models.base import Message
 from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, Guard, pick
 from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message
 from ruvmlx.models.resolve import starter_path
 from ruvmlx.models.tokenizer_base import GUARD, BaseTokenizer
 

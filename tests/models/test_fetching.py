@@ -8,7 +8,14 @@ import threading
 
 import pytest
 
-from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, RuvmlxError, StoreBusy, UnsupportedModel
+from ruvmlx.errors import (
+    CorruptFile,
+    Interrupted,
+    ModelNotFound,
+    RuvmlxError,
+    StoreBusy,
+    UnsupportedModel,
+)
 from ruvmlx.models import fetching, hub
 from ruvmlx.models.load import load_model
 from ruvmlx.progress import Watch

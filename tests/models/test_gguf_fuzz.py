@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.models.base import Message, Model
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
+from ruvmlx.models.model import Message, Model
 
 from .gguf_writer import gguf_bytes
 from .make_models import Shape, gguf_metadata, gguf_spm_keys, gguf_tensors

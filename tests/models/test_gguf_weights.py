@@ -7,12 +7,12 @@ import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
 from ruvmlx.models import gguf_blocks
-from ruvmlx.models.base import Llama3Rope
 from ruvmlx.models.gguf import TENSOR_TYPES, GGUFTensor
 from ruvmlx.models.gguf_blocks import check_finite, unpack
 from ruvmlx.models.gguf_model import gguf_name
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
+from ruvmlx.models.model import Llama3Rope
 from ruvmlx.models.resolve import starter_path
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
 

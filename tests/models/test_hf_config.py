@@ -3,8 +3,8 @@
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
-from ruvmlx.models.base import Llama3Rope
 from ruvmlx.models.hf_config import Affine, config_from_json, quantization
+from ruvmlx.models.model import Llama3Rope
 
 from .make_models import Shape, hf_config
 

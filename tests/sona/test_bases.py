@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
-from ruvmlx.engine.sampler import log_softmax
-from ruvmlx.lora.base import BaseLoRA
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.sampling import log_softmax
 from ruvmlx.sona import instant
-from ruvmlx.sona.neutral_text import read
+from ruvmlx.sona.reference_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
 
@@ -207,7 +207,7 @@ def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch)
         runtime.rate(reply(runtime, seed=1), "up")
     for arm in (1, 0):
         monkeypatch.setattr(
-            "ruvmlx.sona.bandit.choose", lambda beliefs, rng, arm=arm: (arm, np.array([0.5, 0.5]))
+            "ruvmlx.sona.optional.bandit.choose", lambda beliefs, rng, arm=arm: (arm, np.array([0.5, 0.5]))
         )
         with open_tiny(router=True) as runtime:
             base = promote(runtime, size=0.1) if arm else runtime.learner.base

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.select import open_backend
-from ruvmlx.backends.slices import Text
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import CorruptFile, RuvmlxError
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.body import BodyLoRA, consolidated, joined, packed, parted, unpacked_body
+from ruvmlx.lora.layer_lora import BodyLoRA, consolidated, joined, packed, parted, unpacked_body
 from ruvmlx.lora.targets import Targets, parse
-from ruvmlx.sona import body as loop
 from ruvmlx.sona import instant, objective
-from ruvmlx.sona.body import Limit
-from ruvmlx.sona.reading import Reader, reading
+from ruvmlx.sona.optional import layer_update
+from ruvmlx.sona.optional.layer_gradients import Reader, reading
+from ruvmlx.sona.optional.layer_update import Limit
 from ruvmlx.sona.trace import Gradient
+from ruvmlx.training.slices import Text
 
 from ..backends.test_lora import random_base
 from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
@@ -43,7 +43,7 @@ def true_logprob(runtime, reply_id) -> float:
 
 def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1))) -> BodyLoRA:
     """One that was rated already."""
-    from ruvmlx.lora.base import place_shape
+    from ruvmlx.lora.base_lora import place_shape
 
     rng = np.random.default_rng(seed)
     shapes = {p: place_shape(config, *p) for p in places}
@@ -75,11 +75,11 @@ def slow_theta(body, targets) -> np.ndarray:
     best, at = best[: targets.top or None], 0
     for place, (_, width) in zip(body.places, body.widths, strict=True):
         noise = sum(float(s) for s in body.evidence[1, at : at + width])
-        clear = max(0.0, 1 - loop.NOISE * noise / lengths[place]) if place in best else 0.0
+        clear = max(0.0, 1 - layer_update.NOISE * noise / lengths[place]) if place in best else 0.0
         for i in range(at, at + width):
             g, s, f = float(body.evidence[0, i]), float(body.evidence[1, i]), float(body.fisher[i])
-            step = loop.STEP * g / (f * (loop.TOKENS + body.tokens))
-            out.append(step * g * g / (g * g + loop.AGREE * s) * clear)
+            step = layer_update.STEP * g / (f * (layer_update.TOKENS + body.tokens))
+            out.append(step * g * g / (g * g + layer_update.AGREE * s) * clear)
         at += width
     return np.array(out)
 
@@ -90,18 +90,18 @@ def test_an_update_equals_its_slow_twin(tiny, targets):
     body = random_body(tiny.config)
     body = replace(body, evidence=body.evidence * np.float32([[4], [1]]))  # not all of it is noise
     values = rng.normal(0, 2, body.lora_b.size).astype(np.float32)
-    new = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE)
+    new = layer_update.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE)
     evidence = 0.9 * body.evidence + [-0.6 * values, 0.36 * values**2]
     np.testing.assert_allclose(new.evidence, evidence, rtol=1e-4, atol=1e-5)
     assert new.tokens == pytest.approx(0.9 * 90 + 0.6 * 17)
     whole = body.lora_b / 0.7 + slow_theta(new, targets) - slow_theta(body, targets)
     kl = 3.0 * sum(0.5 * f * b * b for f, b in zip(body.fisher, whole, strict=True))
-    allowed = min(loop.CAREFUL * WIDE.kl, loop.estimated(body) + instant.PER_RATING)
+    allowed = min(layer_update.CAREFUL * WIDE.kl, layer_update.estimated(body) + instant.PER_RATING)
     assert kl > allowed  # so the guard is at work
     assert new.gain == pytest.approx(np.sqrt(allowed / kl), rel=1e-4)
     np.testing.assert_allclose(new.lora_b, new.gain * whole, rtol=1e-3, atol=1e-5)
-    beyond = loop.unasked(body, targets)
-    prepared = loop.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE, beyond)
+    beyond = layer_update.unasked(body, targets)
+    prepared = layer_update.update(body, Gradient(body.frame, values, 17), -0.6, 0.9, targets, WIDE, beyond)
     np.testing.assert_array_equal(prepared.lora_b, new.lora_b)
 
 
@@ -113,10 +113,10 @@ def test_what_is_taken_back_is_gone(tiny):
         {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_body(tiny.config).pairs.items()},
     )
     a, b = (Gradient(start.frame, rng.normal(0, 1, start.lora_b.size).astype(np.float32), 9) for _ in "ab")
-    first = loop.update(start, a, 1.0, 1.0, targets, WIDE)
-    both = loop.update(first, b, -0.5, 1.0, targets, WIDE)
-    alone = loop.update(start, b, -0.5, 1.0, targets, WIDE)
-    left = loop.without(both, None, first, targets, WIDE)
+    first = layer_update.update(start, a, 1.0, 1.0, targets, WIDE)
+    both = layer_update.update(first, b, -0.5, 1.0, targets, WIDE)
+    alone = layer_update.update(start, b, -0.5, 1.0, targets, WIDE)
+    left = layer_update.without(both, None, first, targets, WIDE)
     np.testing.assert_allclose(left.evidence, alone.evidence, atol=1e-5)
     np.testing.assert_allclose(left.lora_b / left.gain, alone.lora_b / alone.gain, rtol=1e-3, atol=1e-6)
 
@@ -375,9 +375,9 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
     with open_tiny(targets="attention") as runtime:
         first = reply(runtime)
         with monkeypatch.context() as m:
-            m.setattr(loop, "CAREFUL", 1e6)
-            m.setattr(loop, "PER_RATING", 1e6)
-            m.setattr(loop, "STEP", 2000.0)
+            m.setattr(layer_update, "CAREFUL", 1e6)
+            m.setattr(layer_update, "PER_RATING", 1e6)
+            m.setattr(layer_update, "STEP", 2000.0)
             runtime.rate(first, "down")
         learner, wild = runtime.learner, runtime.learner.body
         runtime.settle()
@@ -392,7 +392,7 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
 
 def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
     """No training graph, no other bytes, no stale cache."""
-    from ruvmlx.sona import reading
+    from ruvmlx.sona.optional import layer_gradients as reading
 
     monkeypatch.setattr(reading.Reader, "_graph", None)
     with open_tiny() as runtime:
@@ -493,10 +493,10 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         for i in range(4):
             runtime.rate(reply(runtime, seed=i % 2), "up" if i % 2 else "down")
         body = runtime.learner.body
-        monkeypatch.setattr("ruvmlx.sona.gate._objection", lambda *a: "")
+        monkeypatch.setattr("ruvmlx.sona.promotion._objection", lambda *a: "")
         quick = Settings(steps=1, lr=1e-9, warmup=1, rank=3, minimum=3)
         before = true_logprob(runtime, runtime.last_reply_id)
-        monkeypatch.setattr("ruvmlx.sona.gate.ROOM", 1e6)
+        monkeypatch.setattr("ruvmlx.sona.promotion.ROOM", 1e6)
         report = Background(runtime.learner, runtime.model, quick).run()
         assert report["promoted"], report
         learner = runtime.learner
@@ -527,8 +527,8 @@ def test_a_top_k_that_changes_gives_up_what_it_leaves(tiny):
     targets, n = Targets(False, places, 1), body.lora_b.size
     first, second = np.zeros(n, np.float32), np.zeros(n, np.float32)
     first[: body.starts[1]], second[body.starts[1] :] = 1.0, 9.0
-    one = loop.update(body, Gradient(body.frame, first, 5), 1.0, 1.0, targets, WIDE)
+    one = layer_update.update(body, Gradient(body.frame, first, 5), 1.0, 1.0, targets, WIDE)
     assert one.pairs[places[0]][1].any() and not one.pairs[places[1]][1].any()
-    two = loop.update(one, Gradient(body.frame, second, 5), 1.0, 1.0, targets, WIDE)
+    two = layer_update.update(one, Gradient(body.frame, second, 5), 1.0, 1.0, targets, WIDE)
     np.testing.assert_allclose(two.pairs[places[0]][1], 0, atol=1e-6)
     assert two.pairs[places[1]][1].any()

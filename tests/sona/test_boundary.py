@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ruvmlx.sona.boundary import BLOCK, WARM, Moments, boundaries
+from ruvmlx.sona.task_boundary import BLOCK, WARM, Moments, boundaries
 
 from .test_bank import unit
 

@@ -8,9 +8,9 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.lora.merge import HEAD
-from ruvmlx.sona import background, deep, gate
+from ruvmlx.sona import background, deep, promotion
 from ruvmlx.sona.background import Background
-from ruvmlx.sona.ewc import TASKS, penalty
+from ruvmlx.sona.optional.ewc import TASKS, penalty
 from ruvmlx.store import anchors as store_module
 
 from .pauses import Watch
@@ -242,7 +242,7 @@ def test_the_background_loop_pays_the_penalty(learned):
         pause = background.stopping(None)
         loop._trainer = background.Trainer(learned.model, backend=learner.backend)
         loop._anchors = learner.ledger.anchors() if loop.settings.ewc else []
-        found.append(loop._gradients(training, buffer, gate.Gate(learner, buffer, pause), pause))
+        found.append(loop._gradients(training, buffer, promotion.Gate(learner, buffer, pause), pause))
         learner.stand()
     value, grads = penalty(training.base, learner.ledger.anchors(), 1e4)
     assert value > 0 and found[1][0] - found[0][0] == pytest.approx(value, rel=1e-3)

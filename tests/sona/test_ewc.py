@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile
-from ruvmlx.lora.base import BaseLoRA
-from ruvmlx.sona import ewc
-from ruvmlx.sona.ewc import DECAY, FADE, Anchor, Fisher, penalty
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.sona.optional import ewc
+from ruvmlx.sona.optional.ewc import DECAY, FADE, Anchor, Fisher, penalty
 
 SIZES = {("q_proj", 0): (7, 5, 3), ("up_proj", 1): (13, 31, 2), ("down_proj", 1): (31, 1, 4)}  # in, out, rank
 

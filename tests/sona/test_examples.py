@@ -6,8 +6,8 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest
 from ruvmlx.errors import UsageError
-from ruvmlx.models.base import Message
-from ruvmlx.sona.memory import whole_sentences
+from ruvmlx.models.model import Message
+from ruvmlx.sona.rating_index import whole_sentences
 from ruvmlx.store import Store
 
 from .test_bank import reply

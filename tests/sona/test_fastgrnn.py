@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from ruvmlx.sona import fastgrnn, router_lora
-from ruvmlx.sona.bandit import Regression
-from ruvmlx.sona.router_lora import Evidence, RouterLoRA
+from ruvmlx.sona.optional import fastgrnn, router_lora
+from ruvmlx.sona.optional.bandit import Regression
+from ruvmlx.sona.optional.router_lora import Evidence, RouterLoRA
 
 INPUTS, HIDDEN, ARMS = 5, 7, 3
 
@@ -140,8 +140,8 @@ def test_training_lowers_the_loss_and_can_be_stopped():
 
 
 def test_updates_survive_the_store_and_damaged_ones_are_refused():
-    from ruvmlx.sona.router import ARMS as arms
-    from ruvmlx.sona.router import INPUTS as inputs
+    from ruvmlx.sona.optional.router import ARMS as arms
+    from ruvmlx.sona.optional.router import INPUTS as inputs
 
     rng = np.random.default_rng(6)
     pairs = RouterLoRA.fresh(inputs, len(arms)).pairs

@@ -7,9 +7,9 @@ from ruvmlx.kernels.micro import NotFinite, beyond_noise
 from ruvmlx.kernels.rating import AskingRef, Rule
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.measuring import directions, features, measure, measured
-from ruvmlx.sona.neutral import log_softmax_rows
-from ruvmlx.sona.neutral_text import read
+from ruvmlx.sona.calibration import directions, features, measure, measured
+from ruvmlx.sona.kl_probe import log_softmax_rows
+from ruvmlx.sona.reference_text import read
 
 from .test_trace import traced_reply
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kv.policy import EVERYTHING, TIERED, TierPolicy
-from ruvmlx.sona.kv_choice import CANDIDATES, Found, choose, summary
+from ruvmlx.sona.optional.tier_choice import CANDIDATES, Found, choose, summary
 from ruvmlx.store import KVMeasured
 
 SMALL, MIDDLE, LARGE = (TierPolicy("tiered", *pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))

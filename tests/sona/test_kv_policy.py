@@ -5,15 +5,15 @@ import threading
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.perplexity import mean_kl
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
-from ruvmlx.lora.base import BaseLoRA
-from ruvmlx.sona import kv_choice, kv_policy
-from ruvmlx.sona.kv_policy import TIMED, Reading, Stopped, long_enough, reach
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.sona.optional import tier_choice, tier_measurement
+from ruvmlx.sona.optional.tier_measurement import TIMED, Reading, Stopped, long_enough, reach
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 
@@ -30,7 +30,7 @@ def tiny_backend(tiny):
 @pytest.fixture(autouse=True)
 def few(monkeypatch, tiny_backend):
     """Candidates whose tiers 336 tokens reach; a machine with room."""
-    monkeypatch.setattr(kv_choice, "CANDIDATES", (SOON, LATER, NEVER))
+    monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, NEVER))
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.1)
 
 
@@ -109,7 +109,7 @@ def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
             tiny_backend, name, lambda ids, cache, real=real: (sizes.append(len(ids)), real(ids, cache))[1]
         )
     Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
-    assert max(sizes) <= 2 * kv_policy.PIECE and len(looks) >= len(sizes)
+    assert max(sizes) <= 2 * tier_measurement.PIECE and len(looks) >= len(sizes)
 
 
 # -- reviewing ---------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
 
 def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
     report = reviewed(three)
-    monkeypatch.setattr(kv_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", 128, EVERYTHING)))
+    monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", 128, EVERYTHING)))
     with open_tiny(kv_limit=1e-9) as runtime:
         half = runtime.review_kv()
         assert (half["measured"], half["changed"], half["reason"]) == (2, False, report["reason"])
@@ -319,7 +319,7 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
 def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     """The choice with its reason, and that a reply had another policy than the one before. Times are equal,
     so that the first choice is the smallest whatever the machine does, and never the second one."""
-    monkeypatch.setattr(kv_policy, "_timed", lambda *_: [1.0, 1.0])
+    monkeypatch.setattr(tier_measurement, "_timed", lambda *_: [1.0, 1.0])
     report = reviewed(three)
     assert report["warm"] == SOON.warm
     (row,) = three.store.witnessed("kv_choice")
@@ -340,8 +340,7 @@ def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, ope
     from ruvmlx.backends.reference import ReferenceBackend
 
     with open_tiny() as runtime:
-        loop = kv_policy.KVLoop(
-            kv_policy.KVLedger(runtime.store, tiny.fingerprint, "reference"), tiny, ReferenceBackend(tiny)
-        )
-        assert not loop.due() and loop.review()["reason"] == kv_policy.NO_TIERS
+        ledger = tier_measurement.KVLedger(runtime.store, tiny.fingerprint, "reference")
+        loop = tier_measurement.KVLoop(ledger, tiny, ReferenceBackend(tiny))
+        assert not loop.due() and loop.review()["reason"] == tier_measurement.NO_TIERS
         assert loop.ledger.status().policy == F16

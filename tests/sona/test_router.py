@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.base import Message
-from ruvmlx.sona import router as router_module
-from ruvmlx.sona.ledger import Ledger
-from ruvmlx.sona.router import ARMS, INPUTS, TURNS, Route, Router, turns_of
+from ruvmlx.models.model import Message
+from ruvmlx.sona.adapter_history import Ledger
+from ruvmlx.sona.optional import router as router_module
+from ruvmlx.sona.optional.router import ARMS, INPUTS, TURNS, Route, Router, turns_of
 from ruvmlx.sona.signal import Pace
 from ruvmlx.store import ReplyRow, Store
 from ruvmlx.store.audit import disagreement

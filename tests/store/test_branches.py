@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ruvmlx import put_away
+from ruvmlx import soft_delete
 from ruvmlx.errors import NotFound
 from ruvmlx.store import MessageRow, Store
 from ruvmlx.store.tree import Node, Tree
@@ -201,7 +201,7 @@ def test_a_chat_of_any_length_can_be_deleted(store, messages):
     other = store.new_session("m")
     store.add_user_message(other, "short")
     long_chat(store, messages)
-    assert put_away.delete_older(store) == []
+    assert soft_delete.delete_older(store) == []
     assert store._rows("SELECT count(*) FROM messages") == [(1,)] and said(store, other) == ["short"]
     assert store.search("long") == [] and store.integrity() == "ok"
 
@@ -213,7 +213,7 @@ def test_a_chat_that_cannot_be_deleted_stops_nothing_and_is_reported(store):
         "CREATE TRIGGER stuck BEFORE DELETE ON sessions"
         f" WHEN OLD.id = '{stuck}' BEGIN SELECT RAISE(ABORT, 'planted'); END"
     )
-    (line,) = put_away.delete_older(store)
+    (line,) = soft_delete.delete_older(store)
     assert stuck in line and "planted" in line
     assert store.session_ids() == {stuck} and due not in store.session_ids()
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 from ruvmlx.models.load import load_model
-from ruvmlx.sona.ledger import Ledger
+from ruvmlx.sona.adapter_history import Ledger
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 

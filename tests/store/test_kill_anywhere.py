@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import closing
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.load import load_model
 from ruvmlx.sona import instant
 from ruvmlx.sona.learner import Learner

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store

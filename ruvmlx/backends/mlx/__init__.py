@@ -1,0 +1,1 @@
+"""The MLX backend: graphs, caches, Metal kernels, decode stream."""

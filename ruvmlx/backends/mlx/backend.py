@@ -1,0 +1,334 @@
+"""The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
+
+MLX's default streams belong to threads, so every call runs on the calling thread's own: a backend and its
+caches may move from one thread to another, but only one call may run at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ...errors import GPUFailed, UsageError
+from ...kv.cache import PagedCache
+from ...kv.policy import F16, TierPolicy
+from ...kv.pool import PagePool
+from ...lora.base_lora import BaseLoRA
+from ...models.model import Model, Weights
+from ...platform import cpu
+from ...platform.gpu import gpu
+from ...platform.mx import BLAS, mx, nn
+from ...sampling import Sampling
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each, finite
+from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
+from .gpu_memory import GPUMemory
+from .plain_cache import MLXCache
+from .storage import MLXStorage
+from .stream import HeldChange, MLXTokenStream
+from .verdict import Result, Shapes, Verdict, reason
+
+CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
+
+
+class MLXBackend:
+    """Runs one model; `plan` says how its weights are held."""
+
+    name = "mlx"
+    caveat = ""
+
+    def __init__(
+        self,
+        model: Model,
+        device: str | None = None,
+        threads: int | None = None,
+        chunk: int = 0,
+        own_layers: bool = True,
+        check: Callable[[Shapes], Verdict] | None = None,
+    ):
+        """own_layers: False runs mlx-lm's layers on a CPU, too, as a GPU does; slower there.
+
+        check: asked before anything is computed which kernels work on the device. GPUFailed where not even
+        mlx-lm's own graph does. None: all do.
+        """
+        self.config = model.config
+        kind = device or default_device()
+        self.chunk = chunk or CHUNK[kind]
+        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self._on_cpu = kind == "cpu"
+        self._load = cpu.OtherLoad()  # its first reading covers the loading below
+        if threads:
+            BLAS.set_threads(threads)
+        with mx.stream(self._device):
+            weights = model.load_weights()
+            how = plan(weights, kind)
+            how = how._replace(own_layers=how.own_layers and own_layers)
+            self._shapes = Shapes.of(model.config, dtype_name(how.dtype))
+            found = _accepted(check(self._shapes)) if check else None
+            self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
+            if how.own_layers:
+                cpu_layers.install(self._graph, model.config)
+                tiered_cpu.install(self._graph)
+            else:
+                tiered.install(self._graph, model.config)
+            mx.clear_cache()  # what unpacking and joining left behind
+        self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
+        self._own_layers = how.own_layers
+        self._forward = cpu_layers.forward if how.own_layers else _forward
+        self.streams = not how.own_layers  # on a CPU a step ahead takes the cores from the step itself
+        own = how.own_layers
+        self.pool = tiered_cpu.pool(model.config) if own else PagePool(MLXStorage(model.config))
+        self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
+        self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
+        self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
+        if found and not found.kernels_work:
+            self._do_without_kernels(found.caveat)
+        self.lora: BaseLoRA | None = None
+        self._head_change: lora_layers.Change | None = None
+        self._micro = HeldChange()
+
+    def _do_without_kernels(self, caveat: str) -> None:
+        """Plain KV caches from now on, whatever the policy: the kernels' twins would be slow on a GPU."""
+        self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
+
+    def warm_up(self) -> None:
+        """Compile what a reply needs: a first token through the graph, and the kernels. What MLX raises at
+        the first is the caller's; kernels that fail here after all are not used."""
+        self._run([0], self.new_cache(), self._last)
+        if self.pool is not None:
+            from .kernels import selfcheck
+
+            try:
+                selfcheck.warm_up(self._shapes)
+            except (RuntimeError, ValueError, MemoryError) as error:
+                failed = Result("warming up", False, reason(str(error)))
+                self._do_without_kernels(Verdict((failed,)).caveat)
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        if base is not None:
+            base.check(self.config)
+        with mx.stream(self._device):
+            self._head_change = lora_layers.install(self._graph, base, self._compute_dtype())
+        self.lora = base
+
+    def lent_graph(self) -> nn.Module | None:
+        """mlx-lm's modules and the frozen weights, to train on; None where our own modules replace them."""
+        return None if self._forward is cpu_layers.forward else self._graph
+
+    def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
+        """Without a policy, or with F16: in the precision that the backend computes in."""
+        window = self.config.sliding_window
+        if policy is None or policy == F16 or self.pool is None:
+            return MLXCache(self.config.n_layers, window)
+        return PagedCache(self.pool, policy, window or 0)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """tokens [T] -> the Step after the last; only that position goes through the output head."""
+        self._validate(tokens)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            outputs = self._run(part, cache, self._last if last else self._none)
+            mx.clear_cache()
+            if progress:
+                progress(start + len(part))
+        return _step(outputs, adapter)
+
+    def stream(
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
+    ) -> MLXTokenStream:
+        """base.Streaming"""
+        with mx.stream(self._device):
+            change = self._micro.of(adapter)
+        return MLXTokenStream(self, cast(MLXCache | PagedCache, cache), change, sampling, limit)
+
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
+        self._validate([token])
+        return _step(self._run([token], cache, self._last), adapter)
+
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
+    ) -> list[Step]:
+        """One graph for all whose caches are of one kind."""
+        self._validate(tokens)
+        steps: dict[int, Step] = {}
+        for paged in (True, False):
+            rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
+            if rows:
+                outputs = self._run_batch([tokens[i] for i in rows], [caches[i] for i in rows])
+                steps |= dict(zip(rows, map(Step, *outputs), strict=True))
+        logits = [steps[i].logits for i in range(len(tokens))]
+        for row, step, own in zip(
+            logits, map(steps.get, range(len(tokens))), each(adapter, tokens), strict=True
+        ):
+            if own is not None and step is not None:
+                own.add_to_logits(row, step.hidden)
+            finite(row)
+        return [steps[i] for i in range(len(tokens))]
+
+    def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
+        """logits [B, V], hidden [B, D]; on any failure the caches are as they were."""
+        self.adapt_threads()
+        with mx.stream(self._device), self._running(caches, 1) as held:
+            rows = mx.array(list(tokens), mx.uint32)[:, None]
+            outputs = self._all(self._forward(self._graph, rows, held.layers)[:, 0])
+            mx.eval(*outputs, *held.arrays())
+        return [np.array(a, copy=False) for a in outputs]
+
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
+        """tokens [T] -> logits [T, V]: what follows each of them."""
+        self._validate(tokens)
+        parts = [
+            self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
+        ]
+        logits = np.concatenate([logits for logits, _ in parts])
+        if adapter is not None:
+            adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
+        return finite(logits)
+
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+        self._validate(tokens)
+        cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
+        for start in range(0, len(tokens), size):
+            states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
+            if pause:
+                pause()
+        return np.concatenate(states)
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        with mx.stream(self._device):
+            x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
+            return _numpy(self._head(x))
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
+        """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
+        self.adapt_threads()
+        with mx.stream(self._device), self._running([cache], len(tokens)) as held:
+            hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
+            outputs = read(hidden)
+            mx.eval(*outputs, *held.arrays())
+        return [np.array(a, copy=False) for a in outputs]
+
+    def adapt_threads(self) -> None:
+        if self._on_cpu:
+            BLAS.adapt(self._load.cores())
+
+    def _running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
+        """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
+        if isinstance(caches[0], PagedCache):
+            paged = tiered_cpu if self._own_layers else tiered
+            return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
+        plain = cast(Sequence[MLXCache], caches)
+        return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
+
+    def _last(self, hidden: mx.array) -> list[mx.array]:
+        """[T, D] -> logits [V], hidden [D] of the last token."""
+        last = hidden[-1:]
+        return [self._head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+
+    def _all(self, hidden: mx.array) -> list[mx.array]:
+        return [self._head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
+
+    def _hidden(self, hidden: mx.array) -> list[mx.array]:
+        return [hidden.astype(mx.float32)]
+
+    def _none(self, hidden: mx.array) -> list[mx.array]:
+        return []
+
+    def _head(self, hidden: mx.array) -> mx.array:
+        logits = graph.head(self._graph, hidden)
+        return logits if self._head_change is None else logits + self._head_change(hidden)
+
+    def _compute_dtype(self) -> mx.Dtype:
+        return self._graph.model.norm.weight.dtype
+
+    def _validate(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("nothing to run: the prompt has no tokens")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.config.vocab_size:
+            bad, size = low if low < 0 else high, self.config.vocab_size
+            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
+
+
+def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
+    """tokens [1, L] -> hidden [1, L, D] after the final norm, by mlx-lm's own graph."""
+    return model.model(tokens, caches)
+
+
+def default_device() -> str:
+    """ "metal", "cuda" or "cpu"."""
+    return gpu.kind or "cpu"
+
+
+def _accepted(found: Verdict) -> Verdict:
+    if found.graph_fails:
+        raise GPUFailed(found.graph_fails)
+    return found
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """ "float16"."""
+    return str(dtype).rpartition(".")[2]
+
+
+def shapes_of(model: Model) -> Shapes:
+    """What a GPU would run the model in."""
+    return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
+
+
+class Plan(NamedTuple):
+    """How a model's weights are held."""
+
+    dtype: mx.Dtype  # of everything that is not packed
+    unpack: bool
+    own_layers: bool  # cpu_layers instead of mlx-lm's; float32 only
+
+
+def plan(weights: Weights, device: str) -> Plan:
+    """A GPU keeps what is stored. A CPU unpacks to float32 when that fits a quarter of RAM.
+
+    MLX's packed product on a CPU is slow (starter model: 11 against 60 tok/s), with 16-bit scales 40 times
+    slower still: what stays packed gets float32 scales. Plain 16-bit weights become float32 up to half of
+    RAM.
+    """
+    stored = _stored_dtype(weights)
+    if device != "cpu":
+        return Plan(stored, False, False)
+    packed = any(w.dtype == np.uint32 for w in weights.values())
+    share = 4 * sum(map(_numbers, weights.values())) / cpu.total_memory()
+    if share <= 0.25 or packed:
+        return Plan(mx.float32, share <= 0.25, True)
+    return Plan(mx.float32, False, True) if share <= 0.5 else Plan(stored, False, False)
+
+
+def _stored_dtype(weights: Weights) -> mx.Dtype:
+    """The embedding's (or its scales') own precision: norms in another would drag every product along."""
+    table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
+    names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
+    return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
+
+
+def _numbers(value: np.ndarray) -> int:
+    """Numbers that a tensor holds; a packed one at 4 bits each, an upper bound for the wider formats."""
+    return value.size * 8 if value.dtype == np.uint32 else value.size
+
+
+def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:
+    logits, hidden = outputs
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+    return Step(finite(logits), hidden)
+
+
+def _numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))

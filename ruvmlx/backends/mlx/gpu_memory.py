@@ -1,0 +1,57 @@
+"""Memory that macOS must keep for the GPU, and memory that MLX keeps for reuse, while a model is loaded.
+
+Without a wired limit a large model is paged out in a pause and read back at the next word. mlx-lm sets it to
+the recommended working set; beyond that macOS can panic, so never more. Restored when the model goes.
+"""
+
+import weakref
+from typing import Any
+
+from ...platform.mx import mx
+
+SPARE = 0.05  # of the working set: buffers that MLX may keep for reuse
+LEAST_SPARE = 512 << 20
+
+
+class GPUMemory:
+    """Sets the limits for a holder's life.
+
+    why_not: one line for people if the model's memory is not wired, or does not fit; else "".
+    """
+
+    def __init__(self, holder: Any, nbytes: int, metal: Any = mx):
+        """nbytes: of the model's weights. metal: MLX, or what stands in for it in tests."""
+        self.why_not = ""
+        self._metal = metal
+        self._old: dict[str, int] = {}
+        info = metal.device_info()
+        most = int(info.get("max_recommended_working_set_size", 0))
+        if most:
+            self._set("set_cache_limit", max(LEAST_SPARE, int(SPARE * most)))
+        self.why_not = self._wire(most, nbytes)
+        weakref.finalize(holder, self.restore)
+
+    def restore(self) -> None:
+        """Back to what was in force; a second call does nothing."""
+        if self._old:
+            self._metal.synchronize()
+        while self._old:
+            name, old = self._old.popitem()
+            getattr(self._metal, name)(old)
+
+    def _wire(self, most: int, nbytes: int) -> str:
+        if not most:
+            return ""  # a GPU that does not say what it may have: there is no limit to set
+        try:
+            self._set("set_wired_limit", most)
+        except (RuntimeError, ValueError) as e:  # before macOS 15
+            return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
+        if nbytes > 0.9 * most:
+            return (
+                f"the model takes {nbytes >> 20} MiB of the {most >> 20} MiB that macOS lends the GPU: slow. "
+                "Use a smaller one, or raise it: sudo sysctl iogpu.wired_limit_mb=N"
+            )
+        return ""
+
+    def _set(self, name: str, value: int) -> None:
+        self._old[name] = getattr(self._metal, name)(value)

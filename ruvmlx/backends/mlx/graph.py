@@ -1,0 +1,194 @@
+"""Model -> mlx-lm's Llama graph with the model's weights in it."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ...errors import CorruptFile
+from ...models.model import ModelConfig, Weights
+from ...platform.mx import mx, nn
+from . import mlxlm
+
+BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
+Pause = Callable[[], None]
+
+_llama = mlxlm.load("models.llama")  # mlx-lm runs Mistral on the same graph
+
+
+def build(
+    config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool, pause: Pause = lambda: None
+) -> nn.Module:
+    """The graph, evaluated. `dtype` is what all but packed numbers become; `dequantise` unpacks those.
+
+    `pause` is called after every few million numbers and may raise to leave.
+    """
+    graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
+    if config.sliding_window:
+        slide(graph.model)
+    shapes = {name: p.shape for name, p in parameters(graph).items()}
+    arrays = _convert(weights, shapes, dtype, dequantise, pause)
+    formats = {} if dequantise else quantised_formats(weights, shapes)
+    if formats:
+        nn.quantize(graph, class_predicate=lambda path, _: formats.get(path, False))
+    _check(arrays, parameters(graph))
+    graph.load_weights(list(arrays.items()))
+    graph.eval()
+    mx.eval(graph.parameters())
+    return graph
+
+
+def model_args(config: ModelConfig) -> dict:
+    """Our ModelConfig in the words of mlx-lm's ModelArgs."""
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.n_layers,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_context,
+        "rope_theta": config.rope_theta,
+        "rope_traditional": False,
+        "rope_scaling": _rope_scaling(config),
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "sliding_window": config.sliding_window,
+    }
+
+
+def _rope_scaling(config: ModelConfig) -> dict | None:
+    llama3 = config.rope_scaling
+    if llama3:
+        return {
+            "rope_type": "llama3",
+            "factor": llama3.factor,
+            "low_freq_factor": llama3.low_freq_factor,
+            "high_freq_factor": llama3.high_freq_factor,
+            "original_max_position_embeddings": llama3.original_max_position,
+        }
+    if config.rope_linear_factor != 1.0:
+        return {"rope_type": "linear", "factor": config.rope_linear_factor}
+    return None
+
+
+def slide(model: nn.Module) -> None:
+    """Every layer looks through the sliding window.
+
+    mlx-lm 0.32 slides only where `layer_types` says so and refuses a model without one full layer, so a
+    Mistral config (a window, no layer types) would attend to everything there.
+    """
+    for layer in model.layers:
+        layer.use_sliding = True
+    model.swa_idx = 0
+
+
+def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, int]]:
+    """{module path: {"bits": ..., "group_size": ...}} of the packed tensors, read off their shapes."""
+    paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
+    return {path: _format(path, weights, shapes) for path in paths}
+
+
+def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
+    width = shapes.get(f"{path}.weight", (0,))[-1]
+    packed, groups = weights[f"{path}.weight"].shape[-1], weights[f"{path}.scales"].shape[-1]
+    if not width or (32 * packed) % width or width % groups:
+        raise CorruptFile(
+            f"{path}: packed width {packed} and {groups} scales do not fit {width} inputs; "
+            "the model's files do not match its configuration"
+        )
+    return {"bits": 32 * packed // width, "group_size": width // groups}
+
+
+def _convert(
+    weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool, pause: Pause
+) -> dict[str, mx.array]:
+    """NumPy weights -> MLX arrays under the graph's names, evaluated."""
+    formats = quantised_formats(weights, shapes)
+    out = {}
+    for name, value in weights.items():
+        path, _, kind = name.rpartition(".")
+        if path not in formats or kind == "bias":
+            out[name] = _whole(value, dtype, pause)
+        elif not dequantise:
+            out[name] = _whole(value, None if kind == "weight" else dtype, pause)
+        elif kind == "weight":
+            out[name] = dequantised(path, weights, formats[path], dtype, pause)
+    return out
+
+
+def dequantised(
+    path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.Dtype, pause: Pause = lambda: None
+) -> mx.array:
+    """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
+    packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
+
+    def block(rows: slice) -> mx.array:
+        parts = _array(packed[rows], None), _array(scales[rows], mx.float32), _array(biases[rows], mx.float32)
+        return mx.dequantize(*parts, group_size=fmt["group_size"], bits=fmt["bits"]).astype(dtype)
+
+    return _by_blocks(block, (len(packed), 32 * packed.shape[1] // fmt["bits"]), dtype, pause)
+
+
+def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
+    if dtype is None:
+        return _array(value, None)
+    return _by_blocks(lambda rows: _array(value[rows], dtype), value.shape, dtype, pause)
+
+
+def _by_blocks(
+    block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
+) -> mx.array:
+    """An array made of what `block` makes of some rows at a time."""
+    step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
+    if step >= shape[0]:
+        whole = block(slice(None))
+        mx.eval(whole)
+        pause()
+        return whole
+    whole = mx.zeros(shape, dtype)
+    mx.eval(whole)
+    for start in range(0, shape[0], step):
+        pause()
+        whole[start : start + step] = block(slice(start, start + step))
+        mx.eval(whole)  # in place: nobody else holds it
+    pause()
+    return whole
+
+
+def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:
+    """NumPy (bfloat16 as ml_dtypes) -> MLX, which does not know ml_dtypes: the bits are reinterpreted."""
+    if value.dtype.name == "bfloat16":
+        array = mx.array(value.view(np.uint16)).view(mx.bfloat16)
+    else:
+        array = mx.array(value)
+    return array if dtype is None else array.astype(dtype)
+
+
+def parameters(graph: nn.Module) -> dict[str, mx.array]:
+    return dict(nn.utils.tree_flatten(graph.parameters()))
+
+
+def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
+    """Every parameter is there, in its shape, and nothing else is."""
+    missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
+    if missing or surplus:
+        what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"
+        raise CorruptFile(
+            f"the weights do not fit the model: {what} ({len(missing) + len(surplus)} such tensors)"
+        )
+    for name, array in arrays.items():
+        if array.shape != wanted[name].shape:
+            raise CorruptFile(f"{name} has shape {array.shape}; its configuration says {wanted[name].shape}")
+
+
+def head(graph: nn.Module, hidden: mx.array) -> mx.array:
+    """Frozen output head: [..., D] -> [..., V]."""
+    if hasattr(graph, "lm_head"):
+        return graph.lm_head(hidden)
+    return graph.model.embed_tokens.as_linear(hidden)

@@ -1,0 +1,59 @@
+"""A prompt's new keys, turned by RoPE, and its values as rows of hot pages. One new token: rope_append.py."""
+
+from functools import lru_cache
+from itertools import product
+
+from ruvmlx.platform.mx import mx
+
+from .pages import PARAMS
+from .source import FLOATS, HEAD_DIMS, Kernel, on_gpu
+
+APPEND = Kernel(
+    "append",
+    (("k", "T"), ("v", "T"), ("turn", "float"), ("params", "int")),
+    (("out", "uchar"),),
+    ("D", "TRADITIONAL", "T"),
+    threads=64,
+    headers=("pages.h", "rope.h"),
+    values=tuple(product(HEAD_DIMS, (0, 1), FLOATS)),
+)
+
+
+def append(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
+    """k, v: [T, n_kv_heads, D], not yet turned; turn: float32 [T, D] -> rows uint8 [n_kv_heads, 2, T, 2 * D].
+
+    turn: the cosines of a position's D/2 angles, then their sines.
+    """
+    run = append_gpu if on_gpu(k.shape[-1]) else append_ops
+    return run(k, v, turn, traditional)
+
+
+def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=Kernel.__call__) -> mx.array:
+    tokens, n_kv, dim = k.shape
+    inputs = [k, v, turn, _params(n_kv, tokens)]
+    templates = (dim, int(traditional), k.dtype)
+    return run(APPEND, inputs, [(n_kv, 2, tokens, 2 * dim)], (tokens, n_kv, 1), templates)[0]
+
+
+@lru_cache(8)
+def _params(n_kv: int, tokens: int) -> mx.array:
+    """Once a step, not once a layer."""
+    row = [0] * PARAMS
+    row[7], row[10] = n_kv, tokens
+    return mx.array(row, mx.int32)
+
+
+def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
+    """The twin."""
+    rows = mx.stack([rope(k, turn, traditional), v.astype(mx.float32)]).astype(mx.float16)  # [2, T, n_kv, D]
+    return mx.contiguous(rows.transpose(2, 0, 1, 3)).view(mx.uint8)
+
+
+def rope(x: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
+    """Pairs (x_i, x_{i + D/2}), or (x_2i, x_2i+1) if traditional, turned.  x: [T, heads, D]; turn: [T, D]"""
+    dim = x.shape[-1]
+    cosine, sine = turn[:, None, : dim // 2], turn[:, None, dim // 2 :]
+    x = x.astype(mx.float32)
+    a, b = (x[..., 0::2], x[..., 1::2]) if traditional else (x[..., : dim // 2], x[..., dim // 2 :])
+    turned = [a * cosine - b * sine, b * cosine + a * sine]
+    return mx.stack(turned, axis=-1).reshape(x.shape) if traditional else mx.concatenate(turned, axis=-1)

@@ -1,0 +1,142 @@
+"""Attention of one new token per sequence over the three tiers: attend_decode, then attend_merge.
+
+q, q_cold: float32 [B, n_heads, D]; keys of cold pages are rotated, q_cold = rotate(q) scores them.
+opened: uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence; its place in the pool
+is not read.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+from ruvmlx.platform.mx import mx
+
+from . import pages
+from .pages import Pools, Table
+from .rope_append import Turned
+from .source import FLOATS, HEAD_DIMS, Kernel
+
+SHARED = [  # head size, query heads to a threadgroup: pages.shared_heads
+    (d, g) for d in HEAD_DIMS for g in range(1, pages.MAX_SHARED + 1) if g == pages.shared_heads(g, d)
+]
+
+ATTEND = Kernel(
+    "attend_decode",
+    (
+        ("q", "float"),
+        ("q_cold", "float"),
+        ("params", "int"),
+        ("pages", "int"),
+        ("cold", "uchar"),
+        ("warm", "uchar"),
+        ("hot", "uchar"),
+        ("open", "uchar"),
+    ),
+    (("o", "float"), ("ml", "float")),
+    ("D", "G"),
+    threads=128,
+    headers=("pages.h", "attend.h"),
+    values=tuple(SHARED),
+)
+MATRIX = replace(
+    ATTEND,
+    name="attend_decode_matrix",
+    headers=("pages.h", "attend_matrix.h"),
+    values=tuple((d, g) for d, g in SHARED if d in (64, 128)),
+)
+MERGE = Kernel(
+    "attend_merge",
+    (("o", "float"), ("ml", "float"), ("params", "int")),
+    (("out", "T"),),
+    ("D", "T"),
+    threads=256,
+    headers=("pages.h", "attend.h"),
+    values=tuple(product(HEAD_DIMS, FLOATS)),
+)
+
+
+def attend(new: Turned, pools: Pools, table: Table, dtype: mx.Dtype) -> mx.array:
+    """softmax(q . k / sqrt(D)) v: [B, n_heads, D] in `dtype`; zeros where nothing is visible."""
+    run = attend_gpu if table.on_gpu else attend_ops
+    return run(new.q, new.q_cold, pools, new.open, table, dtype)
+
+
+def attend_gpu(
+    q: mx.array,
+    q_cold: mx.array,
+    pools: Pools,
+    opened: mx.array,
+    table: Table,
+    dtype: mx.Dtype = mx.float32,
+    run=Kernel.__call__,
+    matrix: bool | None = None,
+) -> mx.array:
+    """`run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests' simulator is another.
+
+    `matrix`: on matrix units (CUDA has them, and D must be 64 or 128).
+    """
+    if matrix is None:
+        matrix = mx.cuda.is_available() and q.shape[-1] in (64, 128)
+    b, heads, dim = q.shape
+    rows = b * heads * table.splits
+    groups = (table.splits, heads // table.shared, b)
+    inputs = [q, q_cold, table.params, table.pages, *pools, opened]
+    shapes = [
+        (rows, dim),
+        (max(2 * rows, 8),),
+    ]  # MLX hands a Metal kernel arrays under 8 elements differently
+    parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
+    return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim, dtype))[0]
+
+
+def attend_ops(
+    q: mx.array,
+    q_cold: mx.array,
+    pools: Pools,
+    opened: mx.array,
+    table: Table,
+    dtype: mx.Dtype = mx.float32,
+) -> mx.array:
+    """The twin: plain MLX, float32, a sequence at a time."""
+    out = [_attend_one(q[i], q_cold[i], pools, opened[i], table, i) for i in range(q.shape[0])]
+    return mx.stack(out).astype(dtype)
+
+
+def _attend_one(
+    q: mx.array, q_cold: mx.array, pools: Pools, opened: mx.array, table: Table, i: int
+) -> mx.array:
+    """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, values of all tiers."""
+    view, n_kv = table.views[i], table.n_kv_heads
+    if view.first >= view.n_tokens:
+        return mx.zeros_like(q)
+    q, q_cold = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_cold))  # [n_kv, G, D]
+    scores, values = [], []
+    for tier, start, ids in visible(view):
+        k, v = gathered(pools[tier], ids, tier, table.head_dim, opened if tier == pages.HOT else None)
+        token = mx.arange(start, start + k.shape[1])
+        seen = (token >= view.first) & (token < view.n_tokens)
+        x = (q_cold if tier == pages.COLD else q) @ k.swapaxes(1, 2)
+        scores.append(mx.where(seen, x, -mx.inf))
+        values.append(mx.where(seen[:, None], v, 0))
+    p = mx.softmax(mx.concatenate(scores, axis=-1) * table.head_dim**-0.5, axis=-1)
+    return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
+
+
+def visible(view: pages.View):
+    """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
+    start, skip = 0, view.first // pages.PAGE
+    for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):
+        here = list(ids)[max(skip - start, 0) :]
+        if here:
+            yield tier, (start + len(ids) - len(here)) * pages.PAGE, here
+        start += len(ids)
+
+
+def gathered(
+    pool: mx.array, ids: list[int], tier: int, head_dim: int, opened: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """K, V: float32 [n_kv_heads, 64 * len(ids), head_dim]; opened, if given, stands for the last page."""
+    found = pool[mx.array(ids)]
+    if opened is not None:
+        found = mx.concatenate([found[:-1], opened.reshape(1, *found.shape[1:])])
+    k, v = pages.unpack(found, tier, head_dim)  # [n, n_kv, 64, D]
+    return tuple(x.swapaxes(0, 1).reshape(x.shape[1], -1, head_dim) for x in (k, v))  # type: ignore[return-value]

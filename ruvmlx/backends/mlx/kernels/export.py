@@ -1,0 +1,79 @@
+"""The Metal source of every kernel, for each of its template values, as files. Needs no GPU.
+
+MLX makes the text when it traces a call: header, signature, body and the template's instantiation.
+Before that it puts a preamble of its own, metal::utils(), which Python cannot see; PREAMBLE stands in for it,
+so that a file compiles by itself:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.platform.mx import mx
+
+from . import append, decode, demote, gather, lora, micro, rope_append
+from .source import Kernel, Template, for_metal
+
+# What Metal runs. Each declares its template values where it is defined: Kernel.values.
+KERNELS = (
+    *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
+    *(demote.DEMOTE_WARM, demote.DEMOTE_COLD),
+    *(lora.PROJECT, lora.ADD, micro.UPDATE),
+)
+PREAMBLE = """\
+// {title}: the source as MLX compiles it, but for MLX's own preamble. These lines stand in for that:
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+#if __METAL_VERSION__ >= 310
+typedef bfloat bfloat16_t;
+#endif
+
+"""
+
+
+def export(folder: Path) -> list[Path]:
+    """Write all sources into `folder`, which is made if it is missing; the paths of the files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_written(folder, kernel, chosen) for kernel, chosen in sources()]
+    except OSError as e:
+        raise RuvmlxError(
+            f"Metal sources cannot be written to {folder}: {e.strerror}. Name a folder that you may write to."
+        ) from e
+
+
+def sources() -> Iterator[tuple[Kernel, tuple[Template, ...]]]:
+    """Each kernel with each of its template values."""
+    return ((kernel, chosen) for kernel in KERNELS for chosen in kernel.values)
+
+
+def _written(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) -> Path:
+    name = title(kernel, chosen)
+    path = folder / f"{name}.metal"
+    path.write_text(PREAMBLE.format(title=name) + source(kernel, chosen))
+    return path
+
+
+def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
+    """attend_decode-D64-G3, append-D64-TRADITIONAL0-Tfloat16"""
+    values = (str(value).removeprefix("mlx.core.") for value in chosen)
+    return "-".join([kernel.name, *map("".join, zip(kernel.templates, values, strict=True))])
+
+
+def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
+    """What MLX would hand to Metal's compiler after its preamble. Sizes do not matter from 8 on."""
+    inputs = [mx.zeros(64, kernel.dtypes(chosen)[c_type]) for _, c_type in kernel.inputs]
+    shapes = [(64,)] * len(kernel.outputs)
+    found: list[str] = []
+
+    def call(*arrays: mx.array) -> Any:
+        return for_metal(kernel)(**kernel.arguments(arrays, shapes, (2, 1, 1), chosen))
+
+    def take(part: dict[str, Any]) -> None:
+        if part["type"] == "primitive" and part["name"] == "CustomKernel":
+            found.append(part["arguments"][1])  # name, source, ..
+
+    mx.export_function(take, call, *inputs)
+    return found[0]

@@ -1,0 +1,142 @@
+"""Attention of a prompt's new tokens over older pages and, causally, over themselves.
+
+Older pages are dequantised beside the new rows, a few KV heads at a time, and MLX's own fused attention does
+the rest: it has matrix units. Without older pages the new rows are used as they are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from ruvmlx.platform.mx import mx
+
+from . import pages
+from .demote import rotate
+from .pages import PAGE, Pools, Table, View
+from .source import HEAD_DIMS, Kernel
+
+GATHER = Kernel(
+    "gather",
+    (
+        ("params", "int"),
+        ("pages", "int"),
+        ("cold", "uchar"),
+        ("warm", "uchar"),
+        ("hot", "uchar"),
+        ("fresh", "uchar"),
+    ),
+    (("out", "uint"),),
+    ("D",),
+    threads=128,
+    headers=("pages.h", "quantise.h"),
+    values=tuple(product(HEAD_DIMS)),
+)
+BLOCK = 64 << 20  # bytes of dequantised keys and values at a time
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """n new tokens of one sequence, after those of `table`'s only view. Made once a step, for all layers."""
+
+    table: Table
+    tokens: int
+    window: int = 0  # tokens that a query sees at most, itself included; 0: all
+
+    @cached_property
+    def first(self) -> int:
+        """The first token that is gathered: of the page of the oldest that any new token sees."""
+        view = self.table.views[0]
+        oldest = max(view.first, view.n_tokens - self.window + 1 if self.window else 0)
+        return min(max(oldest, 0), view.n_tokens) // PAGE * PAGE
+
+    @cached_property
+    def total(self) -> int:
+        """Keys that are attended to: gathered ones, and the new ones."""
+        return self.table.views[0].n_tokens - self.first + self.tokens
+
+    @cached_property
+    def heads(self) -> int:
+        """KV heads at a time: their keys and values in f16 take BLOCK bytes at most."""
+        return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
+
+    @cached_property
+    def mask(self) -> mx.array | str:
+        """bool [tokens, total], or the word by which MLX knows the usual mask."""
+        if not self.window or self.total <= self.window:
+            return "causal"
+        token = mx.arange(self.total - self.tokens, self.total)[:, None]
+        seen = mx.arange(self.total)[None]
+        return (seen <= token) & (seen > token - self.window)
+
+    def params(self, head: int) -> mx.array:
+        """For the KV heads from `head` on."""
+        return self._params[head]
+
+    @cached_property
+    def _params(self) -> dict[int, mx.array]:
+        found = {}
+        for head in range(0, self.table.n_kv_heads, self.heads):
+            row = self.table.rows[0].copy()
+            row[4], row[10] = self.first, self.tokens
+            row[13], row[14] = head, min(self.heads, self.table.n_kv_heads - head)
+            found[head] = mx.array(row)
+        return found
+
+
+def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0) -> Chunk:
+    return Chunk(Table([view], n_heads, n_kv_heads, head_dim), tokens, window)
+
+
+def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
+    """q: [1, n_heads, n, D], turned; fresh: append's rows, uint8 [n_kv_heads, 2, n, 2 * D] -> as q.
+
+    16-bit queries are float16 for it, as the cache is: bfloat16 would take three bits from every key.
+    """
+    kind = mx.float32 if q.dtype == mx.float32 else mx.float16
+    wide, scale = q.astype(kind), new.table.head_dim**-0.5
+    parts = []
+    for head in range(0, new.table.n_kv_heads, new.heads):
+        k, v = (x[None].astype(kind) for x in keys_and_values(pools, fresh, new, head))
+        group = new.table.n_heads // new.table.n_kv_heads
+        some = wide[:, head * group : (head + k.shape[1]) * group]
+        parts.append(mx.fast.scaled_dot_product_attention(some, k, v, scale=scale, mask=new.mask))
+    out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+    return out.astype(q.dtype)
+
+
+def keys_and_values(pools: Pools, fresh: mx.array, new: Chunk, head: int = 0) -> tuple[mx.array, mx.array]:
+    """K, V: float16 [heads, total, D] of the KV heads from `head` on."""
+    if new.total == new.tokens:
+        rows = fresh[head : head + new.heads].view(mx.float16)
+        return rows[:, 0], rows[:, 1]
+    run = gather_gpu if new.table.on_gpu else gather_ops
+    both = run(pools, fresh, new, head)
+    return both[0], both[1]
+
+
+def gather_gpu(pools: Pools, fresh: mx.array, new: Chunk, head: int, run=Kernel.__call__) -> mx.array:
+    """float16 [2, heads, total, D]"""
+    dim, heads = new.table.head_dim, min(new.heads, new.table.n_kv_heads - head)
+    old = -(-new.table.views[0].n_tokens // PAGE) - new.first // PAGE
+    groups = (old + -(-new.tokens // PAGE), heads, 1)
+    inputs = [new.params(head), new.table.pages, *pools, fresh]
+    words = run(GATHER, inputs, [(2, heads, new.total, dim // 2)], groups, (dim,))[0]
+    return words.view(mx.float16) if isinstance(words, mx.array) else words.view(np.float16)
+
+
+def gather_ops(pools: Pools, fresh: mx.array, new: Chunk, head: int) -> mx.array:
+    """The twin."""
+    view, dim, parts = new.table.views[0], new.table.head_dim, []
+    here = slice(head, min(head + new.heads, new.table.n_kv_heads))
+    start, skip = 0, new.first // PAGE
+    for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):
+        some = list(ids)[max(skip - start, 0) :]
+        if some:
+            k, v = pages.unpack(pools[tier][mx.array(some)][:, here], tier, dim)  # [n, heads, 64, D]
+            both = mx.stack([rotate(k) if tier == pages.COLD else k, v]).astype(mx.float16)
+            parts.append(both.swapaxes(1, 2).reshape(2, both.shape[2], -1, dim))
+        start += len(ids)
+    old = [mx.concatenate(parts, axis=2)[:, :, : new.total - new.tokens]] if parts else []
+    return mx.concatenate([*old, fresh[here].view(mx.float16).swapaxes(0, 1)], axis=2)

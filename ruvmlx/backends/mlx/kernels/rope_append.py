@@ -1,0 +1,87 @@
+"""One new token of each of B sequences: its queries turned by RoPE, its key and value in the open page.
+
+The open page is the hot page that is being filled. It lies apart from the pool, because a kernel cannot write
+into an array that exists: it makes a new page of 64 rows, 32 KB a head for D = 128.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+from ruvmlx.platform.mx import mx
+
+from .append import rope
+from .demote import rotate
+from .pages import PAGE, Table
+from .source import FLOATS, HEAD_DIMS, Kernel
+
+ROPE_APPEND = Kernel(
+    "rope_append",
+    (
+        ("q", "T"),
+        ("k", "T"),
+        ("v", "T"),
+        ("turn", "float"),
+        ("open", "uchar"),
+        ("params", "int"),
+    ),
+    (("q_out", "float"), ("q_cold", "float"), ("open_out", "uchar")),
+    ("D", "TRADITIONAL", "T"),
+    threads=64,
+    headers=("pages.h", "quantise.h", "rope.h"),
+    values=tuple(product(HEAD_DIMS, (0, 1), FLOATS)),
+)
+
+
+class Turned(NamedTuple):
+    """What decode attention needs of the new tokens."""
+
+    q: mx.array  # float32 [B, n_heads, D]
+    q_cold: mx.array  # the same, rotated as cold keys are
+    open: mx.array  # uint8 [B, n_kv_heads, 2, 64, 2 * D]: the open pages with the new rows
+
+
+def rope_append(
+    q: mx.array, k: mx.array, v: mx.array, turn: mx.array, opened: mx.array, table: Table
+) -> Turned:
+    """q: [B, n_heads * D]; k, v: [B, n_kv_heads * D], not yet turned; turn: float32 [B, D], as for `append`.
+
+    opened: uint8 [B, n_kv_heads, 2, 64, 2 * D]; the new token of a sequence is the last that `table` counts.
+    """
+    run = rope_append_gpu if table.on_gpu else rope_append_ops
+    return run(q, k, v, turn, opened, table)
+
+
+def rope_append_gpu(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    turn: mx.array,
+    opened: mx.array,
+    table: Table,
+    traditional: bool = False,
+    run=Kernel.__call__,
+) -> Turned:
+    b, heads, dim = opened.shape[0], table.n_heads, table.head_dim
+    shapes = [(b, heads, dim), (b, heads, dim), opened.shape]
+    groups = (heads + table.n_kv_heads, b, 1)
+    inputs = [q, k, v, turn, opened, table.params]
+    return Turned(*run(ROPE_APPEND, inputs, shapes, groups, (dim, int(traditional), q.dtype)))
+
+
+def rope_append_ops(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    turn: mx.array,
+    opened: mx.array,
+    table: Table,
+    traditional: bool = False,
+) -> Turned:
+    """The twin."""
+    b, dim = opened.shape[0], table.head_dim
+    q, k = (rope(x.reshape(b, -1, dim), turn, traditional) for x in (q, k))
+    rows = mx.stack([k, v.reshape(b, -1, dim).astype(mx.float32)], axis=2).astype(mx.float16)
+    rows = mx.contiguous(rows).view(mx.uint8)[:, :, :, None]  # [B, n_kv_heads, 2, 1, 2 * D]
+    at = mx.array([(view.n_tokens - 1) % PAGE for view in table.views]).reshape(-1, 1, 1, 1, 1)
+    here = mx.arange(PAGE).reshape(1, 1, 1, PAGE, 1) == at
+    return Turned(q, rotate(q), mx.where(here, rows, opened))

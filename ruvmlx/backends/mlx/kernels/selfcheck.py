@@ -1,0 +1,335 @@
+"""`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES`: does every GPU kernel of the KV path work here?
+
+Each kernel runs on a small random cache with pages in all three tiers, and its result is compared with the
+plain-MLX twin's on the CPU; then it is timed against plain MLX on the GPU. SHAPES is `verdict.Shapes` as
+JSON. One line of JSON for the names of all cases, one before and one after each case; gpu_check.py
+reads them. To add a kernel: one function that makes a `Case`, and its place in `cases`.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from statistics import median
+
+import numpy as np
+
+from ruvmlx.backends.mlx.verdict import GRAPH, Result, Shapes, reason
+from ruvmlx.models.model import ModelConfig
+from ruvmlx.platform.gpu import gpu
+from ruvmlx.platform.mx import mx, nn
+
+from . import append, decode, demote, gather, pages, rope_append
+from .pages import COLD, PAGE, WARM, View
+from .source import HEAD_DIMS
+
+# Attention is one of about 17 dispatches of a layer's step in mlx-lm, so at three times its time a token
+# takes an eighth longer: what half the memory of a long chat is worth. One that spills its registers, or runs
+# on an emulated GPU, is far beyond that.
+SLOWEST = 3.0
+RACES, REPEATS = 5, 16  # races that the median is of; calls to an evaluation, so that its overhead is shared
+ENOUGH = 0.02  # seconds of calls in a race: a slow kernel is called less often
+LONG = 2048  # tokens of the cache that attention is timed on
+LIFETIME = 150  # seconds after which the system ends the check, should nobody wait for it any more
+FEW = 0.001  # share of numbers that may lie a rounding apart
+
+Arrays = Sequence[mx.array]
+Run = Callable[[], Arrays]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel. `run` goes through the function that the backend calls; `twin` is plain MLX.
+
+    tolerance: by the largest number of the twin's array. step: what one number in a thousand may be off by,
+    where a rounding decides between two codes. race: what is timed, against plain MLX; None: run and twin.
+    """
+
+    name: str
+    run: Run
+    twin: Run
+    tolerance: float
+    step: float = 0.0
+    race: tuple[Run, Run] | None = None
+    timed: bool = True
+
+
+class Sample:
+    """A random cache made by the twins: pages 0 and 1 cold, 2 and 3 warm, the others hot, the last one partly
+    filled, NaN behind its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T, D]."""
+
+    tokens, fresh = 6 * PAGE + 37, 9
+
+    def __init__(self, shapes: Shapes):
+        self.shapes, self.dim = shapes, shapes.head_dim
+        self._rng = np.random.default_rng(20)
+        n = self.tokens
+        self.q = self.numbers(n, shapes.n_heads)
+        self.k, self.v = self.numbers(n, shapes.n_kv_heads), self.numbers(n, shapes.n_kv_heads)
+        angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(self.dim // 2) / (self.dim // 2)))
+        self.turn = mx.array(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+
+    def numbers(self, tokens: int, heads: int) -> mx.array:
+        """In the model's type; some channels far off centre, as keys have them."""
+        x = self._rng.normal(size=(tokens, heads, self.dim)) * self._rng.uniform(0.3, 2, self.dim)
+        return mx.array(x.astype(np.float32)).astype(getattr(mx, self.shapes.dtype))
+
+    @cached_property
+    def hot(self) -> mx.array:
+        """uint8 [7, n_kv_heads, bytes]"""
+        rows = append.append_ops(self.k, self.v, self.turn)
+        free = mx.full((*rows.shape[:2], -self.tokens % PAGE, rows.shape[3]), 255, mx.uint8)
+        whole = mx.concatenate([rows, free], axis=2).reshape(*rows.shape[:2], -1, PAGE, rows.shape[3])
+        return mx.contiguous(whole.transpose(2, 0, 1, 3, 4)).reshape(whole.shape[2], rows.shape[0], -1)
+
+    @cached_property
+    def warm(self) -> mx.array:
+        return demote.demote_warm_ops(self.hot[:4], self.dim)
+
+    @cached_property
+    def pools(self) -> list[mx.array]:
+        """[COLD], [WARM], [HOT]"""
+        found = [demote.demote_cold_ops(self.warm[:2], self.dim), self.warm[2:], self.hot]
+        mx.eval(*found)
+        return [mx.contiguous(pool) for pool in found]
+
+    @property
+    def view(self) -> View:
+        return View([1, 0], [0, 1], [4, 5, 6], self.tokens)
+
+    @property
+    def long_view(self) -> View:
+        """LONG tokens: the full pages over and over."""
+        n = LONG // PAGE // 8
+        return View([0, 1] * n, [0, 1] * 2 * n, [4, 5] * n, LONG)
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        return self.shapes.n_heads, self.shapes.n_kv_heads, self.dim
+
+    @property
+    def tolerance(self) -> float:
+        """bfloat16 has 8 bits, and the matrix units of CUDA 11."""
+        return 0.02 if self.shapes.dtype == "bfloat16" else 0.005
+
+
+# The cases ----------------------------------------------------------------------------------------
+
+
+def cases(shapes: Shapes) -> list[Case]:
+    """mlx-lm's own graph first; then the kernels, where there are any for these heads."""
+    if shapes.head_dim not in HEAD_DIMS:
+        return [graph_case(shapes)]
+    with mx.stream(mx.cpu):
+        sample = Sample(shapes)
+        made = [make(sample) for make in CASES]
+    return [graph_case(shapes), *made]
+
+
+def append_case(s: Sample) -> Case:
+    k, v, turn = s.k[: s.fresh], s.v[: s.fresh], s.turn[3 : 3 + s.fresh]
+    return Case(
+        "append",
+        lambda: [append.append(k, v, turn).view(mx.float16)],
+        lambda: [append.append_ops(k, v, turn).view(mx.float16)],
+        s.tolerance,
+    )
+
+
+def rope_append_case(s: Sample) -> Case:
+    """The open page's other rows hold no token yet: zeros here, for NaN cannot be compared."""
+    q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
+    table, turn = pages.Table([s.view], *s.heads), s.turn[s.tokens - 1 :]
+    opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
+
+    def arrays(made: rope_append.Turned) -> Arrays:
+        return [made.q, made.q_cold, made.open.view(mx.float16)]
+
+    return Case(
+        "rope_append",
+        lambda: arrays(rope_append.rope_append(q, k, v, turn, opened, table)),
+        lambda: arrays(rope_append.rope_append_ops(q, k, v, turn, opened, table)),
+        s.tolerance,
+    )
+
+
+def warm_case(s: Sample) -> Case:
+    ids = [3, 0, 2]
+    return _demotion(
+        s, "demote_warm", WARM, 0.01,
+        lambda: demote.demote_warm(s.hot, ids, s.dim),
+        lambda: demote.demote_warm_ops(s.hot[mx.array(ids)], s.dim),
+    )  # fmt: skip
+
+
+def cold_case(s: Sample) -> Case:
+    ids = [1, 3, 0]
+    return _demotion(
+        s, "demote_cold", COLD, 0.15,
+        lambda: demote.demote_cold(s.warm, ids, s.dim),
+        lambda: demote.demote_cold_ops(s.warm[mx.array(ids)], s.dim),
+    )  # fmt: skip
+
+
+def _demotion(
+    s: Sample, name: str, tier: int, step: float, run: Callable[[], mx.array], twin: Callable[[], mx.array]
+) -> Case:
+    """Compared as numbers: which bytes they are is the tests' matter. step: a code's, by the largest key."""
+    return Case(
+        name,
+        lambda: pages.unpack(run(), tier, s.dim),
+        lambda: pages.unpack(twin(), tier, s.dim),
+        1e-4,
+        step,
+        race=(lambda: [run()], lambda: [twin()]),
+    )
+
+
+def decode_case(s: Sample) -> Case:
+    """attend_decode and attend_merge. Timed against MLX's own attention over as many tokens."""
+    wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
+    new = rope_append.Turned(wide, demote.rotate(wide), s.hot[6:7])
+    table, long = (pages.Table([view], *s.heads) for view in (s.view, s.long_view))
+    query = s.q[:1].swapaxes(0, 1)[None]  # [1, n_heads, 1, D]
+    k, v = (s.numbers(LONG, s.shapes.n_kv_heads).swapaxes(0, 1)[None] for _ in range(2))
+    k, v = mx.contiguous(k), mx.contiguous(v)
+
+    def twin() -> Arrays:
+        return [decode.attend_ops(new.q, new.q_cold, pools, new.open, table)]
+
+    def rival() -> Arrays:
+        return [mx.fast.scaled_dot_product_attention(query, k, v, scale=s.dim**-0.5)]
+
+    return Case(
+        "attend_decode", lambda: [decode.attend(new, pools, table, dtype)], twin, s.tolerance,
+        race=(lambda: [decode.attend(new, pools, long, dtype)], rival),
+    )  # fmt: skip
+
+
+def gather_case(s: Sample) -> Case:
+    """A prompt behind pages of all tiers: keys and values in one piece, for MLX's own attention."""
+    rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
+    new = gather.chunk(s.view, s.fresh, *s.heads)
+    return Case(
+        "gather",
+        lambda: list(gather.keys_and_values(s.pools, rows, new)),
+        lambda: list(gather.gather_ops(s.pools, rows, new, 0)),
+        s.tolerance,
+    )
+
+
+CASES = append_case, rope_append_case, warm_case, cold_case, decode_case, gather_case
+
+
+def graph_case(shapes: Shapes) -> Case:
+    """One random layer of mlx-lm's, its feed-forward part in 4 bits: 5 tokens, then one more."""
+    from ruvmlx.backends.mlx import graph
+    from ruvmlx.models.layout import matrices, vectors
+
+    small = ModelConfig("llama", 64, 1, shapes.n_heads, shapes.n_kv_heads, shapes.head_dim, 128, 96, 1e-5,
+                        10000.0, 64, False)  # fmt: skip
+    rng = np.random.default_rng(21)
+    sizes = [(f"{module}.weight", size) for module, size in matrices(small)]
+    weights = {name: (rng.normal(size=size) * size[1] ** -0.5).astype(np.float32) for name, size in sizes}
+    weights |= {name: np.ones(size, np.float32) for name, size in vectors(small)}
+
+    def run() -> Arrays:
+        from ruvmlx.backends.mlx.plain_cache import MLXCache
+
+        model = graph.build(small, weights, getattr(mx, shapes.dtype), False)
+        nn.quantize(model, group_size=32, bits=4, class_predicate=lambda path, _: ".mlp." in path)
+        cache = MLXCache(1, None)
+        return [model(mx.array([ids]), cache.layers) for ids in ([3, 1, 4, 1, 5], [9])]
+
+    def twin() -> Arrays:
+        """Uncompiled: MLX would fuse operations for a CPU with a C++ compiler, which users need not have."""
+        mx.disable_compile()
+        try:
+            return run()
+        finally:
+            mx.enable_compile()
+
+    return Case(GRAPH, run, twin, 0.05, timed=False)
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def judged(case: Case) -> Result:
+    """Run, compared, timed; whatever goes wrong is the result."""
+    try:
+        why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
+        ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
+    except Exception as error:  # noqa: BLE001 - the check is there to meet them
+        return Result(case.name, False, reason(str(error)) or type(error).__name__)
+    if ratio is not None and not ratio <= SLOWEST:
+        why = f"takes {ratio:.1f} times as long as plain MLX; {SLOWEST:g} times is the limit"
+    return Result(case.name, not why, why, ratio and round(ratio, 3))
+
+
+def _numbers(run: Run, device: mx.Device | mx.DeviceType) -> list[np.ndarray]:
+    with mx.stream(device):
+        arrays = [array.astype(mx.float32) for array in run()]
+        mx.eval(*arrays)
+        return [np.array(array) for array in arrays]
+
+
+def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case) -> str:
+    """What is wrong with the numbers; "" if nothing is."""
+    for a, b in zip(got, want, strict=True):
+        if a.shape != b.shape:
+            return f"gives an array {list(a.shape)} instead of {list(b.shape)}"
+        if not np.isfinite(a).all():
+            return f"gives NaN or infinity in {np.count_nonzero(~np.isfinite(a))} of {a.size} numbers"
+        off, largest = np.abs(a - b), np.abs(b).max()
+        wrong = np.count_nonzero(off > case.tolerance * largest)
+        allowed = FEW * a.size if case.step else 0
+        if wrong > allowed or off.max() > max(case.tolerance, case.step) * largest:
+            return f"{wrong} of {a.size} numbers are wrong, by up to {off.max():.2g} of {largest:.2g}"
+    return ""
+
+
+def slowness(ours: Run, rival: Run) -> float:
+    """Median of the times of `ours` by those of `rival`, on the GPU, by turns."""
+    with mx.stream(gpu.device):
+        once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)  # compiled and warm after this
+        calls = max(1, min(REPEATS, int(ENOUGH / once)))
+        many = [partial(_many, run, calls) for run in (ours, rival)]
+        times = [[gpu.seconds(run) for run in many] for _ in range(RACES)]
+    return median(a / b for a, b in times)
+
+
+def _many(run: Run, calls: int) -> list[mx.array]:
+    return [array for _ in range(calls) for array in run()]
+
+
+# In the parent, and in the child ------------------------------------------------------------------
+
+
+def warm_up(shapes: Shapes) -> None:
+    """Run each kernel once, so that nothing is left to be compiled during the first reply."""
+    with mx.stream(gpu.device):
+        for case in cases(shapes):
+            if case.name != GRAPH:
+                mx.eval(*case.run())
+
+
+def main(shapes: Shapes) -> None:
+    signal.alarm(LIFETIME)
+    to_check = cases(shapes)
+    _say(cases=[case.name for case in to_check])
+    for case in to_check:
+        _say(begun=case.name)
+        _say(result=asdict(judged(case)))
+    os._exit(0)  # what MLX does while Python ends is no part of the check
+
+
+def _say(**event: object) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    main(Shapes(**json.loads(sys.argv[1])))

@@ -1,0 +1,179 @@
+"""Kernel bodies -> what mx.fast.metal_kernel and mx.fast.cuda_kernel want.
+
+A `Kernel` names a file of metal_kernels/ and its arguments once; Metal, CUDA and the tests' simulator
+are all built from that. metal_kernels/README.md describes the dialect that the bodies are written in.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.platform.gpu import Template, gpu
+from ruvmlx.platform.mx import mx
+
+# One line, so that the lines after it keep their numbers.
+START = (
+    "const uint3 group_at = threadgroup_position_in_grid; "
+    "const uint thread_at = thread_index_in_threadgroup; "
+    "const uint lane = thread_at % 32, simd_at = thread_at / 32; (void)lane, (void)simd_at;"
+)
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+
+
+@cache
+def folder() -> Path:
+    """Where the bodies are: inside the installed package, or at the top of a checkout."""
+    inside = _PACKAGE / "metal_kernels"
+    return inside if inside.is_dir() else _PACKAGE.parent / "metal_kernels"
+
+
+# Literals are matched first, so that a `//` in one is no comment. Numbers too: 1'000 opens no character.
+_TOKEN = re.compile(
+    r"""(?P<kept>"(?:\\.|[^"\\\n])*" | \b\d(?:'?\w)* | '(?:\\.|[^'\\\n])+')
+    | //(?:\\\n|[^\n])* | /\*.*?\*/""",
+    re.S | re.X,
+)
+
+
+def without_comments(code: str) -> str:
+    """C or Metal without comments and the spaces before line ends; each line keeps its number."""
+
+    def short(match: re.Match[str]) -> str:
+        return match["kept"] or "\n" * match[0].count("\n") or " "
+
+    return re.sub(r"[ \t]+$", "", _TOKEN.sub(short, code), flags=re.M)
+
+
+@cache
+def text(name: str) -> str:
+    """A file without comments: MLX hashes the whole text at every call. Compilers still name its lines."""
+    code = without_comments((folder() / name).read_text())
+    first = len(code) - len(code.lstrip("\n"))
+    return f'#line {first + 1} "{name}"\n{code.strip()}\n'
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: a launch must not hash all template values
+class Kernel:
+    """One .metal body and its arguments.
+
+    Arrays have at least 8 elements: MLX passes smaller ones in another address space.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, str], ...]  # (name, C type)
+    outputs: tuple[tuple[str, str], ...]
+    templates: tuple[str, ...]  # int parameters; "T" is a type: of the arrays whose C type is "T"
+    threads: int  # of a threadgroup
+    headers: tuple[str, ...] = ("pages.h",)
+    values: tuple[tuple[Template, ...], ...] = ((),)  # of the templates, all that the backends may ask for
+
+    def header(self, dialect: str) -> str:
+        # Starts a line: what MLX puts before it may not end in one.
+        return "\n" + "".join(text(name) for name in (f"dialect_{dialect}.h", *self.headers))
+
+    def body(self) -> str:
+        return text(f"{self.name}.metal")
+
+    def metal_body(self) -> str:
+        return self.body().replace("KERNEL_START", START)
+
+    def dtypes(self, templates: Sequence[Template]) -> dict[str, mx.Dtype]:
+        """MLX's types by the C types of the arguments, under these template values."""
+        chosen = zip(self.templates, templates, strict=True)
+        return DTYPES | {name: value for name, value in chosen if isinstance(value, mx.Dtype)}
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[tuple[int, ...]],
+        groups: tuple[int, int, int],
+        templates: tuple[Template, ...],
+    ) -> list[mx.array]:
+        """Run on the GPU: `groups` threadgroups in x, y, z; fresh outputs of `shapes`."""
+        return gpu.run(self, inputs, shapes, groups, templates)
+
+    def launch(
+        self,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[tuple[int, ...]],
+        groups: tuple[int, int, int],
+        templates: tuple[Template, ...],
+    ) -> list[mx.array]:
+        """What `gpu.run` does on a real device."""
+        return _compiled(self)(**self.arguments(inputs, shapes, groups, templates))
+
+    def arguments(
+        self,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[tuple[int, ...]],
+        groups: tuple[int, int, int],
+        templates: tuple[Template, ...],
+    ) -> dict[str, Any]:
+        """Of `launch`, as MLX's kernel functions take them."""
+        x, y, z = groups
+        if (self, templates) not in _CHECKED:
+            self._check(inputs)
+            _CHECKED.add((self, templates))
+        return {
+            **_typed(self, templates),
+            "inputs": inputs,
+            "grid": (x * self.threads, y, z),
+            "output_shapes": shapes,
+        }
+
+    def _check(self, inputs: Sequence[mx.array]) -> None:
+        """At the first launch with some template values: later ones differ by the length of a page table."""
+        for (name, _), array in zip(self.inputs, inputs, strict=True):
+            if array.size < 8:
+                raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
+
+    def names(self) -> tuple[str, list[str], list[str]]:
+        """Of the kernel, its inputs and its outputs, as MLX wants them."""
+        return f"ruvmlx_{self.name}", [name for name, _ in self.inputs], [name for name, _ in self.outputs]
+
+
+_CHECKED: set[tuple[Kernel, tuple[Template, ...]]] = set()
+DTYPES = {"float": mx.float32, "int": mx.int32, "uchar": mx.uint8, "ushort": mx.uint16, "uint": mx.uint32}
+
+
+@cache
+def _typed(kernel: Kernel, templates: tuple[Template, ...]) -> dict[str, Any]:
+    """What is the same in all calls of a kernel with these template values."""
+    kinds = kernel.dtypes(templates)
+    return {
+        "template": list(zip(kernel.templates, templates, strict=True)),
+        "threadgroup": (kernel.threads, 1, 1),
+        "output_dtypes": [kinds[c_type] for _, c_type in kernel.outputs],
+        "stream": mx.gpu,
+    }
+
+
+@cache
+def _compiled(kernel: Kernel) -> Any:
+    return for_cuda(kernel) if mx.cuda.is_available() else for_metal(kernel)
+
+
+@cache
+def for_cuda(kernel: Kernel) -> Any:
+    return mx.fast.cuda_kernel(*kernel.names(), kernel.body(), kernel.header("cuda"))
+
+
+@cache
+def for_metal(kernel: Kernel) -> Any:
+    options = {"math_mode": "safe"}
+    return mx.fast.metal_kernel(
+        *kernel.names(), kernel.metal_body(), kernel.header("metal"), compile_options=options
+    )
+
+
+HEAD_DIMS = 64, 80, 128, 256  # numbers of a head that the attention and demotion kernels are made for
+FLOATS = mx.float32, mx.float16, mx.bfloat16  # types that a graph may compute in
+
+
+def on_gpu(head_dim: int = 64) -> bool:
+    """Do operations of this thread run on a device that runs the kernels, and do the heads fit them?"""
+    return head_dim in HEAD_DIMS and gpu.kind != "" and mx.default_device() == gpu.device

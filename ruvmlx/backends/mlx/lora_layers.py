@@ -1,0 +1,88 @@
+"""A BaseLoRA in the MLX graph: mlx-lm's modules are wrapped, our joined CPU products are told.
+
+The factors are held in what the graph computes in; the scale is in lora_b.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...lora.base_lora import BaseLoRA, Pair
+from ...platform.mx import mx, nn
+from .cpu_layers import CPUMLP, CPUAttention
+
+
+class Change:
+    """x [..., in] -> scale * (x @ lora_a) @ lora_b [..., out]."""
+
+    def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
+        self.lora_a, self.lora_b = mx.array(lora_a).astype(dtype), mx.array(lora_b).astype(dtype)
+        mx.eval(self.lora_a, self.lora_b)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return (x @ self.lora_a) @ self.lora_b
+
+
+class Changed(nn.Module):
+    """A linear layer and its change."""
+
+    def __init__(self, linear: nn.Module, change: Change):
+        super().__init__()
+        self.linear, self._change = linear, change
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.linear(x) + self._change(x)
+
+
+def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> Change | None:
+    """Put the base in place of the one before it; returns the output head's change."""
+    scale = np.float32(base.scale if base else 1.0)
+    pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
+    for i, layer in enumerate(graph.model.layers):
+        for block in (getattr(layer.self_attn, "plain", layer.self_attn), layer.mlp):
+            for owner, name, modules in _places(block):
+                found = [pairs.get((module, i)) for module in modules]
+                _set(owner, name, found, dtype)
+    head = pairs.get(("lm_head", 0))
+    return Change(*head, dtype) if head else None
+
+
+def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
+    """(owner, attribute, modules that it computes)."""
+    if isinstance(block, CPUAttention):
+        yield block, "qkv", ("q_proj", "k_proj", "v_proj")
+        yield block, "o_proj", ("o_proj",)
+    elif isinstance(block, CPUMLP):
+        yield block, "gate_up", ("gate_proj", "up_proj")
+        yield block, "down_proj", ("down_proj",)
+    else:
+        attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+        for name in attention if "q_proj" in block else ("gate_proj", "up_proj", "down_proj"):
+            yield block, name, (name,)
+
+
+def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dtype) -> None:
+    held = getattr(owner, name)
+    if len(pairs) > 1:
+        held.change = _joined(pairs, held.widths, held.factors, dtype)
+        return
+    linear, pair = held.linear if isinstance(held, Changed) else held, pairs[0]
+    setattr(owner, name, linear if pair is None else Changed(linear, Change(*pair, dtype)))
+
+
+def _joined(
+    pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
+) -> Change | None:
+    """Several maps of one input as one: lora_a side by side, lora_b on the diagonal."""
+    there = [p for p in pairs if p is not None]
+    if not there:
+        return None
+    lora_b = np.zeros((sum(b.shape[0] for _, b in there), sum(widths)), np.float32)
+    row = column = 0
+    for pair, width, factor in zip(pairs, widths, factors, strict=True):
+        if pair is not None:
+            rank = pair[1].shape[0]
+            lora_b[row : row + rank, column : column + width] = pair[1] * np.float32(factor)
+            row += rank
+        column += width
+    return Change(np.concatenate([a for a, _ in there], axis=1), lora_b, dtype)

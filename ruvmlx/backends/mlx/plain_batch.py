@@ -1,0 +1,71 @@
+"""One new token of each of B sequences with plain caches.
+
+The weights are read once for all; each sequence attends over its own cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ...platform.mx import mx, nn
+from . import cpu_layers, mlxlm
+from .cpu_layers import CPUAttention
+from .plain_cache import MLXCache
+
+_base = mlxlm.load("models.base")
+
+
+class LayerBatch:
+    """One layer's plain caches of B sequences, passed to the attention module in place of one cache."""
+
+    def __init__(self, caches: Sequence[Any]):
+        self._caches, self._offsets = caches, [cache.offset for cache in caches]
+
+    def make_mask(self, *args, **options) -> None:
+        """A single token sees all that its cache returns."""
+
+    def attend(self, own: nn.Module, x: mx.array) -> mx.array:
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections."""
+        b = len(self._caches)
+        q = own.q_proj(x).reshape(b, 1, own.n_heads, -1).swapaxes(1, 2)
+        k, v = (f(x).reshape(b, 1, own.n_kv_heads, -1).swapaxes(1, 2) for f in (own.k_proj, own.v_proj))
+        offsets = mx.array(self._offsets)
+        q, k = own.rope(q, offset=offsets), own.rope(k, offset=offsets)
+        outs = []
+        for i, cache in enumerate(self._caches):
+            keys, values = cache.update_and_fetch(k[i : i + 1], v[i : i + 1])
+            outs.append(
+                _base.scaled_dot_product_attention(
+                    q[i : i + 1], keys, values, cache=cache, scale=own.scale, mask=None
+                )
+            )
+        return mx.concatenate(outs).reshape(b, 1, -1)
+
+    def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
+        """The same by the CPU's layers."""
+        q, k, v = own._turned(x.swapaxes(0, 1), *own._positions.angles_at(self._offsets))
+        outs = []
+        for i, cache in enumerate(self._caches):
+            keys, values = cache.update_and_fetch(k[:, :, i : i + 1], v[:, :, i : i + 1])
+            outs.append(cpu_layers.attend(q[..., i : i + 1, :], keys[:, :, None], values[:, :, None], None))
+        return mx.stack([out.reshape(1, -1) for out in outs])
+
+
+class Batch:
+    """B caches in a step."""
+
+    def __init__(self, caches: Sequence[MLXCache]):
+        self._caches = caches
+        self.layers = [LayerBatch(layers) for layers in zip(*(c.layers for c in caches), strict=True)]
+
+    def arrays(self) -> Sequence[mx.array]:
+        return [array for cache in self._caches for array in cache.arrays()]
+
+
+@contextmanager
+def running(caches: Sequence[MLXCache]) -> Iterator[Batch]:
+    """A step; when it fails half way all caches go back to where they were."""
+    with ExitStack() as stack:
+        for cache in caches:
+            stack.enter_context(cache.running())
+        yield Batch(caches)

@@ -1,0 +1,190 @@
+"""The MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...kv.cache import Dump, KVStats
+from ...kv.policy import F16
+from ...kv.storage import Bytes
+from ...platform.mx import mx
+from . import mlxlm
+
+_cache = mlxlm.load("models.cache")
+_base = mlxlm.load("models.base")
+
+
+class SlidingKVCache:
+    """The last `window` tokens, in order, in a buffer that is shifted when it is full.
+
+    mlx-lm's RotatingKVCache overwrites its oldest token, so it cannot forget the newest ones again once it
+    has wrapped. Here `slack` older tokens stay behind the window: speculation and an edited last message
+    may trim that many. A token sees itself and the window - 1 tokens before it.
+    """
+
+    def __init__(self, window: int, slack: int = 256):
+        self.window, self.slack = window, slack
+        self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
+        self.values: mx.array | None = None
+        self.offset = 0  # tokens of the sequence so far
+        self.end = 0  # of them, still in the buffer
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
+        """What mlx-lm's graph adds to the scores of n new tokens; None and "causal" need no array."""
+        past = min(self.end, self.window - 1)
+        if n == 1:
+            return None
+        if past + n <= self.window and not return_array:
+            return "causal"
+        return _base.create_causal_mask(n, past, window_size=self.window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append T tokens; return what they may look at: at most window - 1 + T tokens."""
+        n = keys.shape[2]
+        past = min(self.end, self.window - 1)
+        all_keys, all_values = self._make_room(keys, values)
+        stop = self.end + n
+        all_keys[..., self.end : stop, :] = keys
+        all_values[..., self.end : stop, :] = values
+        self.offset, self.end = self.offset + n, stop
+        return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
+
+    def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The buffers; a full one is replaced, its newest window + slack tokens moved to the front."""
+        n = keys.shape[2]
+        if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
+            keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
+            self.keys = _shifted(self.keys, self.end - keep, self.end, room, keys)
+            self.values = _shifted(self.values, self.end - keep, self.end, room, values)
+            self.end = keep
+        return self.keys, self.values
+
+    def can_trim(self, n: int) -> bool:
+        """After forgetting n, the window must still be whole (or reach back to the start)."""
+        left = self.end - n
+        return n <= self.offset and left >= min(self.offset - n, self.window - 1)
+
+    def trim(self, n: int) -> int:
+        self.offset -= n
+        self.end -= n
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.keys, self.values) if a is not None)
+
+
+def _shifted(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:
+    """old[start:stop] with `room` empty tokens behind it."""
+    b, h, _, d = like.shape
+    empty = mx.zeros((b, h, room, d), like.dtype)
+    return empty if old is None else mx.concatenate([old[..., start:stop, :], empty], axis=2)
+
+
+class MLXCache:
+    """Keys and values of one sequence, over all layers. Belongs to the thread of its backend."""
+
+    def __init__(self, n_layers: int, sliding_window: int | None):
+        make = (lambda: SlidingKVCache(sliding_window)) if sliding_window else _cache.KVCache
+        self.layers = [make() for _ in range(n_layers)]
+
+    @property
+    def offset(self) -> int:
+        return self.layers[-1].offset
+
+    def fork(self) -> "MLXCache":
+        """MLX copies an array when it is first written to while another shares its memory."""
+        other = copy.copy(self)
+        other.layers = [_forked(layer) for layer in self.layers]
+        return other
+
+    def dump(self) -> Dump:
+        """Keys, then values, of one layer after the other: the tokens that are held, without empty places."""
+        some, held = self.layers[0].keys, self._held
+        shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
+        dtype = str(some.dtype) if some is not None else ""
+        parts = (_bytes(a[0, :, :held]) for a in self.arrays())
+        nbytes = int(np.prod(shape)) * some.dtype.size * len(self.arrays()) if some is not None else 0
+        return Dump({"offset": self.offset, "shape": shape, "dtype": dtype}, nbytes, parts)
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        offset, shape, dtype = facts["offset"], facts["shape"], _DTYPES[facts["dtype"]]
+        if len(shape) != 3 or min(shape) < 1 or shape[1] > offset:
+            raise ValueError(f"no cache has {facts}")
+        nbytes = int(np.prod(shape)) * dtype.size
+        for layer in self.layers:
+            layer.keys, layer.values = (_array(read(nbytes), dtype, shape) for _ in ("keys", "values"))
+            layer.offset = offset
+            if isinstance(layer, SlidingKVCache):
+                layer.end = shape[1]
+
+    @property
+    def _held(self) -> int:
+        last = self.layers[-1]
+        return last.end if isinstance(last, SlidingKVCache) else last.offset
+
+    @property
+    def room(self) -> int:
+        """As PagedCache's: here, until the buffers grow, or a sliding window's are shifted."""
+        keys = self.layers[-1].keys
+        return 0 if keys is None else keys.shape[2] - self._held
+
+    def retract(self, n: int) -> None:
+        """As PagedCache's."""
+        for layer in self.layers:
+            layer.trim(n)
+
+    def stats(self) -> KVStats:
+        plain = 2 * sum(a.size for a in self.arrays())
+        return KVStats(F16.name, self._held, 0, 0, self.nbytes, plain, self.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def trim(self, n: int) -> bool:
+        if not all(self._can_trim(layer, n) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.trim(n)
+        return True
+
+    @contextmanager
+    def running(self) -> Iterator["MLXCache"]:
+        """A step; when it fails half way the layers may stand at different tokens: they go back."""
+        start = self.offset
+        try:
+            yield self
+        except BaseException:
+            for layer in self.layers:
+                layer.trim(layer.offset - start)
+            raise
+
+    def arrays(self) -> Sequence[mx.array]:
+        return [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
+
+    @staticmethod
+    def _can_trim(layer, n: int) -> bool:
+        return layer.can_trim(n) if isinstance(layer, SlidingKVCache) else 0 <= n <= layer.offset
+
+
+_DTYPES = {str(dtype): dtype for dtype in (mx.float16, mx.bfloat16, mx.float32)}
+
+
+def _bytes(a: mx.array) -> Bytes:
+    return np.array(mx.contiguous(a).reshape(-1).view(mx.uint8))
+
+
+def _array(data: bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
+    """[1, n_kv_heads, T, head_dim]"""
+    return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(1, *shape)
+
+
+def _forked(layer):
+    other = copy.copy(layer)
+    if layer.keys is not None:
+        other.keys, other.values = mx.array(layer.keys), mx.array(layer.values)
+    return other

@@ -1,0 +1,86 @@
+"""The engine's sampler (sampling.py) as MLX operations: the host reads nothing.
+
+The candidates, their order, the uniforms of a seed and the inverse CDF are the same, so a seed draws the same
+tokens up to rounding: sums of probabilities are float32 here.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...platform.mx import mx
+from ...sampling import Sampling, check_sampling
+
+BLOCK = 64  # uniforms made at a time
+ROW = 256  # probabilities that are added up one after the other
+BELOW_ONE = 1 - 2.0**-24  # the largest float32 under 1: with u = 1 no sum of probabilities would be over u
+COLD = 0.01  # temperature under which logits are shifted first: logits / temperature loses too many digits
+STEEPEST = 3e38  # 1 / temperature, at most: a float32
+
+
+class MLXSampler:
+    """Draws tokens for one reply. logits [1, V] float32 -> token [1] uint32, not evaluated."""
+
+    def __init__(self, sampling: Sampling):
+        check_sampling(sampling)
+        self.sampling = sampling
+        self._uniforms = _uniforms(sampling.seed)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        if self.sampling.temperature == 0:
+            return mx.argmax(logits, axis=-1)
+        ids, kept = candidates(logits, self.sampling)
+        at = _drawn(kept, self.sampling.temperature, next(self._uniforms))
+        return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
+
+
+def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
+    """logits [1, V] -> ids [1, n] in the order of the draw, None: all as they are; their logits [1, n], -inf
+    where an id may not be drawn. Equal logits are in the order of their ids where MLX's sort is stable.
+    """
+    ids: mx.array | None = None
+    kept = logits
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        ids = mx.argsort(-logits, axis=-1)
+        kept = mx.take_along_axis(logits, ids, axis=-1)
+    if sampling.top_p < 1:
+        p = mx.softmax(kept, axis=-1)
+        sums = _sums(p)
+        kept = mx.where(sums - p < sums[:, -1:] * sampling.top_p, kept, -mx.inf)
+    if sampling.min_p > 0:
+        least = kept.max(axis=-1, keepdims=True) + float(np.log(sampling.min_p))
+        kept = mx.where(kept >= least, kept, -mx.inf)
+    k = sampling.top_k
+    return (ids[:, :k], kept[:, :k]) if k and ids is not None else (ids, kept)
+
+
+def _drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
+    """logits [1, n] -> [1]: the first place at which the sum of probabilities is over u of all."""
+    if temperature < COLD:
+        logits = logits - logits.max(axis=-1, keepdims=True)
+    p = mx.softmax(logits * min(1 / temperature, STEEPEST), axis=-1)
+    mass = _sums(p)
+    return mx.argmax(mass > mass[:, -1:] * u, axis=-1)
+
+
+def _sums(p: mx.array) -> mx.array:
+    """p [1, n] -> [1, n]: the sums of the first 1, 2 ... n.
+
+    By rows, each after the sum of those before it: a float32 to which 49,152 small numbers are added one by
+    one is off by 1e-4 in the end, and every fifth draw from a flat distribution would be another.
+    """
+    n = p.shape[1]
+    if n <= ROW:
+        return mx.cumsum(p, axis=-1)
+    if n % ROW:
+        p = mx.pad(p, [(0, 0), (0, -n % ROW)])
+    within = mx.cumsum(p.reshape(-1, ROW), axis=-1)
+    before = mx.cumsum(within[:, -1:], axis=0, inclusive=False)
+    return (within + before).reshape(1, -1)[:, :n]
+
+
+def _uniforms(seed: int | None) -> Iterator[float]:
+    """What the NumPy sampler of this seed draws, one for each token."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()

@@ -1,0 +1,297 @@
+"""Pages as MLX arrays.
+
+Per tier and layer there is one pool; a page has the same number in all layers' pools. Pools change by slice
+updates, which MLX does in place as long as nobody else holds the array. A step that runs on a GPU holds what
+it reads until it has ended, so decoding there does not write to pools: the page that is being filled lies
+apart (`OpenPages`) and goes into its pool when it is full.
+What is described lazily is evaluated with the step.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...kv.policy import COLD, HOT, PAGE, WARM
+from ...kv.storage import Bytes
+from ...models.model import ModelConfig
+from ...platform.mx import mx
+from .kernels import pages as layout
+from .kernels.demote import demote_cold, demote_warm
+from .kernels.pages import View
+from .kernels.source import on_gpu
+
+LEAST = (16, 8, 4)  # pages that a pool grows by at least, by tier
+SPARE = 0.25  # share of its pages by which it grows at least
+
+
+@dataclass(frozen=True)
+class OpenPages:
+    """The hot pages that B sequences are filling.
+
+    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; never changed, each step makes new ones.
+    """
+
+    arrays: list[mx.array]
+
+    def of(self, index: int) -> list[mx.array]:
+        """Those of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        return [array[index : index + 1] if len(array) > 1 else array for array in self.arrays]
+
+
+class MLXStorage:
+    layout = "shared"  # metal_kernels/README.md
+    background = False  # demotions are described with the step that needs them: nothing may run beside it
+
+    def __init__(self, config: ModelConfig):
+        self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
+        # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
+        self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in LEAST]
+        self._as_read: list[list[mx.array] | None] = [None] * self.n_layers  # `pools`, until one is replaced
+        self._capacity = [0, 0, 0]
+        self._free: list[list[int]] = [[], [], []]  # heaps: low numbers first
+        self._blank: OpenPages | None = None
+
+    # Storage ------------------------------------------------------------------------------------
+
+    def page_bytes(self, tier: int) -> int:
+        return self.n_layers * self.n_kv_heads * layout.page_bytes(tier, self.head_dim)
+
+    def prepare(self, tier: int, n: int) -> None:
+        """Grow once for n pages, not at each `make`."""
+        if not self.in_use:
+            self._drop_pools()
+        missing = n - len(self._free[tier])
+        if missing > 0:
+            old = self._capacity[tier]
+            new = old + max(missing, LEAST[tier], int(SPARE * old))
+            self._resize(tier, list(range(old)), new)
+            self._free[tier] += range(old, new)  # larger than all others: still a heap
+
+    def make(self, tier: int) -> int:
+        self.prepare(tier, 1)
+        return heapq.heappop(self._free[tier])
+
+    def free(self, page: int, tier: int) -> None:
+        heapq.heappush(self._free[tier], page)
+
+    def copy(self, page: int) -> int:
+        """One page's bytes, not the pool's: a view of the page would keep the pool from changing in place."""
+        to = self.make(HOT)
+        copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
+        for pool, copied in zip(self._pools(HOT), copies, strict=True):
+            pool[to] = copied
+        return to
+
+    def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
+        """Described at once, computed with the next evaluation."""
+        self.prepare(tier - 1, len(pages))
+        to, lower = [self.make(tier - 1) for _ in pages], demote_warm if tier == HOT else demote_cold
+        for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
+            made = lower(source, list(pages), self.head_dim)
+            for start, stop in _runs(to):
+                target[to[start] : to[start] + stop - start] = made[start:stop]
+            if len(pages) > 1 and not on_gpu(self.head_dim):
+                mx.eval(target)  # the kernels' twins unpack all to float32: not for all layers at a time
+        return lambda: to
+
+    def dump(self, page: int, tier: int) -> Bytes:
+        """All layers, one after the other."""
+        return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
+
+    def load(self, data: bytes, tier: int) -> int:
+        to, layers = self.make(tier), np.frombuffer(data, np.uint8).reshape(self.n_layers, -1)
+        for pool, layer in zip(self._pools(tier), layers, strict=True):
+            pool[to] = mx.array(layer).reshape(pool.shape[1:])
+        mx.eval(*self._pools(tier))
+        return to
+
+    def new_table(self) -> "MLXTable":
+        return MLXTable(self)
+
+    def compact(self, tier: int) -> dict[int, int]:
+        """Give back what a pool has far more than it needs: new numbers of the pages in use, by their old."""
+        used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
+        wanted = len(used) + max(LEAST[tier], int(SPARE * len(used)))
+        if self._capacity[tier] < 1.5 * wanted:
+            return {}
+        self._resize(tier, used, wanted)
+        self._free[tier] = list(range(len(used), wanted))
+        return {old: new for new, old in enumerate(used)}
+
+    # What the attention needs -------------------------------------------------------------------
+
+    def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
+        """rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values, into hot pages: the first of
+        them from row `at` on."""
+        heads, _, tokens, width = rows.shape
+        pool = self._pools(HOT)[layer].reshape(-1, heads, 2, PAGE, width)
+        first = min(PAGE - at, tokens) if at or tokens < PAGE else 0
+        if first:
+            pool[pages[0], :, :, at : at + first] = rows[:, :, :first]
+        left, whole = list(pages[bool(first) :]), (tokens - first) // PAGE
+        for start, stop in _runs(left[:whole]):
+            some = rows[:, :, first + PAGE * start : first + PAGE * stop]
+            some = some.reshape(heads, 2, stop - start, PAGE, width).transpose(2, 0, 1, 3, 4)
+            pool[left[start] : left[start] + stop - start] = some
+        if rest := tokens - first - PAGE * whole:
+            pool[left[whole], :, :, :rest] = rows[:, :, tokens - rest :]
+        self._layers[HOT][layer] = pool.reshape(-1, heads, 2 * PAGE * width)
+        self._as_read[layer] = None
+
+    def write_page(self, page: int, arrays: Sequence[mx.array]) -> None:
+        """A hot page from its open one: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        mx.synchronize()  # a GPU lets go of what a step has read when all of the step has ended
+        for pool, array in zip(self._pools(HOT), arrays, strict=True):
+            pool[page] = array.reshape(pool.shape[1:])
+        mx.eval(*self._pools(HOT))
+
+    def open_page(self, page: int | None) -> OpenPages:
+        """A hot page to go on filling, or an empty one."""
+        if page is not None:
+            shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
+            # A copy: the view would keep the pool from changing in place.
+            return OpenPages(
+                [(pool[page] | mx.array(0, mx.uint8)).reshape(shape) for pool in self._pools(HOT)]
+            )
+        if self._blank is None:
+            empty = mx.zeros((1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim), mx.uint8)
+            mx.eval(empty)
+            self._blank = OpenPages([empty] * self.n_layers)
+        return self._blank
+
+    def pools(self, layer: int) -> list[mx.array]:
+        """[COLD], [WARM], [HOT] of a layer, as the kernels take them."""
+        found = self._as_read[layer]
+        if found is None:
+            held = [tier[layer] for tier in self._layers]
+            some = next(pool for pool in held if pool is not None)
+            found = self._as_read[layer] = [some if pool is None else pool for pool in held]
+        return found
+
+    def arrays(self) -> list[mx.array]:
+        return [pool for tier in self._layers for pool in tier if pool is not None]
+
+    @property
+    def in_use(self) -> int:
+        """Pages of all tiers."""
+        return sum(self._capacity) - sum(map(len, self._free))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the pools: the pages in use and those in reserve."""
+        return sum(pool.nbytes for pool in self.arrays())
+
+    # How ----------------------------------------------------------------------------------------
+
+    def _pools(self, tier: int) -> list[mx.array]:
+        return [pool for pool in self._layers[tier] if pool is not None]
+
+    def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
+        """Pools of so many pages, the kept ones first. One evaluation for all layers; the old pools leave
+        MLX's buffer cache, which could not use buffers of their size again."""
+        pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
+        for layer in range(self.n_layers):
+            pools[layer] = _resized(pools[layer], kept, capacity, (self.n_kv_heads, size))
+        self._as_read = [None] * self.n_layers
+        mx.eval(*self._pools(tier))
+        mx.clear_cache()
+        self._capacity[tier] = capacity
+
+    def _drop_pools(self) -> None:
+        """Nobody has a page: a long conversation's memory goes back."""
+        if any(self._capacity):
+            self._as_read = [None] * self.n_layers
+            for tier in (COLD, WARM, HOT):
+                self._layers[tier] = [None] * self.n_layers
+                self._capacity[tier], self._free[tier] = 0, []
+            mx.clear_cache()
+
+
+class MLXTable:
+    """The pages of one sequence, by tier, and the one that is being filled."""
+
+    def __init__(self, storage: MLXStorage) -> None:
+        self._storage = storage
+        self._rows: list[tuple[int, int] | None] = []  # number and tier; None: left behind by the window
+        self._tiers: tuple[list[int], ...] | None = None
+        self._open: tuple[OpenPages, int] | None = None  # and which of its sequences this is
+        self._open_at = -1  # index of the open page; its place in the pool is out of date
+
+    def set(self, index: int, page: int, tier: int) -> None:
+        self._rows += [None] * (index + 1 - len(self._rows))
+        self._rows[index] = page, tier
+        self._tiers = None
+
+    def clear(self, index: int) -> None:
+        self._rows[index] = None
+        while self._rows and self._rows[-1] is None:
+            self._rows.pop()
+        self._tiers = None
+
+    def share(self, other: "MLXTable") -> None:
+        """Another sequence goes on from the same open page: arrays do not change, each makes its own next."""
+        other._open, other._open_at = self._open, self._open_at
+
+    def flush(self) -> None:
+        """Write the open page into its pool."""
+        if self._open is not None and self._open_at < len(self._rows):
+            pages, index = self._open
+            self._storage.write_page(self._hot(self._open_at), pages.of(index))
+        self._open, self._open_at = None, -1
+
+    def opened(self, position: int) -> tuple[OpenPages, int]:
+        """The open page for the token of this position, and which of its sequences this is."""
+        at = position // PAGE
+        if self._open is None or self._open_at != at:
+            if self._open_at == at - 1:
+                self.flush()
+            page = self._hot(at) if position % PAGE else None
+            self.fill(position, self._storage.open_page(page), 0)
+        assert self._open is not None
+        return self._open
+
+    def fill(self, position: int, pages: OpenPages, index: int) -> None:
+        """The page of this position is now so far."""
+        self._open, self._open_at = (pages, index), position // PAGE
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * len(self._rows)  # as the kernels read it
+
+    def hot_page(self, position: int) -> int:
+        return self._hot(position // PAGE)
+
+    def _hot(self, index: int) -> int:
+        row = self._rows[index]
+        if row is None or row[1] != HOT:
+            raise ValueError(f"position {PAGE * index} has no hot page to be written to")
+        return row[0]
+
+    def view(self, n_tokens: int, first: int = 0) -> View:
+        """The first n_tokens, as the kernels see them; tokens before `first` are not looked at."""
+        if self._tiers is None:
+            self._tiers = self._by_tier()
+        cold, warm, hot = self._tiers
+        pages = -(-n_tokens // PAGE)
+        return View(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
+
+    def _by_tier(self) -> tuple[list[int], ...]:
+        """Pages that are gone count as the first that is there: any number does, none of them is read."""
+        held = [row for row in self._rows if row is not None]
+        rows = [row or (0, held[0][1]) for row in self._rows]
+        return tuple([number for number, tier in rows if tier == t] for t in (COLD, WARM, HOT))
+
+
+def _resized(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[int, int]) -> mx.array:
+    if pool is None or not kept:
+        return mx.zeros((capacity, *page), mx.uint8)
+    some = pool if len(kept) == len(pool) else pool[mx.array(kept)]
+    return mx.pad(some, [(0, capacity - len(kept)), (0, 0), (0, 0)])
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches [start, stop) of a list in which each number is one more than the one before."""
+    cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
+    return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []

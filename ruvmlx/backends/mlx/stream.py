@@ -1,0 +1,174 @@
+"""A reply's tokens on MLX, one step ahead of their reader: the device has work while the host reads a token.
+
+    step k       feeds token k - 1, draws token k
+    read() = k   submits step k + 1 (token k is an array that nobody has looked at), then waits for token k
+
+Sampling and the head's adapter are part of the step. The host reads the token, and one number that tells
+whether the logits were finite.
+"""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from ...platform.mx import mx
+from ...sampling import Sampling
+from ..base import HeadAdapter, finite, not_finite
+from .sampler import MLXSampler
+
+if TYPE_CHECKING:
+    from ...kv.cache import PagedCache
+    from .backend import MLXBackend
+    from .plain_cache import MLXCache
+
+TIDY = 256  # tokens between two calls of mx.clear_cache, as mlx-lm does
+
+
+class HeadChange:
+    """A HeadAdapter on the device: logits [1, V] float32 + scale * (hidden [1, D] @ lora_a) @ lora_b."""
+
+    def __init__(self, adapter: HeadAdapter):
+        self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
+        self.lora_b = mx.array(adapter.lora_b)
+        self.idle = not adapter.lora_b.any()  # a new adapter changes nothing
+        mx.eval(self.lora_a, self.lora_b)
+
+    def __call__(self, logits: mx.array, hidden: mx.array) -> mx.array:
+        return logits if self.idle else mx.addmm(logits, hidden.astype(mx.float32) @ self.lora_a, self.lora_b)
+
+
+class HeldChange:
+    """The device's copy of the adapter that was used last, for as long as that adapter lives."""
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[HeadAdapter] | None = None
+        self._change: HeadChange | None = None
+
+    def of(self, adapter: HeadAdapter | None) -> HeadChange | None:
+        """Adapters never change: the same object has the same numbers."""
+        if adapter is None:
+            return None
+        if self._of is None or self._of() is not adapter:
+            self._change, self._of = HeadChange(adapter), weakref.ref(adapter, self._forget)
+        return self._change
+
+    def _forget(self, gone: weakref.ref) -> None:
+        if self._of is gone:
+            self._of = self._change = None
+
+
+class Drawn(NamedTuple):
+    """What a step leaves, evaluated or on its way."""
+
+    token: mx.array  # [1]
+    total: mx.array  # sum of the logits: NaN or infinite when one of them is
+    hidden: mx.array  # [1, D]: the token was drawn from it
+
+
+class MLXTokenStream:
+    """base.TokenStream of an MLXBackend."""
+
+    def __init__(
+        self,
+        backend: "MLXBackend",
+        cache: "MLXCache | PagedCache",
+        change: HeadChange | None,
+        sampling: Sampling,
+        limit: int,
+    ):
+        self._backend, self._cache, self._change = backend, cache, change
+        self._sampler = MLXSampler(sampling)
+        self._left, self._count = limit, 0
+        self._prompt: mx.array | None = None  # [1, D] after the last token of the prompt
+        self._last: mx.array | None = None  # [1]: the token read last
+        self._ahead: Drawn | None = None  # of the step ahead
+        self._states: list[mx.array] = []  # [1, D] of tokens that were read, until `hidden` takes them
+        self.prefilled_at = time.perf_counter()
+
+    def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
+        """While a chunk is computed the next one is described."""
+        self._backend._validate(tokens)
+        size = self._backend.chunk
+        for start in range(0, len(tokens), size):
+            part, before = tokens[start : start + size], self._prompt
+            self._prompt = self._run(mx.array([list(part)], mx.uint32), lambda hidden: hidden[-1:])
+            if before is not None:
+                mx.eval(before)
+                mx.clear_cache()  # a step's buffers fit no step of another size
+            if progress:
+                progress(start + len(part))
+
+    def read(self) -> int:
+        drawn, self._ahead = self._ahead or self._next(), None
+        self._left -= 1
+        if self._left and self._cache.room:
+            self._ahead = self._fed(drawn.token)
+        token = self._token(drawn)
+        self._count += 1
+        self._last = drawn.token
+        self._states.append(drawn.hidden)
+        if self._count % TIDY == 0:
+            mx.clear_cache()
+        return token
+
+    def hidden(self) -> np.ndarray:
+        if not self._states:
+            return np.zeros((0, self._backend.config.hidden_size), np.float32)
+        with mx.stream(self._backend._device):
+            states = mx.concatenate(self._states).astype(mx.float32)
+            self._states = []
+            return finite(np.array(states))
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead = None
+            self._cache.retract(1)
+
+    def _next(self) -> Drawn:
+        """The step that nobody has submitted: the first, and those that had to wait for their token."""
+        if self._last is not None:
+            return self._fed(self._last)
+        assert self._prompt is not None  # `prefill` comes first
+        with mx.stream(self._backend._device):
+            drawn = self._draw(self._prompt)
+            mx.async_eval(drawn)
+        return drawn
+
+    def _fed(self, token: mx.array) -> Drawn:
+        return self._run(token[None], self._draw)
+
+    def _run(self, tokens: mx.array, then: Callable):
+        """tokens [1, L] are appended to the cache; `then` of their hidden states [L, D] is submitted."""
+        backend, n = self._backend, tokens.shape[1]
+        backend.adapt_threads()
+        more = n > self._cache.room  # then pages are made or change their tiers
+        with mx.stream(backend._device), backend._running([self._cache], n) as held:
+            made = then(backend._forward(backend._graph, tokens, held.layers)[0])
+            mx.async_eval(made, *(held.arrays() if more else ()))
+        return made
+
+    def _draw(self, hidden: mx.array) -> Drawn:
+        """hidden [1, D] -> the token that follows."""
+        logits = self._backend._head(hidden).astype(mx.float32)
+        if self._change is not None:
+            logits = self._change(logits, hidden)
+        return Drawn(self._sampler(logits), logits.sum(), hidden)
+
+    def _token(self, drawn: Drawn) -> int:
+        """Wait for a token. All that the host reads."""
+        if not self._count:
+            mx.eval(self._prompt)
+            self.prefilled_at = time.perf_counter()
+        token, total = _number(drawn.token), _number(drawn.total)
+        if not math.isfinite(total):
+            raise not_finite()
+        return int(token)
+
+
+def _number(array: mx.array) -> float:
+    """Of an array of one. The stream's only way from the device to the host while tokens are drawn."""
+    return cast(float, array.item())

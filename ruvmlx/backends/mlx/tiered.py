@@ -1,0 +1,201 @@
+"""Attention over the pages of tiered caches, in mlx-lm's graph.
+
+Every layer's attention is wrapped. With a plain cache it runs as it was; with the `layers` of a step its
+projections are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the
+graph computes in. tiered_cpu.py does the same in the CPU's own layers.
+
+A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+from ...kv.cache import PagedCache, room_for
+from ...kv.policy import PAGE
+from ...models.model import ModelConfig
+from ...platform.mx import mx, nn
+from . import tiered_cpu
+from .cpu_layers import Positions
+from .kernels import append, decode, gather, rope_append
+from .kernels.pages import Table, View
+from .plain_batch import LayerBatch
+from .storage import MLXStorage, OpenPages
+
+
+class PromptStep:
+    """n > 1 new tokens of a sequence: where they go and what they see, the same in all layers."""
+
+    def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
+        self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
+        self._heads = (config.n_heads, config.n_kv_heads, config.head_dim)
+        self._window, self._table = cache.window, cache.table
+        self._table.flush()
+        first, end = self.offset // PAGE * PAGE, self.offset + n
+        self._pages = [cache.table.hot_page(at) for at in range(first, end, PAGE)]
+        self.view: View = cache.table.view(self.offset)
+
+    @cached_property
+    def chunk(self) -> gather.Chunk:
+        return gather.Chunk(Table([self.view], *self._heads), self.n, self._window)
+
+    def turn(self, positions: Positions) -> mx.array:
+        """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
+        return self._turn(positions)
+
+    @cached_property
+    def _turn(self) -> Callable[[Positions], mx.array]:
+        return _once(lambda positions: turns(positions, range(self.offset, self.offset + self.n)))
+
+    def write(self, layer: int, rows: mx.array) -> None:
+        """rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]"""
+        self.storage.write(layer, self._pages, self.offset % PAGE, rows)
+
+    def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
+        """x [1, n, D] -> [1, n, n_heads * head_dim], by mlx-lm's projections and MLX's fused attention."""
+        n = self.n
+        q = own.q_proj(x).reshape(1, n, own.n_heads, -1).swapaxes(1, 2)
+        k, v = (linear(x).reshape(n, own.n_kv_heads, -1) for linear in (own.k_proj, own.v_proj))
+        rows = append.append(k, v, self.turn(positions))
+        self.write(layer, rows)
+        out = gather.attend(own.rope(q, offset=self.offset), self.storage.pools(layer), rows, self.chunk)
+        return out.swapaxes(1, 2).reshape(1, n, -1)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return self.storage.arrays()
+
+    def finish(self) -> None:
+        """The step has ended well."""
+
+
+class DecodeStep:
+    """One new token of each of B sequences, the same in all layers."""
+
+    def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
+        self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
+        self._tables = [cache.table for cache in caches]
+        self._opened = _joined([c.table.opened(c.offset) for c in caches])
+        self._made: list[mx.array] = []  # by layer, the open pages with the new rows
+        self.views = [_seen(cache) for cache in caches]
+        self._shape = config.n_heads, config.n_kv_heads, config.head_dim
+
+    @cached_property
+    def table(self) -> Table:
+        return Table(self.views, *self._shape)
+
+    @cached_property
+    def _turn(self) -> Callable[[Positions], mx.array]:
+        return _once(lambda positions: turns(positions, self.offsets))
+
+    def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections and our kernels."""
+        q, k, v = own.q_proj(x), own.k_proj(x), own.v_proj(x)
+        opened, turn = self._opened.arrays[layer], self._turn(positions)
+        new = rope_append.rope_append(q, k, v, turn, opened, self.table)
+        self._made.append(new.open)
+        out = decode.attend(new, self.storage.pools(layer), self.table, x.dtype)
+        return out.reshape(len(self.views), 1, -1)
+
+    def arrays(self) -> Sequence[mx.array]:
+        return self._made
+
+    def finish(self) -> None:
+        pages = OpenPages(self._made)
+        for i, (table, offset) in enumerate(zip(self._tables, self.offsets, strict=True)):
+            table.fill(offset, pages, i)
+
+
+def _seen(cache: PagedCache) -> View:
+    """Of the next token, itself included."""
+    end = cache.offset + 1
+    return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
+
+
+def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
+    """The sequences' open pages as one; as they are where the same sequences were together last time."""
+    pages = opened[0][0]
+    together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
+    if together and len(pages.arrays[0]) == len(opened):
+        return pages
+    parts = [held.of(index) for held, index in opened]
+    layers = zip(*parts, strict=True)
+    return OpenPages([part[0] if len(part) == 1 else mx.concatenate(list(part)) for part in layers])
+
+
+def turns(positions: Positions, at: Sequence[int]) -> mx.array:
+    """Made on the CPU: a few hundred numbers are not worth a GPU's attention."""
+    return mx.array(tiered_cpu.turns(positions, at))
+
+
+def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
+    """All layers share one `Positions`: what depends on it is made at the first layer."""
+    found: list[Any] = []
+
+    def get(positions: Positions) -> Any:
+        if not found:
+            found.append(make(positions))
+        return found[0]
+
+    return get
+
+
+class LayerPages:
+    """A step and a layer's number, passed to the attention module in place of a cache."""
+
+    def __init__(self, step: Any, layer: int):
+        """step: PromptStep or DecodeStep."""
+        self.step, self.layer = step, layer
+
+    def make_mask(self, *args, **options) -> None:
+        """mlx-lm asks for one; the kernels know who sees whom."""
+
+
+class Running(NamedTuple):
+    """Caches in a step."""
+
+    layers: Sequence[LayerPages]
+    arrays: Callable[[], Sequence[mx.array]]  # what is to be evaluated with the step
+
+
+@contextmanager
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
+    """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
+    storage = _storage(caches)
+    try:
+        with room_for(caches, n):
+            step = PromptStep(caches[0], n, config) if n > 1 else DecodeStep(caches, config)
+            yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
+            step.finish()
+    except BaseException:
+        with suppress(Exception):
+            mx.eval(*storage.arrays())  # another thread could not evaluate what is left over from this one
+        raise
+
+
+def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
+    return cast(MLXStorage, caches[0].pool.storage)
+
+
+def install(graph: nn.Module, config: ModelConfig) -> None:
+    """Wrap the attention of every layer, in place."""
+    positions = Positions(graph.model.layers[0].self_attn.rope, config)
+    for layer in graph.model.layers:
+        layer.self_attn = GraphTiered(layer.self_attn, positions)
+
+
+class GraphTiered(nn.Module):
+    """mlx-lm's attention; x [B, L, D] -> [B, L, D]."""
+
+    def __init__(self, attention: nn.Module, positions: Positions):
+        super().__init__()
+        self.plain = attention
+        self._positions = positions
+
+    def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
+        own = self.plain
+        if isinstance(cache, LayerPages):
+            return own.o_proj(cache.step.attend(cache.layer, own, self._positions, x))
+        if isinstance(cache, LayerBatch):
+            return own.o_proj(cache.attend(own, x))
+        return own(x, mask, cache)

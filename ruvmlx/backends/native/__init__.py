@@ -1,0 +1,1 @@
+"""The native backend: the C decoder of neon/."""

@@ -1,0 +1,263 @@
+"""The native backend: the C decoder of neon/ on the CPU's vector units.
+
+Weights are packed once. In front of 4-bit and 8-bit weights activations are quantised to 8 bits, elsewhere
+they stay float32. Keys and values are float16, the older ones of a tiered cache 8 and 4 bits.
+"""
+
+import ctypes as C
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, cast
+
+import numpy as np
+
+from ...errors import RuvmlxError, UsageError
+from ...kernels.decoder import Decoder, DecoderShape, matmul_implementations
+from ...kernels.micro import NotFinite
+from ...kv.cache import PagedCache, room_for
+from ...kv.policy import F16, TierPolicy
+from ...kv.pool import PagePool
+from ...lora.base_lora import BaseLoRA
+from ...models.model import Model, ModelConfig
+from ...platform import cpu
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
+from ..reference import rope_frequencies
+from .storage import NativeStorage
+from .weights import packed_weights
+
+CHUNK = 256  # prompt tokens per call
+POLL_SECONDS = 0.05
+# A call of less work than this (multiply-adds) is over before anybody could wish to stop it.
+SHORT_CALL = 8e9
+
+
+class NativeBackend:
+    """Runs one model. One call at a time, from any thread."""
+
+    name = "native"
+    caveat = ""
+
+    def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
+        self.config = model.config
+        self.chunk = chunk
+        n = threads or cpu.physical_cores()
+        weights = packed_weights(model.load_weights(), model.config, n)
+        self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
+        self.nbytes = weights.nbytes + self.decoder.nbytes
+        self.pool = PagePool(NativeStorage(self.decoder))
+        self._work = float(model.parameters)  # multiply-adds per token
+        self._load = None if threads else cpu.OtherLoad()
+        self.kernels = describe_kernels(n, self.decoder.matmul_name)
+        self.lora: BaseLoRA | None = None
+
+    def set_lora(self, base: BaseLoRA | None) -> None:
+        if base is not None:
+            base.check(self.config)
+        now = base.pairs if base else {}
+        for place in (self.lora.pairs if self.lora else {}).keys() - now.keys():
+            self.decoder.set_lora(*place, None, None)
+        for place, (a, b) in now.items():
+            self.decoder.set_lora(*place, a, b, base.scale if base else 1.0)
+        self.lora = base
+
+    def new_cache(self, policy: TierPolicy | None = None) -> PagedCache:
+        return PagedCache(self.pool, policy or F16, self.config.sliding_window or 0)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """tokens [T] -> the Step after the last; only that position goes through the output head.
+
+        While a long chunk runs, `progress` is also called in between, with an unchanged number.
+        """
+        self._validate(tokens)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            waiting = (lambda done=start: progress(done)) if progress else None
+            hidden, logits = self._run(part, cache, outputs=int(last), waiting=waiting)
+            if progress:
+                progress(start + len(part))
+        assert logits is not None
+        return _step(logits[0], hidden[0], adapter)
+
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
+        self._validate([token])
+        hidden, logits = self._run([token], cache, outputs=1)
+        assert logits is not None
+        return _step(logits[0], hidden[0], adapter)
+
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
+    ) -> list[Step]:
+        """In calls of at most `chunk` rows; one reads the weights once for all of them."""
+        self._validate(tokens)
+        steps: list[Step] = []
+        for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
+            hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
+            steps += map(Step, logits, hidden)
+        for step, own in zip(steps, each(adapter, tokens), strict=True):
+            if own is not None:
+                own.add_to_logits(step.logits, step.hidden)
+                _finite(step.logits)
+        return steps
+
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
+        """tokens [T] -> logits [T, V]: what follows each of them."""
+        self._validate(tokens)
+        start = cache.offset
+        try:
+            parts = [self._run(part, cache, outputs=len(part)) for part in _parts(tokens, self.chunk)]
+        except BaseException:
+            cache.trim(cache.offset - start)
+            raise
+        logits = np.concatenate([logits for _, logits in parts if logits is not None])
+        if adapter is not None:
+            adapter.add_to_logits(logits, np.concatenate([hidden for hidden, _ in parts]))
+        return _finite(logits)
+
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+        self._validate(tokens)
+        cache, states = self.new_cache(), []
+        for part in _parts(tokens, min(self.chunk, PAUSED) if pause else self.chunk):
+            states.append(self._run(part, cache, outputs=len(part), head=False, waiting=pause)[0])
+            if pause:
+                pause()
+        return np.concatenate(states)
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        x = np.ascontiguousarray(hidden, np.float32)
+        try:
+            return self.decoder.head(x.reshape(-1, x.shape[-1]), lora=True).reshape(*x.shape[:-1], -1)
+        except NotFinite:
+            raise RuvmlxError(NAN) from None
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        *,
+        outputs: int,
+        head: bool = True,
+        waiting: Callable[[], None] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """One call of the decoder; on any failure the cache is as it was."""
+        held = cast(PagedCache, cache)
+        with room_for([held], len(tokens)):
+            return self._call(
+                lambda cancel: self.decoder.forward(
+                    tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
+                ),
+                len(tokens),
+                waiting,
+            )
+
+    def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
+        """As `_run`, for the next token of several sequences: hidden [B, D], logits [B, V]."""
+        tables, offsets = [c.table for c in caches], [c.offset for c in caches]
+        with room_for(caches, 1):
+            return self._call(
+                lambda cancel: self.decoder.step(tokens, tables, offsets, cancel=cancel), len(tokens)
+            )
+
+    def _call(
+        self, call: Callable[[C.c_int | None], Any], tokens: int, waiting: Callable[[], None] | None = None
+    ) -> Any:
+        if self._load:
+            free = len(cpu.usable_cpus()) - self._load.cores()
+            self.decoder.use_threads(max(1, min(self.decoder.threads, round(free))))
+        short = self._work * tokens < SHORT_CALL
+        try:
+            return call(None) if short else _interruptible(call, waiting)
+        except NotFinite:
+            raise RuvmlxError(NAN) from None
+
+    def _validate(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise UsageError("nothing to run: the prompt has no tokens")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.config.vocab_size:
+            bad, size = low if low < 0 else high, self.config.vocab_size
+            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
+
+
+NAN = (
+    "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
+    "this precision: try another model file, or another backend with --backend"
+)
+
+
+def describe_kernels(threads: int, matmul: str | None = None) -> str:
+    """ "native avx512vnni, 2 threads" """
+    name = matmul or matmul_implementations()[0]
+    return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def decoder_shape(config: ModelConfig) -> DecoderShape:
+    return DecoderShape(
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        sliding_window=config.sliding_window or 0,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_frequencies=rope_frequencies(config),
+    )
+
+
+def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
+    """At most n at a time."""
+    return (items[i : i + n] for i in range(0, len(items), n))
+
+
+def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], None] | None) -> Any:
+    """Run a long call in a thread of its own, so that signals and `waiting` (which may raise) can stop it.
+
+    Python runs signal handlers in its main thread only, and only between two of its own instructions: a
+    main thread inside C would not notice Ctrl-C.
+    """
+    cancel, result = C.c_int(0), Future[Any]()
+    worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)
+    worker.start()
+    try:
+        while not wait([result], POLL_SECONDS).done:
+            if waiting:
+                waiting()
+    except BaseException:
+        cancel.value = 1
+        wait([result])
+        raise
+    finally:
+        worker.join()
+    return result.result()
+
+
+def _settle(result: Future[Any], call: Callable[[C.c_int | None], Any], cancel: C.c_int) -> None:
+    try:
+        result.set_result(call(cancel))
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        result.set_exception(error)
+
+
+def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+        _finite(logits)
+    return Step(logits, hidden)
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    if not np.isfinite(logits).all():
+        raise RuvmlxError(NAN)
+    return logits

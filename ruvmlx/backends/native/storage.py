@@ -1,0 +1,96 @@
+"""Pages as the C library reads them. A page's number is its address."""
+
+import ctypes as C
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ...kernels.page_table import PageTable, free_page, make_page
+from ...kv.policy import HOT
+from ...kv.storage import Bytes
+
+
+class PageKernels(Protocol):
+    """A decoder, or a PagedAttention: what knows the size of pages and how they are lowered."""
+
+    def page_bytes(self, tier: int) -> int: ...
+
+    def demote(self, source: int, tier: int, target: int, lower: int) -> None:
+        """Addresses and tiers; may run beside attention that reads `source`."""
+
+
+class NativeStorage:
+    layout = "librvm"
+    background = True
+
+    def __init__(self, pages: PageKernels):
+        self.pages = pages
+
+    def page_bytes(self, tier: int) -> int:
+        return self.pages.page_bytes(tier)
+
+    def prepare(self, tier: int, n: int) -> None:
+        """Each page is memory of its own."""
+
+    def compact(self, tier: int) -> dict[int, int]:
+        return {}
+
+    def make(self, tier: int) -> int:
+        return make_page(self.page_bytes(tier))
+
+    def free(self, page: int, tier: int) -> None:
+        free_page(page, self.page_bytes(tier))
+
+    def copy(self, page: int) -> int:
+        to = self.make(HOT)
+        C.memmove(to, page, self.page_bytes(HOT))
+        return to
+
+    def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
+        """In a thread of its own, beside the decoder's."""
+        made: list[int] = []
+        try:
+            for _ in pages:
+                made.append(self.make(tier - 1))
+        except BaseException:
+            for page in made:
+                self.free(page, tier - 1)
+            raise
+        return Demotion(self.pages, pages, made, tier).result
+
+    def dump(self, page: int, tier: int) -> Bytes:
+        """The memory itself, no copy."""
+        return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
+
+    def load(self, data: bytes, tier: int) -> int:
+        to = self.make(tier)
+        C.memmove(to, data, self.page_bytes(tier))
+        return to
+
+    def new_table(self) -> PageTable:
+        return PageTable()
+
+
+class Demotion:
+    """Pages of `tier` on their way into `to`, pages of the next lower tier."""
+
+    def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
+        self._kernels, self._tier, self._to = kernels, tier, to
+        self._todo = list(zip(pages, to, strict=True))
+        self._thread = threading.Thread(target=self._run, name="ruvmlx-demote")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._todo:
+            page, to = self._todo[0]
+            self._kernels.demote(page, self._tier, to, self._tier - 1)
+            del self._todo[0]
+
+    def result(self) -> Sequence[int]:
+        """A child that was forked meanwhile does not have the thread: it does the rest itself. So does the
+        caller when the thread failed, and has the exception."""
+        self._thread.join()
+        self._run()
+        return self._to

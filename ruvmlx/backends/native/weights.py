@@ -1,0 +1,140 @@
+"""Model -> the packed weights of the C decoder, one tensor at a time.
+
+The packed copy is the only one that stays: sources that are views of the model's file are given back to the
+system behind us, converted ones are dropped.
+"""
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ...errors import CorruptFile, RuvmlxError
+from ...kernels.decoder import MODULES, DecoderWeights, LayerWeights
+from ...kernels.packing import ALIGNMENT, PackedMatrix
+from ...models.layout import matrices, vectors
+from ...models.mapped import release
+from ...models.model import ModelConfig, Weights
+
+Arrays = dict[str, np.ndarray]
+# Address space that is not counted until it is written to; Python knows the name from 3.13 on.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if sys.platform == "darwin" else 0x4000)
+
+
+def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
+    """Every tensor checked against the configuration and packed."""
+    _check_names(weights, config)
+    shapes, found = dict(matrices(config)), {}
+    memory = _Memory()
+    with ThreadPoolExecutor(threads) as pool:
+        for module, shape in shapes.items():
+            planned = _plan(weights, module, shape)
+            found[module] = memory.take(planned.nbytes)
+            planned.pack(found[module], pool)
+            for array in (planned.weight, planned.scales, planned.biases):
+                if array is not None:
+                    release(array)
+    return _arranged(found, {name: _vector(weights, name, shape) for name, shape in vectors(config)}, config)
+
+
+def _arranged(found: Arrays, vector: Arrays, config: ModelConfig) -> DecoderWeights:
+    embedding = found["model.embed_tokens"]
+    return DecoderWeights(
+        embedding=embedding,
+        lm_head=found.get("lm_head", embedding),
+        norm=vector["model.norm.weight"],
+        layers=[_layer(found, vector, f"model.layers.{i}.") for i in range(config.n_layers)],
+    )
+
+
+def _layer(found: Arrays, vector: Arrays, prefix: str) -> LayerWeights:
+    path = {m: f"{prefix}{'mlp' if m in MODULES[4:] else 'self_attn'}.{m}" for m in MODULES}
+    return LayerWeights(
+        matrices={m: found[path[m]] for m in MODULES},
+        biases={m: vector[f"{path[m]}.bias"] for m in MODULES if f"{path[m]}.bias" in vector},
+        input_norm=vector[f"{prefix}input_layernorm.weight"],
+        post_norm=vector[f"{prefix}post_attention_layernorm.weight"],
+    )
+
+
+class _Memory:
+    """Aligned pieces of large mappings that cost only what is written to; huge pages where there are some."""
+
+    SEGMENT = 64 << 20
+
+    def __init__(self) -> None:
+        self._segment, self._used = np.empty(0, np.uint8), 0
+
+    def take(self, nbytes: int) -> np.ndarray:
+        if self._used + nbytes > len(self._segment):
+            self._segment, self._used = _mapped(max(nbytes, self.SEGMENT)), 0
+        start = self._used
+        self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return self._segment[start : start + nbytes]
+
+
+def _mapped(nbytes: int) -> np.ndarray:
+    try:
+        made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise RuvmlxError(
+            f"no memory for the model's weights ({error.strerror}); close other programs"
+        ) from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            made.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(made, np.uint8)
+
+
+def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix:
+    weight, scales = weights[f"{module}.weight"], weights.get(f"{module}.scales")
+    out, width = shape
+    if scales is None:
+        _check(f"{module}.weight", weight.shape, shape)
+        return PackedMatrix.plan(weight)
+    biases = weights[f"{module}.biases"]
+    groups = scales.shape[-1]
+    if scales.shape != biases.shape or len(scales) != out or len(weight) != out or width % groups:
+        raise CorruptFile(f"{module}: scales {scales.shape} do not fit a matrix [{out}, {width}]")
+    if weight.shape[1] * 32 not in (4 * width, 8 * width):
+        raise CorruptFile(
+            f"{module}: packed width {weight.shape[1]} is neither 4 nor 8 bits of {width} inputs"
+        )
+    return PackedMatrix.plan(weight, scales, biases, width)
+
+
+def _vector(weights: Weights, name: str, shape: tuple[int]) -> np.ndarray:
+    value = np.array(weights[name], np.float32)
+    _check(name, value.shape, shape)
+    return value
+
+
+def _check(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(got) != tuple(expected):
+        raise CorruptFile(f"{name} has shape {list(got)}; its configuration says {list(expected)}")
+
+
+def _check_names(weights: Weights, config: ModelConfig) -> None:
+    """Everything is there, and nothing else is."""
+    wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
+    scales = {name for name in weights if name.endswith((".scales", ".biases"))}
+    missing = sorted(wanted - set(weights)) + sorted(_unpaired(scales))
+    surplus = sorted(
+        set(weights) - wanted - {s for s in scales if f"{s.rpartition('.')[0]}.weight" in wanted}
+    )
+    if missing or surplus:
+        what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"
+        raise CorruptFile(
+            f"the weights do not fit the model: {what} ({len(missing) + len(surplus)} such tensors)"
+        )
+
+
+def _unpaired(scales: set[str]) -> Iterator[str]:
+    for name in scales:
+        module, _, kind = name.rpartition(".")
+        other = f"{module}.{'biases' if kind == 'scales' else 'scales'}"
+        if other not in scales:
+            yield other

@@ -1,0 +1,53 @@
+"""A conversation on its way into a prompt: turns become messages, and old ones make room."""
+
+from dataclasses import dataclass
+
+from .engine.types import GenerationRequest
+from .models.model import Message
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a saved chat, as the apps show it."""
+
+    role: str  # "user" | "assistant" | "system"
+    content: str
+    reply_id: str | None = None  # assistant turns can be rated
+    rating: str | None = None  # "up" | "down" | "1".."5"
+    finish_reason: str | None = None
+    id: int | None = None  # of the message; a system prompt has none
+    branch: int = 1  # which of `branches` alternatives in this place it is
+    branches: int = 1
+
+
+def cut(sizes: list[int], limit: int, half: int) -> int:
+    """Index of the first message to read, as if the chat had been cut whenever it came to its limit.
+
+    It depends on the messages alone, so the cut stays where it is from turn to turn until the next one.
+    """
+    first, total = 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total > limit:
+            while first < i and total > half:
+                total -= sizes[first]
+                first += 1
+    return first
+
+
+def alternating(turns: list[Turn]) -> list[Message]:
+    """Turns as messages. A reply stopped before its first word is no turn: its neighbours are joined."""
+    messages: list[Message] = []
+    for turn in turns:
+        if messages and messages[-1].role == turn.role and turn.content:
+            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
+        elif turn.content:
+            messages.append(Message(turn.role, turn.content))
+    return messages
+
+
+def question_of(request: GenerationRequest) -> str:
+    """The user's words that a reply answers."""
+    if request.messages is None:
+        return request.prompt or ""
+    return next((m.content for m in reversed(request.messages) if m.role == "user"), "")

@@ -1,0 +1,107 @@
+"""BaseLoRA: low-rank changes of any linear layers, what the background loop trains.
+
+y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import AdapterMismatch, CorruptFile
+from ..models.model import ModelConfig
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
+Pair = tuple[np.ndarray, np.ndarray]  # lora_a [in, rank], lora_b [rank, out]; float32, contiguous
+Squares = tuple[np.ndarray, np.ndarray]  # of a matrix [in, out], summed: by input [in], by output [out]
+
+
+@dataclass(frozen=True)
+class BaseLoRA:
+    """pairs: the changed layers. alpha is absorbed when scale is 1: ranks may differ from layer to layer.
+
+    Arrays are never written after construction.
+    """
+
+    pairs: Mapping[Place, Pair]
+    scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        return max((a.shape[1] for a, _ in self.pairs.values()), default=0)
+
+    @cached_property
+    def of_keys(self) -> str:
+        """A name of what it does to keys and values, the same for equal changes; "" if it does nothing: the
+        head comes after them all."""
+        named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
+        below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
+        for place in below:
+            a, b = self.pairs[place]
+            named.update(f"{place} {a.shape}".encode() + a.tobytes() + b.tobytes())
+        return named.hexdigest() if below else ""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes + b.nbytes for a, b in self.pairs.values())
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {"scale": np.float32(self.scale)}
+        for (module, layer), (a, b) in self.pairs.items():
+            arrays |= {f"{layer}.{module}.a": a, f"{layer}.{module}.b": b}
+        np.savez(out, **arrays)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "BaseLoRA":
+        """Read back; CorruptFile if damaged."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
+            scale = arrays.pop("scale").item()
+            pairs = {}
+            for name in arrays:
+                layer, module, factor = name.split(".")
+                if factor == "a":
+                    pairs[module, int(layer)] = (arrays[name], arrays[f"{layer}.{module}.b"])
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
+            raise CorruptFile("the stored base adapter is damaged; `ruvmlx learn rollback` goes back.") from e
+        return cls(pairs, scale)
+
+    def shrunk(self, factor: float) -> "BaseLoRA":
+        """The same change, `factor` times as large; the scale is one that can be stored."""
+        return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
+
+    def check(self, config: ModelConfig) -> None:
+        """AdapterMismatch, unless every pair fits a linear layer of the model and is finite."""
+        for (module, layer), (a, b) in self.pairs.items():
+            shape = place_shape(config, module, layer)
+            if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:
+                raise AdapterMismatch(
+                    f"the adapter changes {module} of layer {layer} by {a.shape} and {b.shape}; "
+                    f"the model's has (inputs, outputs) {shape}. Load the adapter's own model."
+                )
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                raise CorruptFile(
+                    f"the adapter holds NaN or Inf in {module} of layer {layer}; "
+                    "`ruvmlx learn rollback` goes back."
+                )
+
+
+def place_shape(config: ModelConfig, module: str, layer: int) -> tuple[int, int] | None:
+    """(in, out) of a linear layer; None if the model has no such."""
+    c, d = config, config.hidden_size
+    q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
+    shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
+    shapes |= {"gate_proj": (d, ffn), "up_proj": (d, ffn), "down_proj": (ffn, d)}
+    if module == "lm_head":
+        return (d, c.vocab_size) if layer == 0 else None
+    return shapes.get(module) if 0 <= layer < c.n_layers else None

@@ -1,0 +1,225 @@
+"""BodyLoRA: a rank-1 change of any linear layers, small enough to be updated by one rating.
+
+    y = W x + lora_b (lora_a . x)
+
+lora_a [in] is measured once and stays: it reads about 1 in replies and about 0 in plain prose
+(sona/optional/layer_gradients.py), so lora_b [out] is what a reply's states are moved by. A random lora_a
+would read mostly what the reply is about. All places are kept as one vector each of n = sum of out numbers:
+an update is a few operations on it.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import AdapterMismatch, CorruptFile
+from ..models.model import ModelConfig
+from .base_lora import BaseLoRA, Pair, Place, place_shape
+from .merge import merged
+from .micro_lora import MicroLoRA
+
+CURVATURE = 60.0  # before it is measured: places move together, and their KL is far more than its parts
+_ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
+_OF_PLACES = ("starts", "counts", "frame")
+_PREFIX = "body."
+
+
+@dataclass(frozen=True)
+class BodyLoRA:
+    """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
+
+    evidence [2, n]: G and S of the ratings so far, tokens: of the replies that they were about; fisher [n]:
+    of the untouched model's answers, per token; gain: how much of what ratings ask for is in lora_b;
+    curvature: KL, where it was measured last, over its estimate by the Fisher information
+    (sona/optional/layer_update.py).
+
+    Arrays are never written after construction.
+    """
+
+    places: tuple[Place, ...]
+    widths: tuple[tuple[int, int], ...]
+    lora_a: np.ndarray
+    lora_b: np.ndarray
+    evidence: np.ndarray
+    fisher: np.ndarray
+    tokens: float = 0.0
+    gain: float = 1.0
+    curvature: float = CURVATURE
+
+    @classmethod
+    def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "BodyLoRA":
+        """reads: lora_a [in] by place, fisher [out] by place. It changes nothing yet."""
+        widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
+        n = sum(out for _, out in widths)
+        a, f = (_joined(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
+        return cls(tuple(reads), widths, a, np.zeros(n, np.float32), np.zeros((2, n), np.float32), f)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each place's part of the vector begins."""
+        return np.cumsum([0, *(out for _, out in self.widths)])[:-1]
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How long each place's part is."""
+        return np.array([out for _, out in self.widths])
+
+    @cached_property
+    def frame(self) -> int:
+        """A gradient is of use to adapters of the same frame: the same places, read in the same way."""
+        return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
+
+    @cached_property
+    def moves(self) -> bool:
+        """Does it change anything?"""
+        return bool(self.lora_b.any())
+
+    @cached_property
+    def energy(self) -> float:
+        """1/2 sum F lora_b^2: the KL that it would cost per token if no two numbers worked together, nats."""
+        return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
+
+    @cached_property
+    def pairs(self) -> dict[Place, Pair]:
+        """By place: lora_a [in, 1], lora_b [1, out]."""
+        ins, outs = (np.cumsum([w[i] for w in self.widths])[:-1] for i in (0, 1))
+        parts = zip(self.places, np.split(self.lora_a, ins), np.split(self.lora_b, outs), strict=True)
+        return {place: (a[:, None], b[None]) for place, a, b in parts}
+
+    def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
+        """[n] of gradients of `joined` pairs: each place's last row of lora_b, back in our scale."""
+        return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
+
+    def changed(self, **new) -> "BodyLoRA":
+        """`replace` of anything but the places and how they are read: what follows from these stays known."""
+        found = replace(self, **new)
+        vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
+        return found
+
+    def emptied(self) -> "BodyLoRA":
+        """What it did is in the base now. Its evidence stays: later ratings add to that."""
+        return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
+
+    def shrunk(self, factor: float) -> "BodyLoRA":
+        """lora_b times factor, and gain with it."""
+        return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
+
+    def extended(self, other: "BodyLoRA") -> "BodyLoRA":
+        """With the places of another one behind it, which were never rated."""
+        arrays = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
+        }
+        return replace(self, places=self.places + other.places, widths=self.widths + other.widths, **arrays)
+
+    # -- storage ---------------------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is stored beside the arrays of a MicroLoRA, in one file."""
+        found = {name: getattr(self, name) for name in _ARRAYS}
+        found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
+        found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
+        found["facts"] = np.array([self.tokens, self.gain, self.curvature])
+        return {_PREFIX + name: array for name, array in found.items()}
+
+    @classmethod
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "BodyLoRA | None":
+        """None if there is none among them; CorruptFile if damaged, AdapterMismatch if of another shape."""
+        found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
+        if not found:
+            return None
+        try:
+            named = [str(name).split(".") for name in found["places"]]
+            widths = tuple((int(i), int(o)) for i, o in found["widths"])
+            arrays = {name: np.ascontiguousarray(found[name], np.float32) for name in _ARRAYS}
+            tokens, gain, curvature = map(float, found["facts"])
+            places = tuple((module, int(layer)) for layer, module in named)
+            a, b, evidence, fisher = (arrays[name] for name in _ARRAYS)
+            new = cls(places, widths, a, b, evidence, fisher, tokens, gain, curvature)
+        except (ValueError, KeyError, TypeError, IndexError) as e:
+            raise CorruptFile(_DAMAGED) from e
+        new._check(config)
+        return new
+
+    def _check(self, config: ModelConfig) -> None:
+        sizes = (sum(i for i, _ in self.widths),), (sum(o for _, o in self.widths),)
+        shapes = self.lora_a.shape, self.lora_b.shape
+        if shapes != sizes or self.fisher.shape != sizes[1] or self.evidence.shape != (2, *sizes[1]):
+            raise CorruptFile(_DAMAGED)
+        facts = np.array([self.tokens, self.gain, self.curvature])
+        if not all(np.isfinite(x).all() for x in (*(getattr(self, name) for name in _ARRAYS), facts)):
+            raise CorruptFile(_DAMAGED)
+        for (module, layer), width in zip(self.places, self.widths, strict=True):
+            if place_shape(config, module, layer) != width:
+                raise AdapterMismatch(
+                    f"the adapter changes {module} of layer {layer}, (inputs, outputs) {width}; the model's "
+                    f"has {place_shape(config, module, layer)}. Load the adapter's own model."
+                )
+
+
+def packed(micro: MicroLoRA, body: BodyLoRA | None) -> bytes:
+    """An adapter's state as it is stored; without a body, the micro's own bytes."""
+    return micro.to_bytes(**(body.arrays() if body else {}))
+
+
+def unpacked_body(data: bytes, config: ModelConfig) -> BodyLoRA | None:
+    """The body in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as f:
+            stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+        raise CorruptFile(_DAMAGED) from e
+    return BodyLoRA.from_arrays(stored, config)
+
+
+_DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+def joined(base: BaseLoRA | None, body: BodyLoRA | None, empty: bool = False) -> BaseLoRA | None:
+    """Both as one change, exactly: their directions side by side. The base itself where the body adds
+    nothing, unless `empty` asks for its zeros, to take gradients by them."""
+    if body is None or not (body.moves or empty):
+        return base
+    pairs, scale = dict(base.pairs if base else {}), base.scale if base else 1.0
+    for place, (a, b) in body.pairs.items():
+        b = b * np.float32(1 / scale)
+        if place in pairs:
+            a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
+        pairs[place] = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return BaseLoRA(pairs, scale)
+
+
+def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
+    """Of the gradients of a `joined` change, those of the base's own factors."""
+    ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
+    return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
+
+
+def consolidated(
+    base: BaseLoRA, body: BodyLoRA | None, most: int, pause: Callable[[], None] = lambda: None
+) -> BaseLoRA:
+    """The base with the body's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
+    directions are lost. `pause` is called after each and may raise to leave."""
+    if body is None or not body.moves:
+        return base
+    pairs = dict(base.pairs)
+    for place, (a, b) in body.pairs.items():
+        if not b.any():
+            continue
+        old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))
+        kept = merged(old, base.scale, (a, b), 1.0, max(old[0].shape[1], min(most, old[0].shape[1] + 1))).kept
+        pairs[place] = kept[0], np.ascontiguousarray(kept[1] / np.float32(base.scale))
+        pause()
+    return replace(base, pairs=pairs)

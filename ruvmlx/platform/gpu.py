@@ -1,0 +1,106 @@
+"""The GPU of this machine, as the rest of the program asks for it.
+
+All questions and all kernel launches go through the one object `gpu`, so that the tests can put a simulated
+device in its place and walk the whole GPU path on a machine that has none.
+"""
+
+import platform
+import plistlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+from xml.parsers.expat import ExpatError
+
+from .mx import GPU_ALLOWED, mx
+
+_MACOS = Path("/System/Library/CoreServices/SystemVersion.plist")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+Template = int | mx.Dtype  # value of a kernel's template parameter
+
+
+class Kernel(Protocol):
+    """What can be launched: backends/mlx/kernels/source.py."""
+
+    def launch(
+        self,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[tuple[int, ...]],
+        groups: tuple[int, int, int],
+        templates: tuple[Template, ...],
+    ) -> list[mx.array]: ...
+
+
+class GPU:
+    def __init__(self) -> None:
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """It has failed: the rest of this process does without, training too."""
+        self._given_up = True
+
+    @property
+    def kind(self) -> str:
+        """ "metal" or "cuda"; "" without a GPU that works."""
+        if self._given_up or not GPU_ALLOWED:
+            return ""
+        if mx.metal.is_available():
+            return "metal"
+        return "cuda" if mx.cuda.is_available() else ""
+
+    @property
+    def device(self) -> mx.Device:
+        """What MLX calls it. Only where `kind` says that there is one."""
+        return mx.Device(mx.gpu)
+
+    @property
+    def name(self) -> str:
+        """ "Apple M3 Pro"."""
+        return str(mx.device_info(self.device).get("device_name", "an unnamed GPU"))
+
+    @property
+    def system(self) -> str:
+        """The build of what brings the GPU's compiler: macOS with Metal, the NVIDIA driver with CUDA."""
+        return _macos_build() if self.kind == "metal" else _driver_version()
+
+    def run(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[tuple[int, ...]],
+        groups: tuple[int, int, int],
+        templates: tuple[Template, ...],
+    ) -> list[mx.array]:
+        """One kernel, lazily; see `Kernel.__call__`."""
+        return kernel.launch(inputs, shapes, groups, templates)
+
+    def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:
+        """Time that the device takes for the arrays that `make` describes. Describing them in Python is not
+        counted: during a reply that is done while the device works on the token before."""
+        arrays = make()
+        started = time.perf_counter()
+        mx.eval(*arrays)
+        return time.perf_counter() - started
+
+
+gpu = GPU()
+
+
+def _macos_build() -> str:
+    """ "macOS 15.5 24F74"; the version alone where the build is not written down."""
+    try:
+        build = plistlib.loads(_MACOS.read_bytes()).get("ProductBuildVersion", "")
+    except (OSError, ValueError, ExpatError):
+        build = ""
+    return f"macOS {platform.mac_ver()[0]} {build}".strip()
+
+
+def _driver_version() -> str:
+    """The driver's own first line, and the kernel's version."""
+    try:
+        driver = _DRIVER.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        driver = "unknown driver"
+    return f"{platform.release()}, {driver}"

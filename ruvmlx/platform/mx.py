@@ -1,0 +1,21 @@
+"""The one door to MLX: a fast BLAS first, MLX second.
+
+    from ruvmlx.platform.mx import mx, nn
+
+`BLAS` says what the CPU's matrix products run on. RUVMLX_GPU=off: as if this machine had no GPU.
+"""
+
+import os
+
+from .blas import preload
+
+BLAS = preload()
+
+import mlx.core as mx  # noqa: E402  after the BLAS: libmlx binds its symbols once
+from mlx import nn  # noqa: E402
+
+GPU_ALLOWED = os.environ.get("RUVMLX_GPU") != "off"
+if not GPU_ALLOWED:
+    mx.set_default_device(mx.cpu)
+
+__all__ = ["BLAS", "GPU_ALLOWED", "mx", "nn"]

@@ -1,0 +1,243 @@
+"""The ledger: which ratings are in force, which adapter version they led to, and the way back.
+
+It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import NotFound
+from ..lora.base_lora import BaseLoRA
+from ..store import AdapterRow, RatingRow, Store
+from ..store.anchors import DeepRun
+from ..store.bases import Attempt, RatedReply
+from .instant import KL_CAP
+from .optional.ewc import TASKS, Anchor, Fisher
+
+MINIMUM = 10  # ratings that the background loop wants to see
+DUE = 16  # new ratings after which it starts by itself
+
+
+@dataclass(frozen=True)
+class LearnStatus:
+    """updates: ratings that moved the weights; pending: ratings that no consolidation has read yet.
+    kl, kl_cap: nats per token on neutral text. versions: those that rollback can reach. last: the newest
+    attempt to consolidate.
+    """
+
+    ratings: int
+    updates: int
+    adapter_version: int
+    kl: float
+    kl_cap: float
+    micro_norm: float
+    versions: list[int]
+    pending: int = 0
+    consolidations: int = 0
+    last: Attempt | None = None
+
+
+class Ledger:
+    """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
+
+    def __init__(self, store: Store, fingerprint: str, name: str = "default"):
+        self._store, self._mine, self.name = store, (fingerprint, name), name
+
+    def version(self) -> int:
+        """The version in use; 0 is the untouched model."""
+        return self._store.adapter_version(*self._mine)
+
+    def adapter(self, version: int) -> AdapterRow:
+        return self._store.adapter(*self._mine, version)
+
+    def base_of(self, version: int) -> int:
+        """Id of the base that a version stands on; 0: none."""
+        return self._store.base_of(*self._mine, version)
+
+    def base(self, id_: int) -> BaseLoRA:
+        return BaseLoRA.from_bytes(self._store.base(*self._mine, id_))
+
+    def leads_to(self, version: int, head: int) -> bool:
+        """Is the version the head, or an ancestor of it?"""
+        return version == 0 or self._store.is_ancestor(*self._mine, version, head)
+
+    def ratings(self) -> list[RatingRow]:
+        """Ratings in force, the oldest first."""
+        return self._store.ratings(*self._mine)
+
+    def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of every rating of a reply on the way to a version."""
+        return self._store.steps_of_reply(*self._mine, head, reply_id)
+
+    def examples(self) -> list[tuple[str, str, str]]:
+        """(prompt, reply, rating) of every rating in force."""
+        return self._store.rated_texts(*self._mine)
+
+    def commit(
+        self, parent: int, reply_id: str, rating: str, note: str, weight: float,
+        state: bytes, kl: float, norm: float,
+    ) -> int:  # fmt: skip
+        """Write a rating and the weights it made in one transaction; returns their version.
+
+        HeadMoved, if the version in use is not `parent` any more: nothing is written then.
+        """
+        with self._store.transaction():
+            version = self._store.add_version(*self._mine, parent, state, kl, norm)
+            self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
+        return version
+
+    def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
+        """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
+        with self._store.transaction():
+            return self._store.add_version(*self._mine, parent, state, kl, norm)
+
+    def promote(
+        self,
+        parent: int,
+        base: BaseLoRA,
+        state: bytes,
+        kl: float,
+        norm: float,
+        report: dict[str, Any],
+        pause: Callable[[], None] = lambda: None,
+    ) -> int:
+        """A version on a base of its own, in one transaction with what led to it; returns the version.
+
+        HeadMoved, if the version in use is not `parent` any more: nothing is written then. `pause` may raise
+        to leave before anything is written.
+        """
+        data = base.to_bytes()
+        pause()
+        with self._store.transaction():
+            id_ = self._store.add_base(*self._mine, data, report)
+            version = self._store.add_version(*self._mine, parent, state, kl, norm, id_)
+            self._store.add_attempt(*self._mine, parent, version, report)
+        return version
+
+    def refuse(self, parent: int, report: dict[str, Any]) -> None:
+        """Remember a consolidation that changed nothing, and why."""
+        with self._store.transaction():
+            self._store.add_attempt(*self._mine, parent, None, report)
+
+    def attempts(self) -> list[Attempt]:
+        """Consolidations that came to an end, the oldest first."""
+        return self._store.attempts(*self._mine)
+
+    def rated_replies(self, limit: int) -> list[RatedReply]:
+        """What the background loop trains on, the newest `limit` of them."""
+        return self._store.rated_replies(*self._mine, limit)
+
+    def last_promotion(self) -> int:
+        """The newest version on the way to the one in use that brought a base; 0: none did."""
+        found = self._store.promotions(*self._mine, self.version())
+        return found[-1] if found else 0
+
+    def due(self) -> bool:
+        """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        return self.missing() == 0
+
+    def missing(self) -> int:
+        """Ratings that are still wanted until it is due."""
+        ratings, attempts = self.ratings(), self.attempts()
+        seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
+        new = sum(r.version_after > seen for r in ratings)
+        enough = 1 if self._store.has_training(*self._mine) else DUE
+        return max(MINIMUM - len(ratings), enough - new, 0)
+
+    def training(self) -> bytes | None:
+        return self._store.training(*self._mine)
+
+    def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
+        self._store.put_training(*self._mine, state, pause)
+
+    # -- the deep loop -------------------------------------------------------------------------------
+
+    def anchors(self) -> list[Anchor]:
+        """Ends of tasks on the way to the version in use, the oldest first."""
+        rows = self._store.anchors(*self._mine)
+        return [Anchor(self.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
+
+    def anchor_ids(self) -> list[int]:
+        return [row.id for row in self._store.anchors(*self._mine)]
+
+    def last_anchor(self) -> int:
+        """The version at which the newest of them was made; 0: there is none."""
+        rows = self._store.anchors(*self._mine)
+        return rows[-1].version if rows else 0
+
+    def end_deep_run(
+        self, version: int, base: int, fisher: Fisher | None, report: dict[str, Any], pruned: dict[str, str]
+    ) -> bool:
+        """Write a run of the deep loop, and the anchor that it leads to, in one transaction.
+
+        False, and nothing is written, if another base is in use than the one that was measured.
+        """
+        with self._store.transaction():
+            if self.base_of(self.version()) != base:
+                return False
+            if fisher is not None:
+                self._store.add_anchor(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
+            self._store.end_deep_run(*self._mine, version, report, pruned)
+        return True
+
+    def deep_run(self) -> DeepRun | None:
+        """The newest one that came to an end."""
+        return self._store.deep_run(*self._mine)
+
+    def first_rating(self) -> float | None:
+        """When the oldest rating in force was given, seconds since 1970."""
+        return self._store.first_rating(*self._mine)
+
+    def pruned(self) -> dict[str, str]:
+        """Rating by reply id, of what the memory does not find any more."""
+        return self._store.pruned(*self._mine)
+
+    def measurement(self) -> bytes | None:
+        return self._store.measurement(*self._mine)
+
+    def put_measurement(self, state: bytes) -> None:
+        self._store.put_measurement(*self._mine, state)
+
+    # -- the way back --------------------------------------------------------------------------------
+
+    def undo(self) -> LearnStatus:
+        """Take the last rating back: the adapter is again, bit for bit, what it was before it.
+
+        A consolidation that came after it is gone with it.
+        """
+        with self._store.transaction():
+            version = self._store.last_rating(*self._mine, self.version())
+            if version == 0:
+                raise NotFound("there is no rating to take back.")
+            self._store.move_head(*self._mine, self.adapter(version).parent, "undo")
+        return self.status()
+
+    def rollback(self, version: int) -> LearnStatus:
+        """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
+        with self._store.transaction():
+            self._store.move_head(*self._mine, version)
+        return self.status()
+
+    def status(self) -> LearnStatus:
+        ratings, version = self.ratings(), self.version()
+        row = self.adapter(version) if version else None
+        promotions, attempts = self._store.promotions(*self._mine, version), self.attempts()
+        read = promotions[-1] if promotions else 0
+        return LearnStatus(
+            ratings=len(ratings),
+            updates=sum(r.weight != 0 for r in ratings),
+            pending=sum(r.version_after > read for r in ratings),
+            consolidations=len(promotions),
+            adapter_version=version,
+            kl=row.kl if row else 0.0,
+            kl_cap=KL_CAP,
+            micro_norm=row.norm if row else 0.0,
+            versions=self._store.adapter_versions(*self._mine),
+            last=attempts[-1] if attempts else None,
+        )
+
+
+def _joined(earlier: bytes, later: bytes) -> bytes:
+    """Two anchors' Fishers, as the store keeps them, as one."""
+    return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()

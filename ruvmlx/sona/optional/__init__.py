@@ -1,0 +1,1 @@
+"""Learning that users switch on: layers below the head, the router, EWC, self-measured tiers."""

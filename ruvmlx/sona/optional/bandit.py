@@ -1,0 +1,85 @@
+"""Neural-linear Thompson sampling over a few arms (Riquelme, Tucker & Snoek 2018).
+
+Each arm has a Bayesian linear regression of the reward on its features phi, with known noise:
+
+    P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
+
+and one draw from each arm's posterior decides. The updates are exact and of rank one; P is kept, not its
+inverse, so nothing drifts. What an arm learned is taken back by fitting the others' evidence again: to the
+last bit what it would have been without.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import RuvmlxError
+
+NOISE = 0.5  # sigma: of thumbs up and down in equal parts
+BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior: of an arm's level, and per feature of a state
+DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior: the arm that the user would have without a router does better
+MOST = 2.0  # a reward is quality (0 to 1) * max(0, 2 - latency_ratio)
+DRAWS = 2000
+
+
+@dataclass
+class Regression:
+    """precision [d, d] and moment [d] = precision @ mean; count and total of the rewards seen."""
+
+    precision: np.ndarray
+    moment: np.ndarray
+    count: int = 0
+    total: float = 0.0
+
+    @classmethod
+    def prior(cls, dimensions: int, mean: float) -> "Regression":
+        """Features are [1, state]: `mean` is expected at every state."""
+        diagonal = np.full(dimensions, WEIGHT_SD**-2)
+        diagonal[0] = BIAS_SD**-2
+        moment = np.zeros(dimensions)
+        moment[0] = mean * diagonal[0]
+        return cls(np.diag(diagonal), moment)
+
+    def observe(self, phi: np.ndarray, reward: float) -> None:
+        """One rating: phi [d]. RuvmlxError, and nothing changes, for what is no reward or no state."""
+        if not 0 <= reward <= MOST:  # false for NaN, too
+            raise RuvmlxError(f"a reward is from 0 to {MOST:g}; got {reward}. The router is unchanged.")
+        if phi.shape != self.moment.shape or not np.isfinite(phi).all():
+            raise RuvmlxError(
+                f"a state is {len(self.moment)} finite numbers, got {phi.shape}. The router is unchanged."
+            )
+        self.precision += np.outer(phi, phi) / NOISE**2
+        self.moment += phi * (reward / NOISE**2)
+        self.count += 1
+        self.total += reward
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Posterior mean of the weights: [d]."""
+        return np.linalg.solve(self.precision, self.moment)
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    def expects(self, phi: np.ndarray) -> tuple[float, float]:
+        """The expected reward at a state, and the standard deviation of what is believed of it."""
+        solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
+        return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
+
+
+def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
+    """Index of the best arm in each of n draws: [n].
+
+    beliefs: (mean, standard deviation) per arm. phi @ theta is normal when theta is, and arms share nothing:
+    drawing that number is drawing the weights (the tests do so, as the slow twin).
+    """
+    mean, sd = np.array(beliefs).T
+    return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)
+
+
+def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
+    """The arm that the first draw favours, and every arm's share of all draws: its probability of being best,
+    and that of being chosen."""
+    best = draws(beliefs, rng)
+    return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)

@@ -1,0 +1,245 @@
+"""The router: by which means a reply is made, learned from ratings and latency.
+
+Arms are what can be had without another model: the learned adapter or the untouched model, liked replies as
+examples or not, where the user allows examples. A conversation's newest turns go through a FastGRNN
+(fastgrnn.py); a Bayesian regression per arm says what reward to expect there (bandit.py); one draw decides.
+
+    reward = quality * max(0, 2 - latency_ratio)        (signal.py)
+
+What it knows is a function of the ratings in force and of the trained cell alone: after a changed rating,
+an undo, a restart or another process's rating it is, bit for bit, what those ratings make of it. The newest
+WINDOW of them count, for the adapter that is one arm goes on changing. The precision of the KV cache is no
+arm: that is measured, not liked (kv_choice.py).
+"""
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...models.model import Message
+from ...store import RatedRoute, RouteRow, Store
+from .. import signal
+from ..adapter_history import Ledger
+from . import bandit, fastgrnn
+from .bandit import Regression
+from .router_lora import Evidence, RouterLoRA, errors, fit, train
+
+ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
+WINDOW = 512  # rated choices that count
+TURNS = 8  # newest ones of a conversation that are read
+TOPIC = 32  # numbers that are left of a question's vector
+INPUTS = TOPIC + 2
+MINIMUM = 64  # rated choices before the cell is trained; a fourth of them judges it
+_LOUD = 4.0  # length of a question's vector: the gates' inputs have deviations near 0.7
+_RECENT = 64  # conversations by which arms are compared in a report
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """A choice for one reply. probability: of choosing it. best: every arm's probability of being best."""
+
+    arm: str
+    probability: float
+    turns: np.ndarray  # [T, INPUTS] float32
+    best: dict[str, float]
+
+    @property
+    def adapter(self) -> bool:
+        """Is the reply made with what was learned?"""
+        return self.arm.startswith("adapter")
+
+    @property
+    def examples(self) -> bool:
+        return self.arm.endswith("+examples")
+
+    def without_examples(self) -> "Route":
+        """The same when no reply was liked that could be an example: it stands for both of its arms."""
+        best: dict[str, float] = {}
+        for arm, share in self.best.items():
+            plain = arm.removesuffix("+examples")
+            best[plain] = best.get(plain, 0.0) + share
+        arm = self.arm.removesuffix("+examples")
+        return Route(arm, best[arm], self.turns, best)
+
+    def row(self, reply_id: str, fingerprint: str, name: str) -> RouteRow:
+        return RouteRow(reply_id, fingerprint, name, self.arm, self.probability, self.turns, self.best)
+
+
+@dataclass(frozen=True)
+class ArmStatus:
+    """chosen, rated: replies. mean_reward: None without ratings. best: probability of being the best arm,
+    on average over the newest conversations."""
+
+    arm: str
+    chosen: int
+    rated: int
+    mean_reward: float | None
+    best: float
+
+
+@dataclass(frozen=True)
+class RouterStatus:
+    """default: the arm that is used when the router is off. training: report of the newest one, if any."""
+
+    arms: list[ArmStatus]
+    default: str
+    training: dict[str, Any]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"default": self.default, "arms": [vars(arm) for arm in self.arms], "training": self.training}
+
+
+def offered(examples: bool) -> tuple[str, ...]:
+    """Arms to choose from; the one that the user would have without a router comes first."""
+    return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
+
+
+def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
+    """A conversation as the cell reads it: [T, INPUTS] float32, the newest TURNS turns.
+
+    vector_of: a question's whitened vector, or None where it is not known: what was said is zero then.
+    """
+    said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
+    rows = np.zeros((len(said), INPUTS), np.float32)
+    for row, m in zip(rows, said, strict=True):
+        vector = vector_of(m.content) if m.role == "user" else None
+        if vector is not None:
+            row[:TOPIC] = _LOUD * (vector @ _projection(len(vector)))
+        row[TOPIC] = 1.0 if m.role == "user" else -1.0
+        row[TOPIC + 1] = np.log1p(len(m.content)) / 4 - 1  # about -0.4 for a word, 1 for 3,000 letters
+    return rows
+
+
+@cache
+def _projection(width: int) -> np.ndarray:
+    """[width, TOPIC] of signs, the same on every machine: lengths survive on average."""
+    signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
+    return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
+
+
+class Router:
+    """The choices of one adapter on one model. Needs the store alone, no weights."""
+
+    def __init__(self, store: Store, ledger: Ledger, fingerprint: str, examples: bool = False):
+        """examples: the user allows examples."""
+        self._store, self._ledger, self._mine = store, ledger, (fingerprint, ledger.name)
+        self.offered = offered(examples)
+        self._known: Any = None  # what the arms reflect
+        self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
+        self._arms = self._priors()
+
+    def _priors(self) -> list[Regression]:
+        means = [bandit.DEFAULT_MEAN if arm == self.offered[0] else bandit.OTHER_MEAN for arm in ARMS]
+        return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
+
+    def sync(self) -> None:
+        """Know the ratings in force, if they may have changed: milliseconds at most, mostly nothing."""
+        state, _ = self._store.router_cell(*self._mine)
+        known = (self._ledger.version(), self._store.rated_route_mark(*self._mine), state)
+        if known == self._known:
+            return
+        lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None
+        self._lora = lora or RouterLoRA.fresh(INPUTS, len(ARMS))
+        self._arms = fit(self._lora, self._evidence(self._rated()), self._priors())
+        self._known = known
+
+    def _rated(self) -> list[RatedRoute]:
+        """The newest rated choices that are still understood."""
+        return [
+            row
+            for row in self._store.rated_routes(*self._mine, WINDOW)
+            if row.arm in ARMS and row.turns.shape[1] == INPUTS and np.isfinite(row.turns).all()
+        ]
+
+    def _evidence(self, rows: list[RatedRoute]) -> Evidence:
+        """The choices with the reward that each is worth by all ratings in force."""
+        labels = [signal.INDEX[rating] for _, rating in self._store.rated(*self._mine)]
+        counts = np.bincount(labels, minlength=len(signal.LABELS))
+        rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
+        x, mask = fastgrnn.padded([row.turns for row in rows], INPUTS)
+        arms = np.array([ARMS.index(row.arm) for row in rows], np.intp)
+        return Evidence(x, mask, arms, np.array(rewards))
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(
+        self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
+    ) -> Route:
+        """One of the arms (None: all that are offered) for a conversation [T, INPUTS].
+
+        The same seed, conversation and ratings: the same arm.
+        """
+        self.sync()
+        arms = arms or self.offered
+        entropy = None if seed is None else [seed, zlib.crc32(turns.tobytes())]
+        index, best = bandit.choose(self._beliefs(turns, arms), np.random.default_rng(entropy))
+        shares = dict(zip(arms, best.tolist(), strict=True))
+        return Route(arms[index], shares[arms[index]], turns, shares)
+
+    def _beliefs(self, turns: np.ndarray, arms: tuple[str, ...]) -> list[tuple[float, float]]:
+        h = self._lora.states([turns], INPUTS)
+        numbers = [ARMS.index(arm) for arm in arms]
+        return [self._arms[k].expects(self._lora.phi(h, k)[0]) for k in numbers]
+
+    # -- training ----------------------------------------------------------------------------------------
+
+    def train(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Train the cell; use it if it foretells ratings better that it was not trained on.
+
+        A fourth of the replies, always the same ones, judges: the new cell must have a smaller squared error
+        than the one in use, by more than twice the standard error of the difference.
+        """
+        self.sync()
+        rows, priors = self._rated(), self._priors()
+        evidence = self._evidence(rows)
+        if len(evidence) < MINIMUM:
+            why = f"{len(evidence)} rated choices; training needs {MINIMUM}"
+            return {"trained": False, "ratings": len(evidence), "reason": why}
+        judging = np.array([zlib.crc32(row.reply_id.encode()) % 4 == 3 for row in rows])
+        known, unseen = evidence.where(~judging), evidence.where(judging)
+        new = train(RouterLoRA.fresh(INPUTS, len(ARMS)), known, priors, cancel=cancel)
+        if new is None:
+            return {"trained": False, "ratings": len(evidence), "reason": "stopped"}
+        before, after = (errors(lora, known, unseen, priors) for lora in (self._lora, new))
+        gain = before - after
+        doubt = 2 * float(gain.std(ddof=1)) / np.sqrt(len(gain))
+        better = bool(np.isfinite(gain).all() and gain.mean() > doubt)
+        report = {
+            "trained": better,
+            "ratings": len(evidence),
+            "error_before": float(before.mean()),
+            "error_after": float(after.mean()),
+            "reason": "foretells held-out ratings better" if better else "no better on held-out ratings",
+        }
+        state, _ = self._store.router_cell(*self._mine)
+        self._store.put_router_cell(*self._mine, new.to_bytes() if better else state, report)
+        return report
+
+    # -- what it knows -----------------------------------------------------------------------------------
+
+    def status(self) -> RouterStatus:
+        self.sync()
+        chosen = self._store.route_counts(*self._mine)
+        recent = [turns for _, turns in self._store.newest_routes(*self._mine, _RECENT)]
+        rng, empty = np.random.default_rng(0), np.zeros((0, INPUTS))
+        shares = [bandit.choose(self._beliefs(t, self.offered), rng)[1] for t in recent or [empty]]
+        best = dict(zip(self.offered, np.mean(shares, axis=0).tolist(), strict=True))
+        arms = [
+            ArmStatus(arm, chosen.get(arm, 0), known.count, known.mean_reward, best.get(arm, 0.0))
+            for arm, known in zip(ARMS, self._arms, strict=True)
+            if arm in best or chosen.get(arm)
+        ]
+        return RouterStatus(arms, self.offered[0], self._store.router_cell(*self._mine)[1])
+
+
+def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
+    """By the user's other ratings, as everywhere: the one in question says nothing about itself."""
+    others = counts.copy()
+    others[signal.INDEX[rating]] -= 1
+    return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

@@ -1,0 +1,199 @@
+"""What the router learns beside its bandit: low-rank updates of a fixed FastGRNN cell.
+
+    U + A_s B_s             rank 8: how the state is carried from turn to turn
+    G = A_g B_g             rank 2: when it is kept
+    h + h A_k B_k           rank 4, one per arm: what of the state this arm looks at; phi_k = [1, that]
+
+B starts at zero, so a new router reads conversations with the cell as it was drawn. (Hu et al. 2021.) Trained
+is what the bandit would have learned from the features, its weights always at their optimum:
+
+    loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
+
+divided by the number of ratings. There its gradient by the features is that with v held fixed.
+
+A few steps, for ratings are few. Simulated users who hold to their taste four times in five, 16 of each kind,
+squared error on held-out ratings before and after 10 steps, and how many cells were better by two standard
+errors:
+
+    by the turn before the newest, 160 ratings    0.224 -> 0.187    6
+    by both turns together (xor), 300             0.243 -> 0.214    9
+    by the newest turn, 160                       0.190 -> 0.197    0
+    by nothing, 100                               0.256 -> 0.286    0    (20 steps: 0.358)
+
+So the router asks held-out ratings before it uses a cell.
+"""
+
+import io
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...training.adamw import BETA1, BETA2, EPS
+from . import fastgrnn
+from .bandit import NOISE, Regression
+from .fastgrnn import Cell
+
+STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4
+STEPS, RATE, DECAY = 10, 0.01, 0.1
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Rated choices. x [N, T, I] and mask [N, T] as `fastgrnn.padded` makes them; arm [N], reward [N]."""
+
+    x: np.ndarray
+    mask: np.ndarray
+    arm: np.ndarray
+    reward: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.arm)
+
+    def where(self, rows: np.ndarray) -> "Evidence":
+        return Evidence(self.x[rows], self.mask[rows], self.arm[rows], self.reward[rows])
+
+
+@dataclass(frozen=True)
+class RouterLoRA:
+    """state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A [H, 4], B [4, H]) per arm."""
+
+    state: Pair
+    gate: Pair
+    heads: tuple[Pair, ...]
+
+    @classmethod
+    def fresh(cls, inputs: int, arms: int, hidden: int = fastgrnn.HIDDEN, seed: int = 1) -> "RouterLoRA":
+        rng = np.random.Generator(np.random.PCG64(seed))
+
+        def pair(rows: int, rank: int) -> Pair:
+            return rng.standard_normal((rows, rank)) / np.sqrt(rows), np.zeros((rank, hidden))
+
+        heads = tuple(pair(hidden, HEAD_RANK) for _ in range(arms))
+        return cls(pair(hidden, STATE_RANK), pair(inputs + hidden, GATE_RANK), heads)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [self.state, self.gate, *self.heads]
+
+    @classmethod
+    def of(cls, pairs: list[Pair]) -> "RouterLoRA":
+        return cls(pairs[0], pairs[1], tuple(pairs[2:]))
+
+    def cell(self) -> Cell:
+        """The fixed cell with the updates in it."""
+        hidden = self.state[0].shape[0]
+        inputs = self.gate[0].shape[0] - hidden
+        base = fastgrnn.fresh(inputs, hidden)
+        gate = self.gate[0] @ self.gate[1]
+        return replace(
+            base, u=base.u + self.state[0] @ self.state[1], gate_w=gate[:inputs], gate_u=gate[inputs:]
+        )
+
+    def phi(self, h: np.ndarray, arm: int) -> np.ndarray:
+        """An arm's features: states [N, H] -> [N, 1 + H]."""
+        a, b = self.heads[arm]
+        return np.concatenate([np.ones((len(h), 1)), h + (h @ a) @ b], axis=1)
+
+    def states(self, turns: list[np.ndarray], inputs: int) -> np.ndarray:
+        """Conversations [T, I] each -> [N, H]."""
+        return fastgrnn.forward(self.cell(), *fastgrnn.padded(turns, inputs))[0]
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {}
+        for i, (a, b) in enumerate(self.pairs):
+            arrays |= {f"{i}a": a, f"{i}b": b}
+        np.savez(out, **arrays)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
+        """None if damaged, or of another shape: the cell as it was drawn serves until it is trained again."""
+        wanted = cls.fresh(inputs, arms)
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                pairs = [(f[f"{i}a"], f[f"{i}b"]) for i in range(2 + arms)]
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        arrays = [m for pair in pairs for m in pair]
+        shapes = [m.shape for pair in wanted.pairs for m in pair]
+        sound = [m.shape for m in arrays] == shapes and all(np.isfinite(m).all() for m in arrays)
+        return cls.of(pairs) if sound else None
+
+
+def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
+    """Every arm's posterior, by rank-one updates in the order of the evidence."""
+    arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
+    h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
+    features = [lora.phi(h, arm) for arm in range(len(arms))]
+    for i, (arm, reward) in enumerate(zip(evidence.arm, evidence.reward, strict=True)):
+        arms[arm].observe(features[arm][i], float(reward))
+    return arms
+
+
+def loss(
+    lora: RouterLoRA, evidence: Evidence, priors: list[Regression]
+) -> tuple[float, RouterLoRA, list[np.ndarray]]:
+    """The loss above, its gradient by every factor, and the arms' weights at the optimum."""
+    cell, n = lora.cell(), len(evidence)
+    h, tape = fastgrnn.forward(cell, evidence.x, evidence.mask)
+    at_h, total, heads, weights = np.zeros_like(h), 0.0, [], []
+    for arm, (prior, (a, b)) in enumerate(zip(priors, lora.heads, strict=True)):
+        rows = evidence.arm == arm
+        phi, r = lora.phi(h[rows], arm), evidence.reward[rows]
+        precision = prior.precision + phi.T @ phi / NOISE**2
+        v = np.linalg.solve(precision, prior.moment + phi.T @ r / NOISE**2)
+        error, far = phi @ v - r, v - prior.mean
+        total += float(error @ error / (2 * NOISE**2) + far @ prior.precision @ far / 2)
+        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # by h + h A B
+        at_h[rows] = g + (g @ b.T) @ a.T
+        heads.append((h[rows].T @ (g @ b.T), (h[rows] @ a).T @ g))
+        weights.append(v)
+    by = fastgrnn.backward(cell, tape, at_h)
+    gate = np.concatenate([by.gate_w, by.gate_u])
+    grads = RouterLoRA(_chain(by.u, lora.state), _chain(gate, lora.gate), tuple(heads))
+    return total / n, grads, weights
+
+
+def _chain(grad: np.ndarray, pair: Pair) -> Pair:
+    """From the gradient by A B to those by A and B."""
+    a, b = pair
+    return grad @ b.T, a.T @ grad
+
+
+def train(
+    lora: RouterLoRA, evidence: Evidence, priors: list[Regression], steps: int = STEPS,
+    cancel: threading.Event | None = None, progress: Callable[[int, int], None] | None = None,
+) -> RouterLoRA | None:  # fmt: skip
+    """AdamW on all factors; None when it was stopped. A fraction of a second for hundreds of ratings."""
+    arrays = [m.copy() for pair in lora.pairs for m in pair]
+    mean, square = [np.zeros_like(m) for m in arrays], [np.zeros_like(m) for m in arrays]
+    for t in range(1, steps + 1):
+        if cancel is not None and cancel.is_set():
+            return None
+        _, grads, _ = loss(_paired(arrays), evidence, priors)
+        for w, m, v, g in zip(arrays, mean, square, [m for p in grads.pairs for m in p], strict=True):
+            m += (1 - BETA1) * (g - m)
+            v += (1 - BETA2) * (g * g - v)
+            scaled = m / (1 - BETA1**t) / (np.sqrt(v / (1 - BETA2**t)) + EPS)
+            w -= RATE * (scaled + DECAY * w)
+        if progress is not None:
+            progress(t, steps)
+    return _paired(arrays)
+
+
+def _paired(arrays: list[np.ndarray]) -> RouterLoRA:
+    return RouterLoRA.of(list(zip(arrays[::2], arrays[1::2], strict=True)))
+
+
+def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
+    """Squared errors [N] on unseen ratings of what the arms learn from the known ones."""
+    arms = fit(lora, known, priors)
+    h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
+    expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])
+    return (expected[unseen.arm, np.arange(len(unseen))] - unseen.reward) ** 2

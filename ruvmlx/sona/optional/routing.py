@@ -1,0 +1,70 @@
+"""Where the router meets a reply: what it reads before one, and with what the reply is made."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ...context_window import question_of
+from ...engine.types import GenerationRequest
+from ...models.model import Message
+from ...store import Store
+from ..learner import Learner
+from .router import Route, Router, turns_of
+
+
+class Routing:
+    """The routers of one runtime, one per adapter. Lives in the backend's thread."""
+
+    def __init__(self, store: Store, fingerprint: str, examples: bool):
+        self._store, self._fingerprint, self._examples = store, fingerprint, examples
+        self._routers: dict[str, Router] = {}
+
+    def of(self, learner: Learner) -> Router:
+        name = learner.ledger.name
+        if name not in self._routers:
+            self._routers[name] = Router(self._store, learner.ledger, self._fingerprint, self._examples)
+        return self._routers[name]
+
+    def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
+        """None where there is nothing to choose: no words to go by, or nothing learned and no examples."""
+        learner.sync()
+        router, question = self.of(learner), question_of(request)
+        arms = tuple(arm for arm in router.offered if learner.learned or arm.startswith("adapter"))
+        if len(arms) < 2 or not question.strip():
+            return None
+        messages = request.messages if request.messages is not None else [Message("user", question)]
+        turns = turns_of(messages, self._vectors(learner, question, request.session_id))
+        return router.choose(turns, request.sampling.seed, arms)
+
+    def _vectors(
+        self, learner: Learner, question: str, session_id: str | None
+    ) -> Callable[[str], np.ndarray | None]:
+        """The newest question is read now, with the model; of earlier ones what is known already."""
+        memory = learner.memory
+        known = dict(self._store.questions_of(session_id)) if session_id is not None else {}
+
+        def vector(text: str) -> np.ndarray | None:
+            if text == question:
+                state = memory.state_of(text)
+            else:
+                state = np.frombuffer(known[text], "<f4") if text in known else memory.known_state(text)
+            if state is None or state.shape != memory.whitening.mean.shape or not np.isfinite(state).all():
+                return None
+            return memory.whitening(state)
+
+        return vector
+
+
+@contextmanager
+def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
+    """Within: the backend has no base, if the reply is made without what was learned; the one in use
+    otherwise."""
+    if learner is None or not untouched:
+        yield
+        return
+    learner.untouched()
+    try:
+        yield
+    finally:
+        learner.stand()

@@ -1,0 +1,119 @@
+"""Which lengths the KV cache's tiers get: a rule over what was measured, and nothing else.
+
+    upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
+
+Of the policies under the limit that fit the byte budget, the fastest; those within TIE of it count as just as
+fast, and the smallest of these is taken. Under memory pressure the smallest under the limit. Ratings are
+no input: a precision that is liked is not a precision that is right.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ...kv.policy import EVERYTHING, PAGE, TIERED, TierPolicy
+from ...store import KVMeasured
+
+KL_LIMIT = 0.004  # nats per token: the bound by which the tiers' formats were chosen (kv/README.md)
+TIE = 0.03  # two times nearer than this are one: so much they differ between two runs
+REPLIES = 3  # measured with a policy before it may be chosen
+
+# f16 is what they are compared with, never one of them. Hot tokens cost bytes and hardly show in KL.
+CANDIDATES = tuple(
+    TierPolicy("tiered", hot, warm)
+    for hot, warm in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), (TIERED.hot, TIERED.warm))
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A policy and what is known of it. latency: time of a token against f16's; bytes: of a sequence at the
+    context that is needed."""
+
+    policy: TierPolicy
+    replies: int
+    blocks: int
+    kl: float
+    error: float  # standard error of kl
+    latency: float
+    bytes: int
+
+    @property
+    def upper(self) -> float:
+        return self.kl + 2 * self.error
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return {
+            "hot": self.policy.hot,
+            "warm": self.policy.warm,
+            "replies": self.replies,
+            "tokens": PAGE * self.blocks,
+            "kl": self.kl,
+            "error": self.error,
+            "upper": self.upper,
+            "latency": self.latency,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class KVChoice:
+    policy: TierPolicy
+    reason: str
+
+
+def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Found:
+    """What the measurements of one policy say together."""
+    blocks = sum(r.blocks for r in rows)
+    kl = sum(r.total for r in rows) / blocks
+    latency = median(r.us / r.us_f16 for r in rows)
+    return Found(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
+
+
+def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
+    """Standard error of the mean: over blocks, or over replies where these differ by more than their blocks
+    make them. The tokens of one text are not independent."""
+    spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
+    within = spread / max(1, blocks - 1)
+    between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
+    return math.sqrt(max(within, between * len(rows) / max(1, len(rows) - 1)))
+
+
+def choose(
+    found: Iterable[Found], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
+) -> KVChoice:
+    """found: what was measured often enough. budget: bytes, 0 for none. pressed: memory is short."""
+    known = list(found)
+    fitting = [f for f in known if not budget or f.bytes <= budget]
+    good = [f for f in known if f.upper <= limit]
+    best = [f for f in good if f in fitting]
+    if not known:
+        return KVChoice(TIERED, "not enough long replies to measure by; the default")
+    if pressed and good:
+        return _chosen(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
+    if best:
+        fast = min(f.latency for f in best)
+        tied = [f for f in best if f.latency <= fast * (1 + TIE)]
+        return _chosen(min(tied, key=_size), f"the fastest under {limit:g} nats")
+    if fitting:
+        why = "none under it fits the budget" if good else "none is under it"
+        return _chosen(
+            min(fitting, key=lambda f: (f.upper, f.bytes)),
+            f"limit {limit:g} nats: {why}; the least KL" + (" that fits the budget" if budget else ""),
+        )
+    return _chosen(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
+
+
+def _size(found: Found) -> tuple[int, float]:
+    return found.bytes, found.upper
+
+
+def _chosen(found: Found, why: str) -> KVChoice:
+    return KVChoice(
+        found.policy,
+        f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time a token; "
+        f"{found.bytes / 2**20:.1f} MiB)",
+    )

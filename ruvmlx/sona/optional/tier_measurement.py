@@ -1,0 +1,350 @@
+"""The loop that manages the KV cache's tiers: what each reply's cache was like, what candidate policies cost
+against f16 on the user's own long replies, and which of them new caches get (kv_choice.py).
+
+A reply is read as it was: its prompt's and its own tokens, in the untouched model, so that no rating has a
+part in it, and in pieces of a few tens of milliseconds, between which it can be stopped. What is committed
+is a pair of reply and policy: one that was stopped is read again.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ...backends.base import Backend, KVCache, untouched
+from ...engine.perplexity import kl_divergence
+from ...engine.types import GenerationResponse
+from ...kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ...kv.pool import HIGH, LOW, PagePool
+from ...models.model import Model
+from ...sampling import log_softmax
+from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
+from . import tier_choice
+from .tier_choice import KL_LIMIT, REPLIES, Found, KVChoice, choose, summary
+
+BLOCKS = 8  # of a reply, the last ones, that are compared
+PIECE = 16  # tokens between two looks at `cancel`: 25 to 40 ms with the starter model on two cores
+TIMED = 16  # tokens decoded one by one behind the blocks, to compare times
+MOST = 4096  # tokens of a reply that are read
+REPLIES_AT_ONCE = 2  # per review
+RECENT = 100  # replies that say how long a context is needed
+
+NO_TIERS = "this backend keeps f16 alone"
+
+Pause = Callable[[], None]
+
+
+class Stopped(Exception):
+    """Somebody needs the machine."""
+
+
+class NoRoom(Exception):
+    """Memory is short: what a policy costs would be measured under a tighter one."""
+
+
+def reach(policy: TierPolicy) -> int:
+    """The first block's offset, a multiple of PAGE, from which every token sees pages of the policy's lowest
+    tier; 0 for f16."""
+    age = policy.warm if policy.warm < EVERYTHING else policy.hot
+    return 0 if age >= EVERYTHING else age + PAGE
+
+
+def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
+    """Tokens of a reply that tells something of every candidate: two blocks behind the last boundary."""
+    return max(map(reach, candidates)) + 2 * PAGE + TIMED
+
+
+@dataclass(frozen=True)
+class Cost:
+    """kl: of each block of PAGE tokens, nats per token. us, us_f16: of a decoded token."""
+
+    kl: list[float]
+    us: float
+    us_f16: float
+
+
+class Reading:
+    """A reply read with the f16 cache up to its last BLOCKS blocks, which are then read with f16 and with a
+    policy by turns. All policies are so compared on the same tokens, each of which sees pages of every tier.
+    """
+
+    def __init__(self, backend: Backend, tokens: list[int], first: int):
+        """tokens: first + PAGE + TIMED at least; first: the offset that the blocks begin at or after."""
+        self._backend, self.tokens = backend, tokens
+        self._end = (len(tokens) - TIMED) // PAGE * PAGE
+        self._start = max(first, self._end - BLOCKS * PAGE)
+        self._f16: KVCache | None = None
+
+    def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
+        """KL(f16 || policy) over the whole vocabulary, and times."""
+        if self._f16 is None:
+            self._f16 = self._read(F16, pause)
+        caches = [self._f16.fork(), self._read(policy, pause)]
+        kl = [self._block(at, caches, pause) for at in range(self._start, self._end, PAGE)]
+        rest = self.tokens[self._end : self._end + TIMED]
+        us_f16, us = _timed(self._backend, rest, caches, pause)
+        return Cost(kl, us, us_f16)
+
+    def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
+        """A cache with what is before the blocks."""
+        cache = self._backend.new_cache(policy)
+        for at in range(0, self._start, 2 * PIECE):  # takes as long as PIECE with the head for each token
+            pause()
+            self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
+        return cache
+
+    def _block(self, start: int, caches: list[KVCache], pause: Pause) -> float:
+        pieces = (self.tokens[at : at + PIECE] for at in range(start, start + PAGE, PIECE))
+        return sum(_compared(self._backend, piece, caches, pause) for piece in pieces) / PAGE
+
+
+def _compared(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
+    """Sum over the piece of KL(f16 || policy)."""
+    logits = []
+    for cache in caches:
+        pause()
+        logits.append(backend.verify(piece, cache))
+    pause()
+    rows = zip(*logits, strict=True)
+    return sum(kl_divergence(log_softmax(p), log_softmax(q)) for p, q in rows)
+
+
+def _timed(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
+    """Median time of one token with each cache, by turns, in microseconds."""
+    times: list[list[float]] = [[] for _ in caches]
+    for token in tokens:
+        pause()
+        for cache, taken in zip(caches, times, strict=True):
+            started = time.perf_counter()
+            backend.decode(token, cache)
+            taken.append(1e6 * (time.perf_counter() - started))
+    return [median(taken) for taken in times]
+
+
+@dataclass(frozen=True)
+class KVStatus:
+    """The policy that new caches get and why. report: of the newest review, None before the first."""
+
+    backend: str
+    policy: TierPolicy | None
+    asked: bool
+    reason: str
+    report: dict[str, Any] | None
+    long_replies: int
+    needed_tokens: int
+    observed: list[dict[str, Any]]
+
+
+class KVLedger:
+    """What the store knows of a model's KV policies on a backend; no weights are needed."""
+
+    def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
+        """asked: the policy that the user named, which is used whatever was measured."""
+        self.store, self.asked = store, asked
+        self.mine = (fingerprint, backend)
+        self.candidates = tier_choice.CANDIDATES
+
+    @property
+    def policy(self) -> TierPolicy:
+        """For new caches."""
+        if self.asked is not None:
+            return self.asked
+        row = self.store.kv_choice(*self.mine)
+        default = F16 if self.mine[1] == "reference" else TIERED
+        return TierPolicy(TIERED.name, row.hot, row.warm) if row else default
+
+    def status(self) -> KVStatus:
+        row, need = self.store.kv_choice(*self.mine), long_enough(self.candidates)
+        long = self.store.long_replies(self.mine[0], need)
+        report = row.report if row else None
+        return KVStatus(
+            self.mine[1], self.policy, self.asked is not None, self._reason(report),
+            report, len(long), need, self._observed(),
+        )  # fmt: skip
+
+    def _reason(self, report: dict[str, Any] | None) -> str:
+        if self.asked is not None:
+            return "you asked for it"
+        if self.mine[1] == "reference":
+            return NO_TIERS
+        if report is not None:
+            return report["reason"]
+        done = len({m.reply_id for m in self.store.kv_measured(*self.mine)})
+        return f"the default: {done} long replies were measured; it takes {REPLIES}"
+
+    def _observed(self) -> list[dict[str, Any]]:
+        """The newest replies by the policy that they had."""
+        by_policy: dict[tuple[int, int], list[KVObservation]] = {}
+        for seen in self.store.kv_observations(*self.mine, RECENT):
+            by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
+        return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
+
+    def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
+        """Long replies, the newest first, and the candidates that they were not read with."""
+        known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv_measured(*self.mine)}
+        for reply_id in self.store.long_replies(self.mine[0], long_enough(self.candidates)):
+            missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
+            if missing:
+                yield reply_id, missing
+
+    def context(self) -> int:
+        """Tokens that a cache is to hold: the longest of the newest replies, or what is long enough."""
+        seen = self.store.kv_observations(*self.mine, RECENT)
+        return max([s.tokens for s in seen] + [long_enough(self.candidates)])
+
+    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[Found]:
+        """What the candidates cost, once each was measured often enough: half of them are no choice."""
+        rows = self.store.kv_measured(*self.mine)
+        mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
+        if any(len(seen) < REPLIES for _, seen in mine):
+            return []
+        return [summary(c, seen, nbytes(c)) for c, seen in mine]
+
+
+def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
+    timed = [s.us_per_token for s in seen if s.us_per_token > 0]
+    return {
+        "hot": hot,
+        "warm": warm,
+        "replies": len(seen),
+        "longest": max(s.tokens for s in seen),
+        "bytes": max(s.hot_bytes + s.warm_bytes + s.cold_bytes for s in seen),
+        "us_per_token": median(timed) if timed else None,
+        "pressure": max(s.pressure for s in seen),
+    }
+
+
+class KVLoop:
+    """Observes, measures and chooses. Lives in the backend's thread."""
+
+    def __init__(self, ledger: KVLedger, model: Model, backend: Backend, limit: float | None = None) -> None:
+        """limit: nats per token, of KL(f16 || policy); KL_LIMIT unless given."""
+        self.ledger, self._backend = ledger, backend
+        self._context = model.config.max_context
+        self._limit = KL_LIMIT if limit is None else limit
+        self._pool: PagePool | None = getattr(backend, "pool", None)
+
+    # -- observing -----------------------------------------------------------------------------------
+
+    def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
+        """What the reply's cache was like when it ended; policy: the one that it was made with."""
+        kv, tps = response.kv, response.generation_tps
+        cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
+        return KVObservation(
+            response.request_id,
+            *self.ledger.mine,
+            policy.hot if policy else EVERYTHING,
+            policy.warm if policy else EVERYTHING,
+            response.cache_tokens,
+            kv.bytes - cold - warm,
+            warm,
+            cold,
+            1e6 / tps if tps > 0 else 0.0,
+            self._pool.pressure() if self._pool else 0.0,
+            self._pool.level if self._pool else 0,
+        )
+
+    def _size(self, tokens: int, tier: int) -> int:
+        """Bytes of whole pages of a tier."""
+        return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
+
+    # -- reviewing -----------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Is there a reply that a review would measure?"""
+        return self._pool is not None and next(self.ledger.unmeasured(), None) is not None
+
+    def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Measure up to REPLIES_AT_ONCE replies, then choose; says what it found. `cancel` ends measuring."""
+        if self._pool is None:
+            return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
+        started, stop = time.perf_counter(), ""
+        done: list[str] = []
+        try:
+            with untouched(self._backend):
+                self._measure_some(_pause(cancel), done)
+        except Stopped:
+            stop = "stopped; it goes on from there"
+        except NoRoom as e:
+            stop = str(e)
+        report = self._choose(self._pool) | {"measured": len(done), "stopped": stop}
+        return report | {"seconds": time.perf_counter() - started}
+
+    def _measure_some(self, pause: Pause, done: list[str]) -> None:
+        for i, (reply_id, missing) in enumerate(list(self.ledger.unmeasured())):
+            if i == REPLIES_AT_ONCE:
+                return
+            tokens = self.ledger.store.reply_tokens(reply_id)[: min(MOST, self._context)]
+            reading = Reading(self._backend, tokens, max(map(reach, self.ledger.candidates)))
+            for policy in missing:
+                cost = self._measured(reading, policy, pause)
+                row = KVMeasured(
+                    reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
+                    float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
+                )  # fmt: skip
+                self.ledger.store.add_kv_measured(*self.ledger.mine, row)
+            done.append(reply_id)
+
+    def _measured(self, reading: Reading, policy: TierPolicy, pause: Pause) -> Cost:
+        """NoRoom when memory gets short: then the policy in force is not the one to be measured."""
+        pool = self._pool
+        assert pool is not None
+        level = pool.level
+
+        def watched() -> None:
+            pause()
+            if pool.level:
+                raise NoRoom("memory is short; nothing is measured until there is room")
+
+        need = sum(p.bytes(len(reading.tokens) + PAGE, pool.sizes) for p in (F16, policy))
+        if pool.pressure() > LOW or (pool.budget and pool.nbytes + need + PAGE > pool.budget):
+            raise NoRoom("memory has no room for two more caches; nothing is measured")
+        try:
+            watched()
+            return reading.cost(policy, watched)
+        finally:
+            pool.level = level  # what the measuring took is given back
+
+    def _choose(self, pool: PagePool) -> dict[str, Any]:
+        """Choose by all that was measured, and keep the choice where there is something to choose by."""
+        ledger, context, now = self.ledger, self.ledger.context(), pool.pressure()
+        before = ledger.store.kv_choice(*ledger.mine)
+        was_pressed = bool(before and before.report["pressed"])
+        pressed = now > HIGH or (was_pressed and now >= LOW)
+        found = ledger.found(lambda policy: policy.bytes(context, pool.sizes))
+        asked = {"asked": ledger.asked is not None, "pressure": now, "changed": False}
+        if before and not found:  # the candidates are others than they were; these are not known yet
+            return before.report | asked
+        choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
+        report = {
+            "hot": choice.policy.hot,
+            "warm": choice.policy.warm,
+            "reason": choice.reason,
+            "pressed": pressed,
+            "context": context,
+            "budget": pool.budget,
+            "limit": self._limit,
+            "candidates": [f.report for f in found],
+        }
+        changed = self._keep(before, choice, report) if found else False
+        return report | asked | {"changed": changed}
+
+    def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
+        """Commit it, unless nothing is new; was the policy another one before?"""
+        if before and before.report == report:
+            return False
+        hot, warm = choice.policy.hot, choice.policy.warm
+        self.ledger.store.put_kv_choice(*self.ledger.mine, KVChoiceRow(hot, warm, report, time.time()))
+        return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))
+
+
+def _pause(cancel: threading.Event | None) -> Pause:
+    def pause() -> None:
+        if cancel is not None and cancel.is_set():
+            raise Stopped
+
+    return pause

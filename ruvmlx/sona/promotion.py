@@ -1,0 +1,207 @@
+"""The gate: a trained base is used only if ratings that it has not seen say that it is better, and plain text
+that it is still the same model. All of it is measured in the backend that will run it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..kernels import micro as kernels
+from ..lora import MicroLoRA
+from ..lora.base_lora import BaseLoRA
+from .instant import KL_CAP
+from .learner import Learner
+from .objective import TAU
+from .replay import Buffer, Example, Text
+from .state import Ground
+from .trace import adapted_logits
+
+PPL_RISE = 0.02  # of plain text, over the untouched model's
+ROOM = 0.8  # share of the KL cap that a base may use: the rest is for the ratings to come
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
+
+Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
+
+
+@dataclass(frozen=True)
+class Measured:
+    """kl to the untouched model, nats per token; rise of the neutral text's mean nll over it, nats."""
+
+    kl: float
+    rise: float
+
+    @property
+    def ppl_change(self) -> float:
+        return math.expm1(self.rise)
+
+    @property
+    def limit(self) -> float:
+        """Rise that is allowed where this is the adapter in use: what is no worse than it always is."""
+        return max(math.log1p(PPL_RISE), self.rise)
+
+    def within(self, now: "Measured") -> bool:
+        return self.kl <= max(ROOM * KL_CAP, now.kl) and self.rise <= now.limit
+
+    @property
+    def report(self) -> dict[str, float]:
+        return {"kl": self.kl, "ppl_change": self.ppl_change}
+
+
+@dataclass(frozen=True)
+class Try:
+    """name: of what was measured, among all that the gate measures."""
+
+    name: str
+    share: float
+    ground: Ground
+    micro: MicroLoRA
+    found: Measured
+
+    @property
+    def base(self) -> BaseLoRA:
+        assert self.ground.lora is not None
+        return self.ground.lora
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """ground: the base that was measured, and the neutral text under it."""
+
+    promoted: bool
+    ground: Ground
+    micro: MicroLoRA
+    kl: float
+    report: dict[str, Any]
+
+
+class Gate:
+    """Measures adapters on held-out ratings and neutral text. Leaves its last base in the backend.
+
+    When it is left in the middle, because `pause` raised, what it has measured is known the next time.
+    """
+
+    def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
+        self._learner, self.buffer, self.pause = learner, buffer, pause
+        self._backend = learner.backend
+        self._frozen: dict[str, float] = {}
+        self._known: dict[tuple[str, Text], float] = {}  # log-probabilities, by what they were measured of
+        self._ground: tuple[str, Ground] | None = None  # the newest
+        self._version = -1  # that `_known` and `_ground` are of
+
+    def frozen_logprobs(self, examples: Sequence[Example], known: dict[str, float]) -> None:
+        """Mean log-probability of each reply in the untouched model, added to `known` by its id."""
+        missing = [e for e in examples if e.reply_id not in known]
+        if missing:
+            self._learner.untouched()
+            self.pause()
+            for example in missing:
+                known[example.reply_id] = self._logprob(example.text, None)
+
+    def judge(self, candidate: Candidate) -> Verdict:
+        """As much of the training as plain text allows, and whether held-out ratings prefer it."""
+        learner = self._learner
+        if learner.version != self._version:
+            self._version, self._known, self._ground = learner.version, {}, None
+        self.frozen_logprobs(self.buffer.held_out, self._frozen)
+        learner.untouched()
+        plain = self._nll("untouched", None)
+        learner.stand()
+        before = Measured(learner.state.kl, self._nll("in use", learner.micro) - plain)
+        loss_before = self._loss("in use", learner.micro)
+        tries = self._tried(candidate, before, plain)
+        last = tries[-1]
+        loss = self._loss(last.name, last.micro)
+        reason = _objection(loss_before, loss, last.found, before)
+        facts = {
+            "examples": len(self.buffer.train) + len(self.buffer.held_out),
+            "held_out": len(self.buffer.held_out),
+            "loss_before": loss_before,
+            "loss_after": loss,
+            "kl": last.found.kl,
+            "ppl_change": last.found.ppl_change,
+            "before": before.report,
+            "tries": [{"share": t.share, "scale": t.base.scale, **t.found.report} for t in tries],
+            "promoted": not reason,
+            "reason": reason or f"held-out loss {loss_before:.4f} -> {loss:.4f}",
+        }
+        return Verdict(not reason, last.ground, last.micro, last.found.kl, facts)
+
+    def _tried(self, candidate: Candidate, before: Measured, plain: float) -> list[Try]:
+        """Less and less of the training until it is no worse for plain text than allowed, or than now.
+
+        What is then still too far from the untouched model, as the adapter in use may be, is shrunk whole.
+        """
+        tries: list[Try] = []
+        for share in SHARES:
+            base, micro = candidate(share)
+            self.pause()
+            tries.append(self._try(f"try {len(tries)}", share, base, micro, plain))
+            if tries[-1].found.within(before):
+                break
+        for _ in range(2):
+            last = tries[-1]
+            if not last.found.kl > ROOM * KL_CAP:  # NaN is refused later
+                break
+            base = last.base.shrunk(0.97 * math.sqrt(ROOM * KL_CAP / last.found.kl))
+            tries.append(self._try(f"try {len(tries)}", last.share, base, last.micro, plain))
+        return tries
+
+    def _try(self, name: str, share: float, base: BaseLoRA, micro: MicroLoRA, plain: float) -> Try:
+        ground = self._grounded(name, base)
+        found = Measured(ground.neutral.kl(micro), self._nll(name, micro) - plain)
+        return Try(name, share, ground, micro, found)
+
+    def _grounded(self, name: str, base: BaseLoRA) -> Ground:
+        """The neutral text under a base, which the backend has then."""
+        if self._ground is None or self._ground[0] != name:
+            self._ground = name, self._learner.ground(base, self.pause)
+        ground = self._ground[1]
+        if self._backend.lora is not ground.lora:
+            self._backend.set_lora(ground.lora)
+        self.pause()
+        return ground
+
+    def _loss(self, name: str, micro: MicroLoRA) -> float:
+        """DRO's loss on the held-out ratings, mean of (r - V - tau * rho)^2 / 2, V's level fitted to them as
+        DRO fits V: that all old replies become less likely together, as they do, says nothing of taste."""
+        held = self.buffer.held_out
+        rho = [self._measured(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
+        missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
+        return float(0.5 * np.var(missed))
+
+    def _nll(self, name: str, micro: MicroLoRA | None) -> float:
+        """Mean negative log-likelihood of the neutral text, answers and prose, nats."""
+        texts = self.buffer.neutral
+        return -sum(self._measured(name, t, micro) * t.said for t in texts) / sum(t.said for t in texts)
+
+    def _measured(self, name: str, text: Text, micro: MicroLoRA | None) -> float:
+        """`_logprob`, once for each name."""
+        if (name, text) not in self._known:
+            self._known[name, text] = self._logprob(text, micro)
+        return self._known[name, text]
+
+    def _logprob(self, text: Text, micro: MicroLoRA | None) -> float:
+        """Mean log-probability per token of what was said, under the backend's base."""
+        hidden = self._backend.hidden_states(text.tokens[:-1], self.pause)[text.first - 1 :]
+        said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
+        for part, logits in adapted_logits(micro, hidden, self._backend.head):
+            total += float(kernels.logprobs(logits, said[at : at + len(part)]).sum())
+            at += len(part)
+            self.pause()
+        return total / text.said
+
+
+def _objection(before: float, after: float, found: Measured, now: Measured) -> str:
+    """Why the candidate is not used; "" when it is."""
+    if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
+        return "its numbers are not finite"
+    if found.kl > KL_CAP:
+        return f"KL to the untouched model is {found.kl:.3f}; at most {KL_CAP} is allowed"
+    if found.rise > now.limit + 1e-6:
+        return f"perplexity on plain text rises by {found.ppl_change:.1%}; {PPL_RISE:.0%} is allowed"
+    if not after < before:
+        return f"held-out ratings do not prefer it: loss {before:.4f} -> {after:.4f}"
+    return ""

@@ -1,0 +1,284 @@
+"""Memory: the bank kept in step with the store, and what other parts ask of it.
+
+The ratings in force are the truth: after an undo, a rollback or another process's rating the bank follows the
+store. Questions are embedded while the user reads (`settle`); before a reply only where examples are wanted.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..backends.base import Backend, untouched
+from ..errors import UsageError
+from ..models.model import Message, Model
+from ..store import ReplyRow, Store
+from . import embedding, signal
+from .adapter_history import Ledger
+from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
+from .signal import LearningSignal
+
+MAX_EXAMPLES = 8
+_UNKNOWN = -1  # version of a bank that must look at the store again
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: how often an
+    entry was used for a new question. dropped: signals let go because the buffer was full.
+    """
+
+    entries: int
+    patterns: int
+    poor: int
+    hits: int
+    signals: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """A liked reply to a similar question."""
+
+    reply_id: str
+    question: str
+    reply: str
+
+    @property
+    def messages(self) -> list[Message]:
+        return [Message("user", self.question), Message("assistant", self.reply)]
+
+
+class Memory:
+    """One adapter's rated questions on one model. Lives in the backend's thread."""
+
+    def __init__(self, store: Store, model: Model, backend: Backend, ledger: Ledger, implicit: bool = False):
+        """implicit: also heed what the user did with replies that were not rated."""
+        self._store, self._model, self._backend, self._ledger = store, model, backend, ledger
+        self._implicit = implicit
+        self._version: int | None = None  # of the ledger, that the bank reflects
+        self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
+        self._new: list[ReplyRow] = []  # not settled yet
+        self._pending: list[LearningSignal] = []
+
+    @cached_property
+    def whitening(self) -> embedding.Whitening:
+        """Measured once per model: seconds, the first time."""
+        stored = self._store.whitening(self._model.fingerprint)
+        known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
+        if known is None:
+            with untouched(self._backend):
+                known = embedding.measure(self._backend, self._model.tokenizer)
+            self._store.put_whitening(self._model.fingerprint, known.to_bytes())
+        return known
+
+    @cached_property
+    def bank(self) -> ReasoningBank:
+        return ReasoningBank(self.whitening.dimensions)
+
+    # -- questions -----------------------------------------------------------------------------------
+
+    def state_of(self, text: str) -> np.ndarray | None:
+        """A question's pooled state [D]; reads it with the model, once."""
+        if text not in self._questions:  # read without the base: comparable when that changes
+            with untouched(self._backend):
+                state = embedding.read_question(self._backend, self._model.tokenizer, text)
+            if state is None:
+                return None
+            while len(self._questions) >= 8:
+                self._questions.pop(next(iter(self._questions)))
+            self._questions[text] = state
+        return self._questions[text]
+
+    def known_state(self, text: str) -> np.ndarray | None:
+        """The same, if this process has read it lately."""
+        return self._questions.get(text)
+
+    def committed(self, reply: ReplyRow) -> None:
+        """A reply is in the store: `settle` reads its question, if that was not done yet."""
+        self._new.append(reply)
+
+    def settle(self) -> None:
+        """Read the newest questions, keep the bank in order, write signals: while the user reads."""
+        new, self._new = self._new, []
+        for reply in new:
+            self.query(reply)
+            if reply.finish_reason == "cancelled":
+                self.noticed(reply, "stopped")
+        self.sync()
+        self.bank.tend()
+        self.flush()
+
+    def query(self, reply: ReplyRow) -> np.ndarray | None:
+        """A reply's question as a unit vector; read now if that was not done yet."""
+        state = reply.query if reply.query is not None else self._store.query(reply.id)
+        if state is None and reply.prompt:
+            state = self.state_of(reply.prompt)
+            if state is not None:
+                self._store.set_query(reply.id, state)
+        return self._unit(state)
+
+    # -- in step with the store ----------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make the bank hold the ratings in force, if they may have changed."""
+        version = self._ledger.version()
+        if version == self._version:
+            return
+        wanted, held, pruned = self._labels(), self.bank.labels(), self._ledger.pruned()
+        for reply_id in held.keys() - wanted.keys():
+            self.bank.remove(reply_id)
+        for reply_id, label in wanted.items():
+            if held.get(reply_id) != label:
+                found = pruned.get(reply_id) != label  # pruned as what it was rated then, and is again
+                self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
+        if self._version is None:  # the first time
+            for reply_id in self._store.examples_used(self._model.fingerprint):
+                self.bank.hit(reply_id)
+            self.bank.tend()
+        self._version = version
+
+    def _labels(self) -> dict[str, str]:
+        """What each reply was given: its rating or, where that counts, the strongest sign without one."""
+        mine = self._model.fingerprint
+        signs = self._store.signals(mine, "implicit") if self._implicit else []
+        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equal ones the newest
+        return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._ledger.name))
+
+    def _vector(self, reply_id: str) -> np.ndarray | None:
+        return self._unit(self._store.query(reply_id)) if reply_id not in self.bank else None
+
+    def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
+        """A pooled state as the bank's vector; None for one of another shape, or that is not finite."""
+        if state is None or state.shape != self.whitening.mean.shape or not np.isfinite(state).all():
+            return None
+        return self.whitening(state)
+
+    def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
+        """Merge and prune the bank's patterns; also the label of all that is pruned now, by reply id.
+
+        The store learns of it from the caller: until then a restart brings everything back.
+        """
+        self.sync()
+        held = self.bank.labels()
+        before = {
+            reply_id: label
+            for reply_id, label in self._ledger.pruned().items()
+            if held.get(reply_id) == label and not self.bank.placed(reply_id)
+        }
+        tidied = self.bank.tidy(pause)
+        return tidied, before | tidied.entries
+
+    def vector(self, reply_id: str) -> np.ndarray | None:
+        """The question's unit vector, if it was ever read; pruned entries' too."""
+        known = self.bank.vector(reply_id)
+        return self._unit(self._store.query(reply_id)) if known is None else known
+
+    def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
+        """A rating was committed as `version`, on top of what the bank reflects."""
+        signal_ = self._signal(reply, rating)
+        self._pending.append(signal_)
+        self.bank.put(reply.id, rating, signal_.query)
+        self._version = version
+
+    def noticed(self, reply: ReplyRow, label: str) -> bool:
+        """Record what the user did with a reply, if that is wanted; was it?"""
+        signal.check_implicit(label)
+        if self._implicit:
+            self._pending.append(self._signal(reply, label))
+            self.flush()
+            self._version = _UNKNOWN
+        return self._implicit
+
+    def _signal(self, reply: ReplyRow, label: str) -> LearningSignal:
+        return signal.extract(
+            reply.id, label, self.bank.counts, self.query(reply), reply.latency_ratio,
+            signal.tier(self._model.parameters), len(reply.prompt_ids) + len(reply.sampled_ids),
+        )  # fmt: skip
+
+    def flush(self) -> None:
+        """Write the signals of this process; ratings themselves were committed before."""
+        rows, self._pending = [s.row() for s in self._pending], []
+        if rows:
+            self._store.add_signals(rows)
+
+    # -- what it is asked ----------------------------------------------------------------------------
+
+    def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
+        """(r, V(x)) of a rating, as the other ratings in force have it."""
+        self.sync()
+        r = signal.reward_of(rating, self.bank.counts_without(reply.id))
+        return r, self.bank.value(self.query(reply), without=reply.id)
+
+    def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
+        """(r, V(x)) of a rating in force, as the others in force have it."""
+        r = self.reward(reply_id, rating)
+        return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
+
+    def reward(self, reply_id: str, rating: str) -> float:
+        """r of a rating in force, as the others in force have it."""
+        self.sync()
+        return signal.reward_of(rating, self.bank.counts_without(reply_id))
+
+    def examples(
+        self, question: str, n: int, room: int, size: Callable[[Example], int], known: Collection[str] = ()
+    ) -> list[Example]:
+        """Up to n liked replies to similar questions, in no more than `room` tokens; the most alike last.
+
+        size: tokens of an example.  known: texts already in the conversation; none of them is asked again.
+        """
+        anything = self._implicit or self._ledger.version() > 0
+        state = self.state_of(question) if n and anything else None
+        if state is None:
+            return []
+        self.sync()
+        chosen: list[Example] = []
+        seen = {_plain(text) for text in (question, *known)}
+        for reply_id in self.bank.liked(self.whitening(state), similar=SIMILAR):
+            example = self._example(reply_id)
+            if len(chosen) == n or example is None or _plain(example.question) in seen:
+                continue
+            tokens = size(example)
+            if tokens <= room:
+                room -= tokens
+                seen.add(_plain(example.question))
+                chosen.append(example)
+                self.bank.hit(reply_id)
+        return chosen[::-1]
+
+    def _example(self, reply_id: str) -> Example | None:
+        """None for a reply whose chat was deleted, or of which nothing whole is left."""
+        reply = self._store.reply(reply_id)
+        text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
+        return Example(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
+
+    def status(self) -> MemoryStatus:
+        self.sync()
+        patterns = self.bank.patterns()
+        return MemoryStatus(
+            entries=len(self.bank),
+            patterns=len(patterns),
+            poor=sum(p.poor for p in patterns),
+            hits=self.bank.hits,
+            signals=self._store.signal_count() + len(self._pending),
+            dropped=self._store.signals_dropped(),
+        )
+
+
+def check_examples(n: int) -> int:
+    if not 0 <= n <= MAX_EXAMPLES:
+        raise UsageError(f"examples is {n}; it must be from 0 (none) to {MAX_EXAMPLES}.")
+    return n
+
+
+def whole_sentences(text: str) -> str:
+    """A text that was cut off, up to its last whole line or sentence: an example must not end in mid-air."""
+    ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
+    return text[: ends[-1]].rstrip() if ends else ""
+
+
+def _plain(text: str) -> str:
+    """A question without what does not matter: case, spacing, punctuation at its ends."""
+    return " ".join(text.casefold().split()).strip(" .?!")

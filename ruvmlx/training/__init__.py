@@ -1,0 +1,1 @@
+"""Training of LoRA factors on MLX: gradients, losses, optimiser."""

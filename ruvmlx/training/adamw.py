@@ -1,0 +1,107 @@
+"""AdamW over the factors of a BaseLoRA, and a training that can be put away and taken up again.
+
+    m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
+    w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
+
+(Loshchilov & Hutter 2019.) float32, in NumPy: the factors are small, and one copy serves every backend.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..lora.base_lora import BaseLoRA, Pair, Place
+
+BETA1, BETA2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
+Pairs = dict[Place, Pair]
+Pause = Callable[[], None]
+
+
+def norm(grads: Mapping[Place, Pair]) -> float:
+    """Euclidean length of everything together."""
+    return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
+
+
+def _moved(
+    w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights and moments after a step."""
+    m = m + (1 - BETA1) * (g - m)
+    v = v + (1 - BETA2) * (g * g - v)
+    mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
+    return w - lr * (mean / (np.sqrt(square) + EPS) + DECAY * w), m, v
+
+
+@dataclass
+class Training:
+    """pairs: what is trained; mean, square: its moments. facts: what the loop wants to find again."""
+
+    pairs: Pairs
+    scale: float
+    step: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    mean: Pairs = field(default_factory=dict)
+    square: Pairs = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for moment in (self.mean, self.square):
+            for place, (a, b) in self.pairs.items():
+                moment.setdefault(place, (np.zeros_like(a), np.zeros_like(b)))
+
+    @property
+    def base(self) -> BaseLoRA:
+        """A copy: later steps do not change it."""
+        return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
+
+    def update(
+        self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
+    ) -> None:
+        """One step down `grads`, which are first cut to the length `clip` at most.
+
+        `pause` is called between matrices and may raise to leave: nothing was changed then.
+        """
+        cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
+        for place, pair in grads.items():
+            now = zip(self.pairs[place], self.mean[place], self.square[place], pair, strict=True)
+            moved[place] = [_moved(w, m, v, g * cut, lr, self.step + 1) for w, m, v, g in now]
+            pause()
+        self.step += 1
+        for place, (of_a, of_b) in moved.items():
+            both = zip(of_a, of_b, strict=True)
+            self.pairs[place], self.mean[place], self.square[place] = both
+
+    def to_bytes(self) -> bytes:
+        arrays: dict[str, Any] = {"scale": np.float32(self.scale), "step": self.step}
+        arrays["facts"] = np.frombuffer(json.dumps(self.facts).encode(), np.uint8)
+        for kind, pairs in (("w", self.pairs), ("m", self.mean), ("v", self.square)):
+            for (module, layer), (a, b) in pairs.items():
+                arrays |= {f"{kind}.{layer}.{module}.a": a, f"{kind}.{layer}.{module}.b": b}
+        out = io.BytesIO()
+        np.savez(out, **arrays)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
+        """None if damaged: it can be done again."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                arrays: dict[str, Any] = {}
+                for k in f.files:
+                    arrays[k] = f[k]
+                    pause()
+            facts = json.loads(arrays.pop("facts").tobytes())
+            scale, step = float(arrays.pop("scale")), int(arrays.pop("step"))
+            pairs: dict[str, Pairs] = {"w": {}, "m": {}, "v": {}}
+            for name, array in arrays.items():
+                kind, layer, module, factor = name.split(".")
+                if factor == "a":
+                    other = arrays[f"{kind}.{layer}.{module}.b"]
+                    pairs[kind][module, int(layer)] = (array, other)
+            return cls(pairs["w"], scale, step, facts, pairs["m"], pairs["v"])
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None

@@ -1,0 +1,88 @@
+"""What training makes of logits, each with its gradient, and functions that are quick on a CPU both ways.
+
+reply:    mean log p(said)             d / d logits = (onehot(said) - p) / n
+neutral:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
+"""
+
+from collections.abc import Callable
+
+from ..backends.mlx import cpu_layers
+from ..platform.mx import mx
+from .slices import Stops, Text
+
+Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
+Measure = Callable[[mx.array, slice, Stops], Value]  # of the logits of some rows
+
+
+@mx.custom_function
+def softmax(scores: mx.array) -> mx.array:
+    """Over the last axis, with an exp that is quick on a CPU."""
+    e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+@softmax.vjp
+def _softmax_vjp(_, slope, p):
+    return p * (slope - (slope * p).sum(axis=-1, keepdims=True))
+
+
+@mx.custom_function
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is quick on a CPU."""
+    return gate * up / (1.0 + cpu_layers.exp(-gate))
+
+
+@swiglu.vjp
+def _swiglu_vjp(primals, slope, _):
+    """silu'(g) = s + g s (1 - s), s = 1 / (1 + exp(-g))."""
+    gate, up = primals
+    s = 1.0 / (1.0 + cpu_layers.exp(-gate))
+    silu = gate * s
+    return slope * up * (s + silu * (1.0 - s)), slope * silu
+
+
+def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """p [n, V] and log of the sum of exponentials [n, 1]."""
+    top = logits.max(axis=-1, keepdims=True)
+    e = cpu_layers.exp(logits - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return e / total, top + mx.log(total)
+
+
+def logprob(text: Text) -> Measure:
+    """Mean log p of what was said: the sum over some rows, and its share of the mean's gradient."""
+    tokens = mx.array(text.tokens[text.first :])
+
+    def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
+        said = tokens[rows]
+        p, log_total = _distribution(logits)
+        value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).sum()
+        p[mx.arange(len(said)), said] -= 1.0
+        return value, p * (-1.0 / len(tokens))
+
+    return measure
+
+
+def divergence(
+    head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
+) -> Value:
+    """As `logprob`, of the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
+    untouched = head(frozen[rows]).astype(mx.float32)
+    stops.add(untouched)
+    (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
+    stops.add(q)
+    kl = mx.sum(q * (untouched - logits), axis=-1, keepdims=True) - log_total_q + log_total
+    return kl.sum(), (p - q) * (1.0 / len(frozen))
+
+
+def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
+    """Of (x^T g)^2, by row and by column: x [T, in], g [T, out] -> [in], [out].
+
+    Of few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
+    """
+    x, g = x.astype(mx.float32), g.astype(mx.float32)
+    (n, n_in), n_out = x.shape, g.shape[1]
+    if 2 * n * (n_in + n_out) > n_in * n_out:
+        full = mx.square(x.T @ g)
+        return mx.sum(full, axis=1), mx.sum(full, axis=0)
+    return mx.sum(((g @ g.T) @ x) * x, axis=0), mx.sum(((x @ x.T) @ g) * g, axis=0)

@@ -1,0 +1,107 @@
+"""A pass over a text, evaluated slice by slice: between slices the caller may leave.
+
+A slice is some of a layer's stages, or one of the head for some rows; there are the same slices where nobody
+asks.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ..platform.mx import mx
+
+MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
+SLICE = 150  # tokens x layers between which the caller is asked whether to go on: 20 ms of the starter model
+
+Pause = Callable[[], None]  # called between slices; may raise to leave
+
+
+@dataclass(frozen=True)
+class Text:
+    """tokens [T]; those from `first` on count, first >= 1."""
+
+    tokens: tuple[int, ...]
+    first: int
+
+    @classmethod
+    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "Text":
+        """At most `limit` tokens: a long reply's first half of it, behind the end of the prompt."""
+        said = said[: max(limit // 2, limit - len(prompt))]
+        prompt = prompt[-(limit - len(said)) :]
+        return cls((*prompt, *said), len(prompt))
+
+    @property
+    def said(self) -> int:
+        return len(self.tokens) - self.first
+
+
+class Stops:
+    """What is evaluated on the way, in order: stages of a pass and what each takes, in tokens x layers."""
+
+    def __init__(self) -> None:
+        self._stages: list[tuple[float, Sequence[mx.array]]] = []
+
+    def add(self, *made: mx.array, work: float = SLICE) -> None:
+        """What a stage makes, all that the next one reads."""
+        self._stages.append((work, made))
+
+    def slices(self) -> Iterator[Sequence[mx.array]]:
+        """The last stage of as many as fit a slice. What was given is not held any longer."""
+        held: Sequence[mx.array] = ()
+        stages, self._stages, total = deque(self._stages), [], 0.0
+        while stages:
+            work, made = stages.popleft()
+            if held and total + work > SLICE:
+                yield held
+                total = 0.0
+            held, total = made, total + work
+        if held:
+            yield held
+
+
+def evenly(count: int, most: int) -> Iterator[slice]:
+    """Equal parts of 0 ... count - 1, of at most `most`."""
+    parts = -(-count // most)
+    for i in range(parts):
+        yield slice(count * i // parts, count * (i + 1) // parts)
+
+
+def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
+    """One slice after another: what a later one needs of an earlier one is kept until then."""
+    for arrays in slices:
+        mx.eval(*arrays)
+        if pause is not None:
+            pause()
+
+
+def stage_work(tokens: int) -> dict[str, float]:
+    """Tokens x layers of each stage, named by the last module whose input it makes; attention is q's."""
+    return {
+        "v_proj": 0.15 * tokens,
+        "q_proj": (0.1 + tokens / 1000) * tokens,
+        "o_proj": 0.1 * tokens,
+        "up_proj": 0.4 * tokens,
+        "down_proj": 0.25 * tokens,
+    }
+
+
+STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
+
+
+def from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
+    """The names of as many stages as fit a slice, from the last layer's last one down."""
+    of: dict[tuple[int, str], list[str]] = {}
+    for name in grads:
+        at, module = name.split(".")[:2]
+        of.setdefault((int(at), module), []).append(name)
+    work, total, names = stage_work(len(text.tokens)), 0.0, list[str]()
+    for layer, stage in product(sorted({layer for layer, _ in of}, reverse=True), STAGES):
+        cost = sum(work.get(module, 0.0) for module in stage)
+        if names and total + cost > SLICE:
+            yield names
+            names, total = [], 0.0
+        names = names + [name for module in stage for name in of.get((layer, module), ())]
+        total += cost
+    if names:
+        yield names

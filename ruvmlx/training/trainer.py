@@ -1,0 +1,347 @@
+"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The weights are frozen.
+
+The head is linear and not trained here, so its part of the chain is a formula (values.py) and one product;
+MLX differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
+
+MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice
+(slices.py), on the way up and on the way back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..backends.mlx import cpu_layers, graph
+from ..backends.mlx.backend import MLXBackend, default_device, plan
+from ..backends.mlx.lora_layers import Changed
+from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
+from ..lora.micro_lora import MicroLoRA
+from ..models.asking import AskingWeights
+from ..models.model import Model
+from ..platform import cpu
+from ..platform.gpu import gpu
+from ..platform.mx import BLAS, mx, nn
+from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
+from .slices import Pause, Stops, Text, evaluate, evenly, from_the_last, stage_work
+
+LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
+KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
+TARGETS = MODULES[:7]  # attention and MLP
+
+
+Pairs = dict[Place, Pair]
+Weigh = Callable[[float], float]
+
+
+def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
+    weights = AskingWeights(model.load_weights(), lambda _: pause(), pause)
+    how = plan(weights, kind)
+    return graph.build(model.config, weights, how.dtype, how.unpack, pause)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """mlx-lm's own module, whatever the backend has put around it."""
+    module = module.plain if "plain" in module else module
+    return module.linear if isinstance(module, Changed) else module
+
+
+class Below(NamedTuple):
+    """The states [T, D] that go into layer `first`."""
+
+    first: int
+    x: mx.array
+
+
+class Trainer:
+    """A graph of one model, and the change of its output head that is in force throughout.
+
+    backend: one that has the weights in MLX already, as on a GPU, lends its graph; whatever base it has is
+    looked past. Otherwise there is a graph of our own until `close`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        device: str | None = None,
+        backend: Backend | None = None,
+        pause: Pause = lambda: None,
+    ):
+        kind = device or default_device()
+        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self._load = cpu.OtherLoad()
+        lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
+        with mx.stream(self._device):
+            self._graph = lent or _built(model, kind, pause)
+            mx.clear_cache()
+        rope = _unwrapped(self._graph.model.layers[0].self_attn).rope
+        self._vocab_size = model.config.vocab_size
+        self._positions = cpu_layers.Positions(rope, model.config)
+        self._dtype = self._graph.model.norm.weight.dtype
+        self._own = self._dtype == mx.float32 and kind == "cpu"
+        self._known: OrderedDict[tuple[Text, int], Below] = OrderedDict()
+        self._head: list[tuple[mx.array, mx.array]] = []
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._graph, self._known
+        mx.clear_cache()
+
+    def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
+        """What is added to the frozen head's logits from now on."""
+        changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
+        if base and ("lm_head", 0) in base.pairs:
+            a, b = base.pairs["lm_head", 0]
+            changes.append((a, b * np.float32(base.scale)))
+        with mx.stream(self._device):
+            self._head = [
+                (mx.array(a).astype(self._dtype), mx.array(b).astype(self._dtype)) for a, b in changes
+            ]
+
+    def reply(
+        self, base: BaseLoRA, text: Text, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
+    ) -> tuple[float, Pairs]:
+        """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
+
+        Where the weight is 0 there is no gradient, and no way back.
+        """
+        return self._run(base, text, logprob(text), weigh, pause)
+
+    def neutral(
+        self,
+        base: BaseLoRA,
+        text: Text,
+        frozen: np.ndarray,
+        weigh: Weigh = lambda value: 1.0,
+        pause: Pause | None = None,
+    ) -> tuple[float, Pairs]:
+        """Mean KL(frozen || p) and its gradient. frozen: hidden states of the untouched model [n, D]."""
+        with mx.stream(self._device):
+            known = mx.array(frozen).astype(self._dtype)
+        head = partial(graph.head, self._graph)
+        return self._run(base, text, partial(divergence, head, known), weigh, pause)
+
+    def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
+        """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
+
+        By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
+        """
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops = Stops()
+            inputs: dict[str, mx.array] = {}
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            factors = self._factors(base)
+
+            def loss(probes):
+                linear = partial(_probed, probes, inputs)
+                hidden = self._body(below, factors, text, stops, linear)
+                _, slope = self._valued(mx.stop_gradient(hidden), logprob(text), stops)
+                return mx.sum(hidden.astype(mx.float32) * slope)
+
+            grads = mx.grad(loss)(self._probes(base, len(text.tokens) - 1))
+            evaluate(stops.slices(), pause)
+            found = {}
+            for names in from_the_last(grads, text):
+                evaluate([[grads[name] for name in names]], pause)
+                for name in names:  # an output's gradient [T, out] is kept no longer than needed
+                    found[name] = sums(inputs.pop(name), grads.pop(name))
+                    evaluate([found[name]], pause)
+            places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
+            return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
+
+    def inputs(
+        self, places: Sequence[Place], text: Text, pause: Pause | None = None
+    ) -> dict[Place, np.ndarray]:
+        """Mean input [in] of each matrix where something was said, in the untouched model; float32."""
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops, inputs = Stops(), dict[str, mx.array]()
+            probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
+            self._body(self._below(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs))
+            means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
+            inputs.clear()
+            stops.add(*means.values())
+            evaluate(stops.slices(), pause)
+            return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
+
+    def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
+        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
+        return {
+            f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
+            for (module, layer), (_, b) in base.pairs.items()
+            if module != "lm_head"
+        }
+
+    def hidden(self, base: BaseLoRA | None, text: Text, pause: Pause | None = None) -> np.ndarray:
+        """Inputs of the head where something was said [n, D]; None: the untouched model's."""
+        with mx.stream(self._device):
+            base, stops = base or BaseLoRA({}), Stops()
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            hidden = self._body(below, self._factors(base), text, stops).astype(mx.float32)
+            evaluate(stops.slices(), pause)
+            return np.array(hidden)
+
+    # -- one text ------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        base: BaseLoRA,
+        text: Text,
+        value: "Measure",
+        weigh: Weigh,
+        pause: Pause | None,
+    ) -> tuple[float, Pairs]:
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops, out = Stops(), list[mx.array]()
+            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+
+            def loss(factors):
+                hidden = self._body(below, factors, text, stops)
+                number, slope = self._valued(mx.stop_gradient(hidden), value, stops)
+                out.append(number)
+                return mx.sum(hidden.astype(mx.float32) * slope)
+
+            _, grads = mx.value_and_grad(loss)(self._factors(base))
+            evaluate(stops.slices(), pause)
+            number = float(cast(float, out[0].item()))
+            weight = weigh(number)
+            if weight == 0:
+                return number, {}
+            evaluate(([grads[name] for name in names] for names in from_the_last(grads, text)), pause)
+            return number, self._pairs(base, grads, weight)
+
+    def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
+        """The body's factors under flat names, the scale in lora_b."""
+        out = {}
+        for (module, layer), (a, b) in base.pairs.items():
+            if module != "lm_head":
+                out[f"{layer}.{module}.a"] = mx.array(a)
+                out[f"{layer}.{module}.b"] = mx.array(b * np.float32(base.scale))
+        return out
+
+    def _pairs(self, base: BaseLoRA, grads: Mapping[str, mx.array], weight: float) -> Pairs:
+        out = {}
+        for module, layer in base.pairs:
+            if module != "lm_head":
+                a, b = (np.array(grads[f"{layer}.{module}.{f}"]) for f in "ab")
+                out[module, layer] = (a * np.float32(weight), b * np.float32(base.scale * weight))
+        return out
+
+    def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
+        """hidden [n, D] -> the value of its logits, and its gradient by hidden; some rows at a time."""
+
+        def head(h):
+            logits = graph.head(self._graph, h)
+            for a, b in self._head:
+                logits = logits + (h @ a) @ b
+            return logits
+
+        numbers, slopes = [], []
+        for rows in evenly(len(hidden), max(1, LOGITS // self._vocab_size)):
+            logits = head(hidden[rows])
+            stops.add(logits)
+            number, slope = measure(logits.astype(mx.float32), rows, stops)
+            stops.add(slope)
+            _, back = mx.vjp(head, [hidden[rows]], [slope.astype(logits.dtype)])
+            numbers.append(number)
+            slopes.append(back[0].astype(mx.float32))
+            stops.add(slopes[-1])
+        number = mx.sum(mx.stack(numbers)) * (1.0 / len(hidden))
+        stops.add(number)
+        return number, mx.concatenate(slopes)
+
+    # -- the layers -------------------------------------------------------------------------------------
+
+    def _body(
+        self,
+        below: "Below",
+        factors: Mapping[str, mx.array],
+        text: Text,
+        stops: Stops,
+        linear: Callable | None = None,
+    ) -> mx.array:
+        """-> hidden [n, D], what predicts the tokens that were said."""
+        layers, x = self._graph.model.layers, below.x
+        for i in range(below.first, len(layers)):
+            x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
+        return self._graph.model.norm(x[text.first - 1 :])
+
+    def _below(self, text: Text, first: int, pause: Pause | None) -> "Below":
+        """The text in front of layer `first`: no training changes it, so it is computed once."""
+        below = self._known.pop((text, first), None)
+        if below is None:
+            x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
+            stops.add(x)
+            for i, layer in enumerate(self._graph.model.layers[:first]):
+                x = self._layer(x, layer, partial(_linear, {}, i), stops)
+            evaluate(stops.slices(), pause)
+            below = Below(first, x)
+        self._known[text, first] = below
+        while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
+            self._known.popitem(last=False)
+        return below
+
+    def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
+        """x [T, D] -> [T, D]."""
+        own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, stage_work(len(x))
+        y = layer.input_layernorm(x)
+        q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
+        stops.add(q, k, v, work=work["v_proj"])
+        out = self._attend(q, k, v, own)
+        stops.add(out, work=work["q_proj"])
+        x = x + linear(out, own, ("o_proj",))[0]
+        stops.add(x, work=work["o_proj"])
+        gate, up = linear(layer.post_attention_layernorm(x), mlp, ("gate_proj", "up_proj"))
+        inner = swiglu(gate, up) if self._own else nn.silu(gate) * up
+        stops.add(inner, work=work["up_proj"])  # type: ignore[arg-type]
+        x = x + linear(inner, mlp, ("down_proj",))[0]
+        stops.add(x, work=work["down_proj"])
+        return x
+
+    def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
+        """q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
+        n, g, d = len(q), own.n_kv_heads, own.head_dim
+        q, k, v = (y.reshape(1, n, -1, d).swapaxes(1, 2) for y in (q, k, v))
+        q, k = own.rope(q), own.rope(k)
+        q = (q * own.scale).reshape(g, -1, d)  # the queries of one key and value head are one product
+        scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
+        scores = scores + self._positions.mask(n, n).astype(q.dtype)
+        p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
+        out: mx.array = p.reshape(g, -1, n) @ v[0]
+        return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
+
+
+def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
+    """Several linear layers of one input and their changes: x [T, in] -> one [T, out] each."""
+    found = [name for name in names if f"{layer}.{name}.a" in factors]
+    out = {name: _unwrapped(own[name])(x) for name in names}
+    if found:
+        a = [factors[f"{layer}.{name}.a"] for name in found]
+        u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)
+        stops = np.cumsum([w.shape[1] for w in a])[:-1].tolist()
+        for name, part in zip(found, mx.split(u, stops, axis=1), strict=True):
+            out[name] = out[name] + (part @ factors[f"{layer}.{name}.b"]).astype(x.dtype)
+    return [out[name] for name in names]
+
+
+def _probed(
+    probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
+    x: mx.array, own: nn.Module, names: Sequence[str],
+):  # fmt: skip
+    """_linear, with a probe on each output; `inputs` gets the x of each."""
+    out = _linear(factors, layer, x, own, names)
+    for i, name in enumerate(names):
+        if (key := f"{layer}.{name}") in probes:
+            inputs[key] = x
+            out[i] = out[i] + probes[key]
+    return out
+
+
+def _first(base: BaseLoRA, layers: int) -> int:
+    """The lowest layer that the base changes."""
+    return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)
