@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ruvmlx.engine.types import Sampling
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, error_line
 
 if TYPE_CHECKING:
-    from .contract import ChatOptions
+    from .options import ChatOptions
 
 # Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo
 # of a key, too. At 120 a key waits for 4 ms more behind a frame of a reply; frames are no more for it.
@@ -34,7 +34,7 @@ def run_chat(
     keys: str = "",
 ) -> int:
     """Chat until the user leaves; the exit code. Falls back to plain where there is no terminal."""
-    from .contract import ChatOptions
+    from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
     options = ChatOptions(chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys)
@@ -42,8 +42,6 @@ def run_chat(
     try:
         return (_plain if linear else _app)(open_runtime, options)
     except RuvmlxError as error:
-        from .describe import error_line
-
         print(f"ruvmlx: {error_line(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

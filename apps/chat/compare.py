@@ -5,14 +5,16 @@ Which is which is told only afterwards. Both replies stay in the chat, side by s
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.host import BeginReply
+from ruvmlx.runtime import Runtime
 
-from .contract import ChatRuntime, learned
+from .options import ChatOptions
+from .view_model import learn_status
 
 SIDES = ("without what was learned", "with what was learned")
 _shuffle = random.SystemRandom()
@@ -35,29 +37,27 @@ def order() -> list[bool]:
     return sides
 
 
-def check(runtime: ChatRuntime, session: str, text: str) -> None:
+def check(runtime: Runtime, session: str, text: str) -> None:
     """Is there something to compare? NotFound says what is missing."""
-    known = learned(runtime)
+    known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so both replies would be the same model's; rate some first")
     if not text and not any(turn.role == "user" for turn in runtime.turns(session)):
         raise NotFound("there is no question yet; /compare and a question asks one")
 
 
-def writing(
-    session: str, text: str, first: bool, with_learned: bool, how: Callable[[threading.Event], dict[str, Any]]
-) -> Callable[[ChatRuntime, threading.Event], Iterator[Chunk]]:
-    """What streams one side. A new question is asked by the first; text "" is the last one again."""
+def writing(session: str, text: str, first: bool, with_learned: bool, options: ChatOptions) -> BeginReply:
+    """Streams one side. The first one asks the new question; text "" is the last question again."""
 
-    def begin(runtime: ChatRuntime, cancel: threading.Event) -> Iterator[Chunk]:
+    def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         if first and text:
-            return runtime.say(session, text, **how(cancel), untouched=not with_learned)
-        return runtime.again(session, **how(cancel), untouched=not with_learned)
+            return runtime.say(session, text, **options.for_reply(cancel), untouched=not with_learned)
+        return runtime.again(session, **options.for_reply(cancel), untouched=not with_learned)
 
     return begin
 
 
-def candidate(runtime: ChatRuntime, session: str, with_learned: bool) -> Candidate:
+def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     """The side that has just been written."""
     message = runtime.turns(session)[-1].id
     assert message is not None

@@ -27,7 +27,7 @@ from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
 from ruvmlx.text import sanitize
 
-from .markdown_stream import Shape, Table, common_prefix, shape_of, swap
+from .markdown_stream import Shape, StreamedTable, common_prefix, shape_of, swap
 from .windowed import Windowed
 
 _NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list
@@ -86,7 +86,7 @@ class Code(MarkdownFence):
 class ReplyMarkdown(Windowed, Markdown):
     """Markdown whose text is grown with `show(text)` and completed with `show(text, final=True)`."""
 
-    BLOCKS: ClassVar = {**Markdown.BLOCKS, "fence": Code, "code_block": Code, "table_open": Table}
+    BLOCKS: ClassVar = {**Markdown.BLOCKS, "fence": Code, "code_block": Code, "table_open": StreamedTable}
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=parser, open_links=False)

@@ -19,22 +19,6 @@ from .windowed import Windowed
 
 ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
 
-KEYS_HELP = (
-    ("", ""),
-    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
-    ("Esc", "stop a reply and keep its text"),
-    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
-    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
-    ("Tab, then r m e ← →", "again, more, edit the question, flip"),
-    ("Tab, then y c", "copy the reply, its code"),
-    ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
-    ("↑ ↓", "in the first and last line: what you wrote before"),
-    ("F2", "side panel: what was learned, the machine"),
-    ("F3, F4", "models, adapters"),
-    ("PgUp, PgDn", "scroll"),
-    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
-)
-
 
 class UserMessage(Vertical):
     def __init__(self, text: str, message_id: int | None = None) -> None:
@@ -56,7 +40,7 @@ class Notice(Static):
         super().__init__(sanitize(text), markup=False, classes=kind)
 
 
-class Reply(Windowed, Vertical, can_focus=True):
+class ReplyMessage(Windowed, Vertical, can_focus=True):
     """A reply, its rating, and what the rating did. Focus selects it; then bare keys rate it."""
 
     BINDINGS: ClassVar = [
@@ -94,14 +78,14 @@ class Reply(Windowed, Vertical, can_focus=True):
         self._effect_of = 0  # the adapter version that the effect tells of
 
     @classmethod
-    def of_turn(cls, turn: Turn) -> "Reply":
+    def of_turn(cls, turn: Turn) -> "ReplyMessage":
         reply = cls(turn.content)
         reply.finished = True
-        reply.set_reactive(Reply.reply_id, turn.reply_id)
-        reply.set_reactive(Reply.rating, turn.rating)
-        reply.set_reactive(Reply.ending, ENDINGS.get(turn.finish_reason or "", ""))
+        reply.set_reactive(ReplyMessage.reply_id, turn.reply_id)
+        reply.set_reactive(ReplyMessage.rating, turn.rating)
+        reply.set_reactive(ReplyMessage.ending, ENDINGS.get(turn.finish_reason or "", ""))
         reply.message_id = turn.id
-        reply.set_reactive(Reply.branch, (turn.branch, turn.branches))
+        reply.set_reactive(ReplyMessage.branch, (turn.branch, turn.branches))
         return reply
 
     def place(self, turn: Turn) -> None:
@@ -125,7 +109,7 @@ class Reply(Windowed, Vertical, can_focus=True):
     def body(self) -> ReplyMarkdown:
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
-    def go_on(self) -> None:
+    def reopen(self) -> None:
         """More of it will come."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
 

@@ -13,11 +13,10 @@ from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform import memory
 from ruvmlx.platform.memory import Held, size
 from ruvmlx.platform.sensors import Reading
-from ruvmlx.runtime import LearningState
+from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line
 
 from . import describe
-from .contract import ChatRuntime
 from .status import bar
 
 WIDTH = 34  # cells, of which the frame takes four
@@ -26,7 +25,7 @@ DETAILS = ("model", "caches", "LoRA", "rest")  # left out where there is little 
 
 
 @dataclass(frozen=True)
-class View:
+class PanelView:
     """What the panel shows, gathered in the runtime's thread. learning: None without an adapter."""
 
     learning: LearningState | None
@@ -34,14 +33,14 @@ class View:
     reading: Reading = field(default_factory=Reading)
 
     @classmethod
-    def of(cls, runtime: ChatRuntime) -> Self:
+    def of(cls, runtime: Runtime) -> Self:
         try:
             learning = runtime.learning()
         except NotFound:
             learning = None
         return cls(learning, runtime.held())
 
-    def later(self, reading: Reading) -> "View":
+    def later(self, reading: Reading) -> "PanelView":
         """With what can be seen from any thread as it is now."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
@@ -114,7 +113,7 @@ def sensor_rows(reading: Reading) -> Rows:
     return rows
 
 
-def sections(view: View, kv: KVStats | None) -> Sections:
+def sections(view: PanelView, kv: KVStats | None) -> Sections:
     learning = view.learning
     shown: Sections = [("Learning", learning_rows(learning) if learning else [("none", "")])]
     if learning and learning.recent:
@@ -132,7 +131,7 @@ def fitted(shown: Sections, height: int) -> Sections:
     return [(t, rows[: max(1, len(rows) - over)] if t == "Recent ratings" else rows) for t, rows in brief]
 
 
-def lines(view: View, kv: KVStats | None) -> list[str]:
+def lines(view: PanelView, kv: KVStats | None) -> list[str]:
     """The same in words, a line each, to be read aloud."""
     shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
     return [f"{title}: {word} {_spoken(text)}".rstrip() for title, (word, text) in shown]
@@ -149,9 +148,9 @@ class Panel(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__(Static(markup=False))
         self.display = False
-        self._shown: tuple[View, KVStats | None] | None = None
+        self._shown: tuple[PanelView, KVStats | None] | None = None
 
-    def show(self, view: View, kv: KVStats | None) -> None:
+    def show(self, view: PanelView, kv: KVStats | None) -> None:
         self._shown = view, kv
         foot = self._foot(view)
         height = self.container_size.height or self.size.height
@@ -164,7 +163,7 @@ class Panel(VerticalScroll, can_focus=False):
         self.query_one(Static).update(Content("\n").join(parts + foot))
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> PanelView | None:
         """What is shown."""
         return self._shown[0] if self._shown else None
 
@@ -179,7 +178,7 @@ class Panel(VerticalScroll, can_focus=False):
         return [row.truncate(WIDTH - 4, ellipsis=True) for row in whole]
 
     @staticmethod
-    def _foot(view: View) -> list[Content]:
+    def _foot(view: PanelView) -> list[Content]:
         foot = [Content("^r take back   /rollback N").stylize("$secondary")]
         if view.learning and view.learning.status.versions:
             known = sorted({0, *view.learning.status.versions})[-6:]

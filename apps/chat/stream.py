@@ -10,7 +10,7 @@ from textual.widget import Widget
 from ruvmlx.engine.types import Chunk, GenerationResponse
 from ruvmlx.text import Sanitizer
 
-from .messages import Reply
+from .messages import ReplyMessage
 from .status import Meter, StatusLine
 
 FRAME = 1 / 30  # seconds between two looks at a growing reply
@@ -18,7 +18,7 @@ REST = 0.25  # seconds at most that are left to keys after a frame
 
 
 async def show_reply(
-    reply: Reply, arriving: AsyncIterator[list[Chunk]], status: StatusLine
+    reply: ReplyMessage, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
     """Show chunks as they come; the response, once it is complete.
 
@@ -47,7 +47,7 @@ async def drawn(widget: Widget) -> None:
     await done.wait()
 
 
-async def _show(reply: Reply, newest: Chunk, text: str) -> None:
+async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
     """Everything that has come since the last frame. A token may have no text yet: half an emoji has none."""
     if text:
         await reply.grow(text)

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from ruvmlx.runtime import Turn
 
 from . import windowed
-from .messages import Reply, UserMessage
+from .messages import ReplyMessage, UserMessage
 from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
@@ -24,7 +24,7 @@ EARLIER = 20  # ... and that are added on top each time
 
 
 @dataclass
-class Held:
+class ScrollHold:
     """A widget that must not move on the screen while others are put above it."""
 
     widget: Widget
@@ -51,7 +51,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(*children)
         self._earlier: list[Turn] = []  # not shown yet
         self._loading = asyncio.Lock()
-        self._held: Held | None = None
+        self._held: ScrollHold | None = None
 
     def on_mount(self) -> None:
         self.anchor()
@@ -133,7 +133,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.stop_animation("scroll_y", complete=False)  # where it was going is elsewhere soon
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
-        self._held = Held(first, first.virtual_region.y, self.scroll_y)
+        self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
         try:
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
@@ -175,25 +175,25 @@ class Transcript(VerticalScroll, can_focus=False):
         self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
 
     @property
-    def messages(self) -> list[UserMessage | Reply]:
+    def messages(self) -> list[UserMessage | ReplyMessage]:
         """What was said, as far as it is shown."""
-        return [child for child in self.children if isinstance(child, UserMessage | Reply)]
+        return [child for child in self.children if isinstance(child, UserMessage | ReplyMessage)]
 
-    def question_of(self, reply: Reply) -> UserMessage | None:
+    def question_of(self, reply: ReplyMessage) -> UserMessage | None:
         """The message that a reply answers."""
         before = itertools.takewhile(lambda w: w is not reply, self.messages)
         return next((w for w in reversed(list(before)) if isinstance(w, UserMessage)), None)
 
     @property
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[ReplyMessage]:
         """Those that are shown and can be rated, oldest first."""
-        return [m for m in self.messages if isinstance(m, Reply) and m.finished and m.reply_id]
+        return [m for m in self.messages if isinstance(m, ReplyMessage) and m.finished and m.reply_id]
 
-    def neighbour(self, of: Reply, step: int) -> Reply:
+    def neighbour(self, of: ReplyMessage, step: int) -> ReplyMessage:
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]
 
 
-def _widget(turn: Turn) -> UserMessage | Reply:
-    return UserMessage(turn.content, turn.id) if turn.role == "user" else Reply.of_turn(turn)
+def _widget(turn: Turn) -> UserMessage | ReplyMessage:
+    return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)

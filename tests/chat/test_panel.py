@@ -4,8 +4,9 @@ import re
 import threading
 
 import pytest
-from ruvmlx.apps.chat import panel, rating
-from ruvmlx.apps.chat.panel import View, lines
+from ruvmlx.apps.chat import panel
+from ruvmlx.apps.chat.actions import panel as panel_actions
+from ruvmlx.apps.chat.panel import PanelView, lines
 
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.memory import Held
@@ -71,7 +72,7 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
         state = runtime.learning(recent=3)
         assert state.missing == 0 and runtime.learner.ledger.due()
         assert [r.rating for r in state.recent] == ["up", "down", "up"]
-        assert all(lines(View.of(runtime), None))
+        assert all(lines(PanelView.of(runtime), None))
 
 
 async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch):  # noqa: F811
@@ -83,12 +84,12 @@ async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch)
         return now[0]
 
     monkeypatch.setattr(Sensors, "read", read)
-    monkeypatch.setattr(rating, "SENSE_EVERY", 0.2)
+    monkeypatch.setattr(panel_actions, "SENSE_EVERY", 0.2)
     async with chatting() as (app, pilot):
         await pilot.press("f2")
         await until(pilot, lambda: "heat    41 °C" in screen_text(app))
         disturbed = []
-        monkeypatch.setattr(app.runtime, "disturb", lambda: disturbed.append(1))
+        monkeypatch.setattr(app.host, "cancel_idle", lambda: disturbed.append(1))
         now[0] = Reading(None, "serious", 12.34, "battery")
         await until(pilot, lambda: "heat    serious" in screen_text(app))
         assert "power   12.3 W, battery" in screen_text(app)
