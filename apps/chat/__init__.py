@@ -1,4 +1,15 @@
-"""The chat: a Textual app, and a linear mode for pipes and screen readers."""
+"""The chat: a Textual app, and a linear mode for pipes and screen readers.
+
+    commands.py   the table of slash commands, which both modes and the palette read
+    steps/        what a command does with the runtime; the same in both modes
+    state.py      the chat that is open, and a step's outcome
+    plain.py      the linear mode: takes steps and prints their outcomes
+    app.py        the app: keys, widgets, and which action each key calls
+    actions/      what the app does beyond showing an outcome: replies that grow, ratings, screens
+    context.py    what actions and screens share: the host, the state, the widgets
+
+ruvmlx/host.py has the thread that owns the model. A new command is a row in commands.py and a step.
+"""
 
 import os
 import sys

@@ -1,8 +1,8 @@
 """What may follow a slash command: a rating, a number, a version."""
 
 from ruvmlx.errors import UsageError
+from ruvmlx.sona.signal import RATINGS
 
-RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 RATE_USAGE = "/rate up|down|1-5 [NOTE]"
 
 

@@ -1,4 +1,4 @@
-"""What both kinds of chat do with saved chats: list and find them, name, copy, write and read files."""
+"""Saved chats, for the app and the plain mode: list, find, rename, export to a file, import."""
 
 import json
 import time
@@ -15,7 +15,7 @@ ID_LENGTH = 12  # shorter figures are places in the list
 
 @dataclass(frozen=True)
 class ChatEntry:
-    """A chat in a list, safe to show. said: the words that were searched for, where they stand."""
+    """A chat in a list, safe to show. said: where the words of the search were found."""
 
     id: str
     title: str

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona.signal import RATINGS
 
-from .arguments import RATE_USAGE, RATINGS
+from .arguments import RATE_USAGE
 from .state import ChatState, Outcome, Step
 from .steps import compare, library, models, rate, write
 

@@ -1,6 +1,6 @@
-"""A comparison: one question, answered with and without what was learned; choosing one is a rating.
+"""A comparison: one question, answered with and without what was learned. The chosen reply is rated up.
 
-Which is which is told only afterwards. Both replies stay in the chat, side by side as any others are.
+The user learns which is which only afterwards. Both replies stay in the chat as alternatives in one place.
 """
 
 import random
@@ -22,6 +22,8 @@ _shuffle = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Candidate:
+    """One of the two replies. message: its id; learned: written with what was learned."""
+
     message: int
     learned: bool
 
@@ -31,14 +33,14 @@ class Candidate:
 
 
 def order() -> list[bool]:
-    """Whether the first, and the second, is made with what was learned."""
+    """For the first and the second reply: is it written with what was learned? Random."""
     sides = [True, False]
     _shuffle.shuffle(sides)
     return sides
 
 
 def check(runtime: Runtime, session: str, text: str) -> None:
-    """Is there something to compare? NotFound says what is missing."""
+    """Raise NotFound, with what is missing, if there is nothing to compare."""
     known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so both replies would be the same model's; rate some first")
@@ -58,14 +60,14 @@ def writing(session: str, text: str, first: bool, with_learned: bool, options: C
 
 
 def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
-    """The side that has just been written."""
+    """The reply that has just been written."""
     message = runtime.turns(session)[-1].id
     assert message is not None
     return Candidate(message, with_learned)
 
 
 def choice(argument: str, candidates: list[Candidate]) -> Candidate:
-    """ "1" or "2" -> that side."""
+    """ "1" or "2" -> that reply."""
     if len(candidates) < 2:
         raise NotFound("there are no two replies to choose from; /compare writes them")
     if argument not in ("1", "2"):

@@ -1,4 +1,4 @@
-"""Numbers as people read them: short signs for the app, words for the plain mode."""
+"""Numbers as text: short signs for the app, words for the plain mode."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -121,3 +121,9 @@ def adapter(runtime: Runtime) -> str:
 
 def system_prompt(text: str | None) -> str:
     return f"System prompt: {text}" if text else "No system prompt."
+
+
+def bar(fraction: float, cells: int = 5) -> str:
+    """0.3 -> "▰▰▱▱▱"; anything above nothing fills one cell."""
+    filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
+    return "▰" * filled + "▱" * (cells - filled)

@@ -1,4 +1,4 @@
-"""What stands in the conversation: what the user said, replies, and quiet notices."""
+"""The widgets of the conversation: the user's messages, replies, and quiet notices."""
 
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ class Notice(Static):
 
 
 class ReplyMessage(Windowed, Vertical, can_focus=True):
-    """A reply, its rating, and what the rating did. Focus selects it; then bare keys rate it."""
+    """A reply, its rating, and the rating's effect. With the focus on it, bare keys rate it."""
 
     BINDINGS: ClassVar = [
         Binding("plus,equals_sign", "app.rate('up')", "Up", key_display="+"),
@@ -72,10 +72,10 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
-        self.begun = False  # the runtime has taken the message: chunks have come
+        self.begun = False  # chunks have come: the runtime has accepted the message
         self.message_id: int | None = None
         self.copied = 0  # the code block that was copied last; 1 is the first
-        self._effect_of = 0  # the adapter version that the effect tells of
+        self._effect_of = 0  # the adapter version that `effect` describes
 
     @classmethod
     def of_turn(cls, turn: Turn) -> "ReplyMessage":
@@ -89,13 +89,13 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Its place in the chat, once it is committed, and whenever that changes."""
+        """Take the ids and the place among the alternatives from the committed turn."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
     @property
     def is_cut(self) -> bool:
-        """There may be more of it."""
+        """It was stopped or cut, so it can be continued."""
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
@@ -110,7 +110,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """More of it will come."""
+        """More chunks will come: clear how it ended and what it was rated."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
 
     @property
@@ -135,7 +135,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self._effect_of = result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """The rating that the store has now; the effect of another one, or of a version taken back, goes."""
+        """Show the store's rating. Drop the effect of another rating, or of a version that was taken back."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
 

@@ -1,4 +1,4 @@
-"""The conversation: it follows what is new, and fetches what is old when the reader goes there."""
+"""The conversation: it scrolls with new text, and loads earlier messages when the reader scrolls up."""
 
 import asyncio
 import itertools
@@ -18,9 +18,9 @@ from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
-WIDEST = 1 << 16  # columns of a terminal
-EARLIER = 20  # ... and that are added on top each time
+NEWEST = 60  # messages that are shown at first; each takes 10 to 20 ms
+EARLIER = 20  # messages that are added on top each time
+WIDEST = 1 << 16  # columns; more than any terminal has
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show these turns; what is there already, up to the first difference, stays as it is."""
+        """Show these turns; keep the widgets that are there already, up to the first difference."""
         spoken = [turn for turn in turns if turn.role != "system"]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -88,9 +88,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
-        """The oldest messages of a chat that grows are let go, some at a time; scrolling there has them back.
+        """Remove the oldest messages of a growing chat; scrolling up loads them again.
 
-        turns: the whole chat. A reader who is elsewhere than at the end is left alone.
+        turns: the whole chat. Nothing is removed while the reader is not at the end.
         """
         shown = self.messages
         if len(shown) <= NEWEST + EARLIER or self._loading.locked() or not self.is_vertical_scroll_end:
@@ -105,7 +105,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(gone)
 
     async def cut(self, after: Widget) -> None:
-        """Take away what stands below a widget."""
+        """Remove everything below a widget."""
         children = list(self.children)
         await self.remove_children(children[children.index(after) + 1 :])
 

@@ -19,7 +19,7 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What was learned, and each reply's rating, as the store has it now: other processes rate, too."""
+    """What was learned, and each reply's rating, as the store has them now. Other processes may rate, too."""
 
     learned: LearnStatus | None
     ratings: dict[str, str | None]  # of one chat, by reply id
@@ -42,10 +42,10 @@ class Opened:
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # what of the machine is not used; ""
+    caveat: str  # which part of the machine is not used, and why; "" if all is
     max_context: int
     learned: LearnStatus | None
-    said: list[str]  # what the user wrote before, the newest first
+    said: list[str]  # the user's earlier messages in all chats, the newest first
 
     @classmethod
     def of(cls, runtime: Runtime, options: ChatOptions) -> "Opened":

@@ -21,7 +21,7 @@ from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.commands import Command
 from ruvmlx.apps.chat.messages import Notice, ReplyMessage, UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
-from ruvmlx.apps.chat.panel import PanelView
+from ruvmlx.apps.chat.overview import Overview
 from ruvmlx.apps.chat.plain import PlainChat
 from textual.events import Paste
 
@@ -117,7 +117,7 @@ class Gallery(ChatApp):
         await self.actions.library.begin(replace(self.options, session="s"))
         await self._drawn()
         await self._in_the_conversation(n)
-        self.chat.panel.show(PanelView.of(self.scripted), None)
+        self.chat.panel.show(Overview.of(self.scripted), None)
         self.chat.status.flash(error_line(NotFound(tagged("flash", n))))
         self.chat.prompt.text = ""
         self.chat.prompt.post_message(Paste(tagged("paste", n)))

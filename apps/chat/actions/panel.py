@@ -5,7 +5,7 @@ import asyncio
 from ruvmlx.platform.sensors import Reading
 
 from ..context import ChatContext
-from ..panel import PanelView
+from ..overview import Overview
 
 SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is open
 
@@ -27,7 +27,7 @@ class PanelActions:
     async def _fill(self) -> None:
         chat = self._chat
         if chat.panel.display and chat.state.session:
-            view = await chat.attempt(PanelView.of)
+            view = await chat.attempt(Overview.of)
             if view:
                 chat.panel.show(view.later(self._reading), chat.state.kv)
 

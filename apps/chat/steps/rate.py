@@ -3,8 +3,9 @@
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
 
-from .. import describe, panel
+from .. import describe
 from ..arguments import parse_rating, parse_version
+from ..overview import Overview, spoken_lines
 from ..state import ChatState, Outcome
 
 
@@ -34,5 +35,5 @@ def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def learning(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    view = panel.PanelView.of(runtime).later(state.sensors.read())
-    return Outcome("\n".join(panel.lines(view, state.kv)))
+    view = Overview.of(runtime).later(state.sensors.read())
+    return Outcome("\n".join(spoken_lines(view, state.kv)))
