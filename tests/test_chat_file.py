@@ -33,8 +33,8 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
     back = import_chat(other, data, "f.json")
     assert shape(other, back) == shape(store, chat)
     assert said(other, back) == said(store, chat) == ["q", "one"]
-    assert other.session(back).title == "q" and other.session(back).system == "be brief"
-    assert all(m.reply_id is None for m in other.messages(back))
+    assert other.chats.get(back).title == "q" and other.chats.get(back).system == "be brief"
+    assert all(m.reply_id is None for m in other.messages.branch(back))
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
