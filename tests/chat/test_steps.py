@@ -1,6 +1,7 @@
 """Steps of slash commands on a scripted runtime, without a front end."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from ruvmlx.apps.chat.commands import COMMANDS
@@ -66,7 +67,8 @@ def test_a_deleted_chat_is_remembered(runtime, state):
     """/delete opens a new chat; /restore opens the deleted one, once."""
     put_away, brought_back = [], []
     runtime.put_away, runtime.bring_back = put_away.append, brought_back.append
-    runtime.store = type("Titles", (), {"session": lambda _, id_: type("Row", (), {"title": "Greeting"})})()
+    chats = SimpleNamespace(get=lambda _: SimpleNamespace(title="Greeting"))
+    runtime.store = SimpleNamespace(chats=chats)
     first = state.session
     outcome = take("delete", runtime, state)
     assert put_away == state.deleted == [first] and outcome.opens not in ("", first)

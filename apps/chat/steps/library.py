@@ -27,7 +27,7 @@ def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """A copy of the chat, up to the selected reply if there is one."""
     said = "This is the copy; the other chat stays as it was"
-    copied = runtime.store.fork_session(state.session, state.selected)
+    copied = runtime.store.chats.fork(state.session, state.selected)
     return Outcome(f"{said}.", flash=said, opens=copied)
 
 
