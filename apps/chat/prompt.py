@@ -60,7 +60,7 @@ class Prompt(TextArea):
 
     def _head(self, text: str) -> None:
         """As it is: a name in brackets, as a file may have it, is no markup."""
-        self.border_title = Content(text)  # type: ignore[assignment] - Textual takes both
+        self.border_title = Content(text)  # Textual takes both
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:

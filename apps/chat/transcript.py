@@ -100,7 +100,7 @@ class Transcript(VerticalScroll, can_focus=False):
         first = next((w for w in shown[-NEWEST:] if w.message_id in place), None)
         children = list(self.children)
         gone = children[: children.index(first)] if first else []
-        if first and not any(widget.has_focus_within for widget in gone):
+        if first and first.message_id is not None and not any(widget.has_focus_within for widget in gone):
             self._earlier = spoken[: place[first.message_id]]
             await self.remove_children(gone)
 

@@ -12,7 +12,10 @@ from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.widget import Widget
 
-_Base = Widget if TYPE_CHECKING else object  # Textual's CSS goes by the first widget among a class's bases
+if TYPE_CHECKING:
+    _Base = Widget
+else:  # Textual's CSS goes by the first widget among a class's bases
+    _Base = object
 
 
 class Windowed(_Base):
