@@ -82,7 +82,7 @@ class HostileRuntime(ScriptedRuntime):
 
     def learning(self) -> LearningState:
         rated = [Rated("r", "up", self.text, self.text), Rated("r", "2", "", self.text)]
-        return LearningState(self.panel, self.chat.status(), MemoryStatus(1, 1, 0, 1, 0, 0), 3, rated)
+        return LearningState(self.panel, self.status(), MemoryStatus(1, 1, 0, 1, 0, 0), 3, rated)
 
     def adapters(self) -> list[NamedRow]:
         return [NamedRow(self.text, "f", "m", 3, 1000)]
