@@ -38,7 +38,7 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChatterSettings:
     """rate: tokens a second of a paced source, 0 for the model itself. tokens: of each reply at most.
     ratings: that are given before, so that training is due. idle_after: seconds."""
 
@@ -112,7 +112,7 @@ class PacedRun:
         """Nothing is learned from a reply that was written in advance."""
 
 
-def opened(settings: Settings, tell: Tell) -> ChatRuntime:
+def opened(settings: ChatterSettings, tell: Tell) -> ChatRuntime:
     adapter = "bench" if settings.ratings else None
     runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
     if settings.rate:
@@ -161,7 +161,7 @@ def _train_on_and_on(runtime: Runtime) -> None:
 
 
 def main() -> int:
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = ChatterSettings(**json.loads(sys.argv[1]))
     from ..chat import idle
     from ..chat.app import ChatApp
 

@@ -41,7 +41,7 @@ CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderSize:
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -51,20 +51,20 @@ class Shape:
 
 
 SHAPES = {
-    "Llama 3.2 1B": Shape(16, 32, 8, 64, 128_256),
-    "Llama 3.1 8B": Shape(32, 32, 8, 128, 128_256),
-    "Mistral 7B v0.1": Shape(32, 32, 8, 128, 32_000, 4096),
+    "Llama 3.2 1B": DecoderSize(16, 32, 8, 64, 128_256),
+    "Llama 3.1 8B": DecoderSize(32, 32, 8, 128, 128_256),
+    "Mistral 7B v0.1": DecoderSize(32, 32, 8, 128, 32_000, 4096),
 }
 
 
 @dataclass(frozen=True)
-class Count:
+class LaunchCount:
     launches: int
     nodes: int
     by_name: dict[str, int]
 
 
-def counted(step: Callable[..., Any], *inputs: mx.array) -> Count:
+def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
     """The primitives of what `step` describes."""
     names: Counter[str] = Counter()
 
@@ -76,7 +76,7 @@ def counted(step: Callable[..., Any], *inputs: mx.array) -> Count:
     with as_on_gpu(Kernel.launch, _traced):
         mx.export_function(take, step, *inputs)
     launches = sum(n for name, n in names.items() if name not in VIEWS)
-    return Count(launches, names.total(), dict(names))
+    return LaunchCount(launches, names.total(), dict(names))
 
 
 def _kernel(name: str) -> str:
@@ -97,7 +97,7 @@ def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx
     )[0]
 
 
-def model(shape: Shape) -> tuple[nn.Module, ModelConfig]:
+def model(shape: DecoderSize) -> tuple[nn.Module, ModelConfig]:
     """mlx-lm's graph of this shape, packed in 4 bits, computing in float16."""
     config = ModelConfig(
         model_type="mistral" if shape.window else "llama",
@@ -125,7 +125,7 @@ def model(shape: Shape) -> tuple[nn.Module, ModelConfig]:
 
 
 @functools.cache
-def theirs(shape: Shape) -> Count:
+def theirs(shape: DecoderSize) -> LaunchCount:
     """A step of mlx-lm's generate_step, greedy."""
     made, config = model(shape)
     caches = mlxlm.load("models.cache").make_prompt_cache(made)
@@ -146,7 +146,7 @@ def theirs(shape: Shape) -> Count:
 
 
 @functools.cache
-def ours(shape: Shape, batch: int = 1, full: bool = False) -> Count:
+def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
     """The same step over tiered caches; full: drawn at a temperature, with an adapter."""
     made, config = model(shape)
     tiered.install(made, config)
@@ -172,7 +172,7 @@ def ours(shape: Shape, batch: int = 1, full: bool = False) -> Count:
     return counted(step, mx.array([1] * batch))
 
 
-def prompt(shape: Shape, tokens: int = 130) -> Count:
+def prompt(shape: DecoderSize, tokens: int = 130) -> LaunchCount:
     """Prefill of `tokens` new tokens after pages of all tiers. Tracing fails if the host reads an array."""
     made, config = model(shape)
     tiered.install(made, config)

@@ -22,7 +22,7 @@ from ruvmlx.store import Store
 from ..prove import trial
 from ..prove.prompts import own
 from ..prove.report import Point, joined
-from ..prove.trial import Arm, Bench, Setting
+from ..prove.trial import Arm, Bench, TrialSetup
 from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
 
@@ -58,7 +58,7 @@ def _proved(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
     """`ruvmlx prove` in short: one user, few questions; whole: `ruvmlx prove --suite`."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
-    setting = Setting(brevity, *asked, ratings, (10, ratings))
+    setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
     points = [joined([[c]])[0] for c in trial.run(Bench(model, backend), setting, Arm(), 0, log)]
     return [_point(point, judged) for point in points]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ruvmlx.platform import memory
 
-from ..report.privacy import public_error
+from ..privacy import public_error
 from .players import KINDS
 
 

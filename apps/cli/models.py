@@ -42,7 +42,7 @@ def pull(name: str, as_json: bool) -> None:
 @json_option
 def list_models(as_json: bool) -> None:
     """Models on this machine."""
-    from ruvmlx.models.resolve import list_local_models
+    from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
     if as_json:

@@ -7,8 +7,9 @@ from typing import Any
 from ruvmlx.models.model import Model
 from ruvmlx.platform.cpu import physical_cores
 
+from .. import privacy
 from ..bench.machine import Thermometer
-from . import facts, privacy, speed
+from . import facts, speed
 
 Log = Callable[[str], None]
 FORMAT = 1  # of the JSON
@@ -61,7 +62,7 @@ def _speed(
 
 
 def _verdicts(deadline: speed.Deadline) -> list[dict[str, Any]]:
-    player = speed.Player("kernels")
+    player = speed.PlayerProcess("kernels")
     try:
         return player.facts(deadline)["verdicts"]
     finally:

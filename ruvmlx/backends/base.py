@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import RuvmlxError
+from ..errors import RuvmlxError, UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base_lora import BaseLoRA
@@ -82,7 +82,7 @@ class KVCache(Protocol):
 
 
 class Backend(Protocol):
-    name: str  # "mlx" | "native" | "hybrid" | "reference"
+    name: str  # "mlx" | "native" | "reference"
     kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
     caveat: str  # one line for people, where this machine's GPU or our kernels cannot be used; else ""
     lora: BaseLoRA | None  # what `set_lora` was given last; a cache belongs to the one it was filled under
@@ -176,8 +176,18 @@ def adapted_logits(
         yield h, logits
 
 
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """UsageError unless there is at least one token and all of them are in the vocabulary."""
+    if not len(tokens):
+        raise UsageError("nothing to run: the prompt has no tokens")
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise UsageError(f"token {bad} is outside the vocabulary of {vocab_size} tokens")
+
+
 def finite(values: np.ndarray) -> np.ndarray:
-    """The same values; RuvmlxError if one of them is not finite."""
+    """The same values; RuvmlxError if one of them is NaN or infinite."""
     if not np.isfinite(values).all():
         raise not_finite()
     return values

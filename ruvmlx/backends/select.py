@@ -19,8 +19,8 @@ from .base import Backend
 if TYPE_CHECKING:
     from .mlx.backend import MLXBackend
 
-NAMES = ("auto", "mlx", "native", "hybrid", "reference")
-NOT_BUILT = ("hybrid",)
+NAMES = ("auto", "mlx", "native", "reference")
+NOT_BUILT = ("hybrid",)  # known by name, not offered
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,10 @@ class Choice:
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
     """The choice for a name: "auto" is Metal, else CUDA, else the native decoder, else MLX on the CPU."""
+    if name in NOT_BUILT:
+        raise UsageError(f"backend {name!r} is not built into this version; use {', '.join(NAMES)}")
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
-    if name in NOT_BUILT:
-        raise UsageError(
-            f"backend {name!r} is not built into this version; use auto, mlx, native or reference"
-        )
     if name == "reference":
         return Choice("reference", "cpu", "numpy", "asked for: the slow NumPy oracle")
     if name == "native":
@@ -165,8 +163,8 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend":
     """GPUFailed where MLX raises anything before the first token is there."""
     from .mlx.backend import MLXBackend
+    from .mlx.check_results import reason
     from .mlx.gpu_check import check
-    from .mlx.verdict import reason
 
     try:
         backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))

@@ -6,21 +6,19 @@ A run holds everything that belongs to its request alone, so that several may ta
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import HeadAdapter
+from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
 from ..kv.policy import PAGE
+from ..models.model import Model
 from ..sampling import check_sampling, log_softmax, top_ids
 from .detokenize import StopStrings, StreamDecoder
-from .sessions import Session
+from .sessions import Session, SessionManager
 from .source import Source, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
-
-if TYPE_CHECKING:
-    from .engine import LLMInferenceEngine
 
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # of a prompt: it can be stopped between two pieces
 
@@ -29,6 +27,16 @@ class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """hidden [D], logits [V] with the adapter applied, the token drawn from them. Called for every token:
         at once where logits are at hand, otherwise at `Run.record`."""
+
+
+class EngineParts(Protocol):
+    """What a run needs of its engine."""
+
+    model: Model
+    backend: Backend
+    sessions: SessionManager
+
+    def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
 
 
 class _Cancelled(Exception):
@@ -41,7 +49,7 @@ class Run:
 
     def __init__(
         self,
-        engine: "LLMInferenceEngine",
+        engine: EngineParts,
         request: GenerationRequest,
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,

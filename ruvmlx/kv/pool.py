@@ -2,14 +2,11 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..platform.pressure import memory_pressure
 from .policy import COLD, HOT, MOST, WARM, TierPolicy, tightened
 from .storage import Storage
-
-if TYPE_CHECKING:
-    from .cache import PagedCache
 
 HIGH, LOW = 0.9, 0.8  # memory pressure that tightens, and that lets go again
 
@@ -21,6 +18,17 @@ class Page:
 
     def __init__(self, number: int, tier: int):
         self.number, self.tier, self.users = number, tier, 1
+
+
+class PageHolder(Protocol):
+    """A sequence's cache, as the pool sees it."""
+
+    pages: list[Page | None]
+    offset: int
+    policy: TierPolicy
+
+    def renumbered(self) -> None:
+        """Called after pages got other numbers."""
 
 
 class PagePool:
@@ -36,7 +44,7 @@ class PagePool:
         self.pressure = pressure
         self.pages = [0, 0, 0]  # in use, by tier
         self.sizes = (storage.page_bytes(COLD), storage.page_bytes(WARM), storage.page_bytes(HOT))
-        self.caches: weakref.WeakSet[PagedCache] = weakref.WeakSet()
+        self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
 
     @property
     def nbytes(self) -> int:

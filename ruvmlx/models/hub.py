@@ -13,6 +13,7 @@ from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
+from .starter import starter_path
 
 
 def fetch(name: str, watch: Watch = QUIET) -> Path:
@@ -39,8 +40,6 @@ def fetch(name: str, watch: Watch = QUIET) -> Path:
 
 def _names_here() -> str:
     """Models that need no network."""
-    from .resolve import starter_path
-
     here = [*(["starter"] if starter_path() else []), *(name for name, _ in cached_repositories())]
     more = [f"{len(here) - 3} more (`ruvmlx ls`)"] if len(here) > 3 else []
     return ", ".join(here[:3] + more) or "nothing yet"

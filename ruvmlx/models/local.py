@@ -8,10 +8,10 @@ from ..errors import RuvmlxError
 from .facts import Facts
 from .hub import cached_repositories
 from .layout import parameter_count
-from .resolve import starter_path
+from .starter import starter_path
 
 
-def rows() -> list[dict[str, Any]]:
+def list_local_models() -> list[dict[str, Any]]:
     """The starter model, then every Llama or Mistral repository in the Hugging Face cache.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be

@@ -12,9 +12,10 @@ from .fingerprint import fingerprint
 from .gguf_blocks import check_finite
 from .hf_config import Affine, config_from_json, quantization
 from .json_files import read_object
-from .layout import check_shapes, matrices, parameter_count, vectors
+from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
 from .safetensors_file import Tensor, read_safetensors
+from .sampling_defaults import sampling_defaults
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAMPLED = (
@@ -49,7 +50,6 @@ def open_folder(path: Path, name: str) -> Folder:
 
 def load_folder(path: Path, name: str) -> Model:
     """Check everything but the weights' values."""
-    from .load import check_vocab, sampling_defaults
     from .tokenizer_json import folder_tokenizer
 
     folder = open_folder(path, name)

@@ -21,7 +21,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 Template = int | mx.Dtype  # value of a kernel's template parameter
 
 
-class Kernel(Protocol):
+class LaunchableKernel(Protocol):
     """What can be launched: backends/mlx/kernels/source.py."""
 
     def launch(
@@ -67,13 +67,13 @@ class GPU:
 
     def run(
         self,
-        kernel: Kernel,
+        kernel: LaunchableKernel,
         inputs: Sequence[mx.array],
         shapes: Sequence[tuple[int, ...]],
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """One kernel, lazily; see `Kernel.__call__`."""
+        """One kernel, lazily; see `LaunchableKernel.__call__`."""
         return kernel.launch(inputs, shapes, groups, templates)
 
     def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:

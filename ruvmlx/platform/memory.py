@@ -11,7 +11,7 @@ _FOOTPRINT = 72  # offset of ri_phys_footprint in struct rusage_info_v0 (macOS, 
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryUse:
     """Bytes. model: weights and working memory of the backend; kv: caches of the chats that are in memory;
     adapters: those that are loaded, with what is known of them.
 

@@ -25,7 +25,7 @@ _RECENT, _BRIEF = 60.0, 0.1  # seconds: a mean over more says little of now; ove
 
 
 @dataclass(frozen=True)
-class Reading:
+class SensorReading:
     """celsius: the processor's hottest sensor; heat: one of HEAT; watts: drawn by what `drawn_by` names.
     None and "" where the platform does not tell."""
 
@@ -43,14 +43,14 @@ class Sensors:
         self._counters = packages(root / "class/powercap")
         self._last = self._joules()
 
-    def read(self) -> Reading:
+    def read(self) -> SensorReading:
         if self._darwin:
             watts = battery_watts(_ioreg())
-            return Reading(None, thermal_state(), watts, "battery" if watts else "")
+            return SensorReading(None, thermal_state(), watts, "battery" if watts else "")
         watts, drawn_by = self._processor_watts(), "processor"
         if watts is None:
             watts, drawn_by = self._battery_watts(), "battery"
-        return Reading(self._celsius(), "", watts, drawn_by if watts else "")
+        return SensorReading(self._celsius(), "", watts, drawn_by if watts else "")
 
     # Linux --------------------------------------------------------------------------------------
 

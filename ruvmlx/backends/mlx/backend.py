@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ...errors import GPUFailed, UsageError
+from ...errors import GPUFailed
 from ...kv.cache import PagedCache
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
@@ -20,13 +20,13 @@ from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx, nn
 from ...sampling import Sampling
-from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each, finite
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
+from .check_results import CheckResult, KernelVerdict, Shapes, reason
 from .gpu_memory import GPUMemory
 from .plain_cache import MLXCache
 from .storage import MLXStorage
 from .stream import HeldChange, MLXTokenStream
-from .verdict import Result, Shapes, Verdict, reason
 
 CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
 
@@ -44,7 +44,7 @@ class MLXBackend:
         threads: int | None = None,
         chunk: int = 0,
         own_layers: bool = True,
-        check: Callable[[Shapes], Verdict] | None = None,
+        check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
         """own_layers: False runs mlx-lm's layers on a CPU, too, as a GPU does; slower there.
 
@@ -54,12 +54,12 @@ class MLXBackend:
         self.config = model.config
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
-        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
         self._load = cpu.OtherLoad()  # its first reading covers the loading below
         if threads:
             BLAS.set_threads(threads)
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             weights = model.load_weights()
             how = plan(weights, kind)
             how = how._replace(own_layers=how.own_layers and own_layers)
@@ -84,7 +84,7 @@ class MLXBackend:
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None
-        self._head_change: lora_layers.Change | None = None
+        self._head_change: lora_layers.LowRankChange | None = None
         self._micro = HeldChange()
 
     def _do_without_kernels(self, caveat: str) -> None:
@@ -101,13 +101,13 @@ class MLXBackend:
             try:
                 selfcheck.warm_up(self._shapes)
             except (RuntimeError, ValueError, MemoryError) as error:
-                failed = Result("warming up", False, reason(str(error)))
-                self._do_without_kernels(Verdict((failed,)).caveat)
+                failed = CheckResult("warming up", False, reason(str(error)))
+                self._do_without_kernels(KernelVerdict((failed,)).caveat)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:
             base.check(self.config)
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             self._head_change = lora_layers.install(self._graph, base, self._compute_dtype())
         self.lora = base
 
@@ -130,7 +130,7 @@ class MLXBackend:
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         """tokens [T] -> the Step after the last; only that position goes through the output head."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
@@ -144,19 +144,19 @@ class MLXBackend:
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
         """base.Streaming"""
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             change = self._micro.of(adapter)
         return MLXTokenStream(self, cast(MLXCache | PagedCache, cache), change, sampling, limit)
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        self._validate([token])
+        check_tokens([token], self.config.vocab_size)
         return _step(self._run([token], cache, self._last), adapter)
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         """One graph for all whose caches are of one kind."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
             rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
@@ -175,15 +175,15 @@ class MLXBackend:
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
         """logits [B, V], hidden [B, D]; on any failure the caches are as they were."""
         self.adapt_threads()
-        with mx.stream(self._device), self._running(caches, 1) as held:
+        with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]
-            outputs = self._all(self._forward(self._graph, rows, held.layers)[:, 0])
+            outputs = self._all(self.forward(rows, held.layers)[:, 0])
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         parts = [
             self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
         ]
@@ -193,7 +193,7 @@ class MLXBackend:
         return finite(logits)
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
         for start in range(0, len(tokens), size):
             states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
@@ -202,9 +202,9 @@ class MLXBackend:
         return np.concatenate(states)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
-            return _numpy(self._head(x))
+            return _numpy(self.output_head(x))
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -212,17 +212,22 @@ class MLXBackend:
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
         self.adapt_threads()
-        with mx.stream(self._device), self._running([cache], len(tokens)) as held:
-            hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
+        with mx.stream(self.device), self.running([cache], len(tokens)) as held:
+            hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
             outputs = read(hidden)
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+        """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
+        return self._forward(self._graph, tokens, layers)
+
     def adapt_threads(self) -> None:
+        """Leave the CPU cores that other processes use now to them."""
         if self._on_cpu:
             BLAS.adapt(self._load.cores())
 
-    def _running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
+    def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
         """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
@@ -233,10 +238,10 @@ class MLXBackend:
     def _last(self, hidden: mx.array) -> list[mx.array]:
         """[T, D] -> logits [V], hidden [D] of the last token."""
         last = hidden[-1:]
-        return [self._head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+        return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
 
     def _all(self, hidden: mx.array) -> list[mx.array]:
-        return [self._head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
+        return [self.output_head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
 
     def _hidden(self, hidden: mx.array) -> list[mx.array]:
         return [hidden.astype(mx.float32)]
@@ -244,20 +249,13 @@ class MLXBackend:
     def _none(self, hidden: mx.array) -> list[mx.array]:
         return []
 
-    def _head(self, hidden: mx.array) -> mx.array:
+    def output_head(self, hidden: mx.array) -> mx.array:
+        """hidden [..., D] -> logits [..., V], the base LoRA's change of the head included."""
         logits = graph.head(self._graph, hidden)
         return logits if self._head_change is None else logits + self._head_change(hidden)
 
     def _compute_dtype(self) -> mx.Dtype:
         return self._graph.model.norm.weight.dtype
-
-    def _validate(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise UsageError("nothing to run: the prompt has no tokens")
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self.config.vocab_size:
-            bad, size = low if low < 0 else high, self.config.vocab_size
-            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
@@ -270,7 +268,7 @@ def default_device() -> str:
     return gpu.kind or "cpu"
 
 
-def _accepted(found: Verdict) -> Verdict:
+def _accepted(found: KernelVerdict) -> KernelVerdict:
     if found.graph_fails:
         raise GPUFailed(found.graph_fails)
     return found
@@ -286,7 +284,7 @@ def shapes_of(model: Model) -> Shapes:
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
-class Plan(NamedTuple):
+class WeightsPlan(NamedTuple):
     """How a model's weights are held."""
 
     dtype: mx.Dtype  # of everything that is not packed
@@ -294,7 +292,7 @@ class Plan(NamedTuple):
     own_layers: bool  # cpu_layers instead of mlx-lm's; float32 only
 
 
-def plan(weights: Weights, device: str) -> Plan:
+def plan(weights: Weights, device: str) -> WeightsPlan:
     """A GPU keeps what is stored. A CPU unpacks to float32 when that fits a quarter of RAM.
 
     MLX's packed product on a CPU is slow (starter model: 11 against 60 tok/s), with 16-bit scales 40 times
@@ -303,12 +301,12 @@ def plan(weights: Weights, device: str) -> Plan:
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
-        return Plan(stored, False, False)
+        return WeightsPlan(stored, False, False)
     packed = any(w.dtype == np.uint32 for w in weights.values())
     share = 4 * sum(map(_numbers, weights.values())) / cpu.total_memory()
     if share <= 0.25 or packed:
-        return Plan(mx.float32, share <= 0.25, True)
-    return Plan(mx.float32, False, True) if share <= 0.5 else Plan(stored, False, False)
+        return WeightsPlan(mx.float32, share <= 0.25, True)
+    return WeightsPlan(mx.float32, False, True) if share <= 0.5 else WeightsPlan(stored, False, False)
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:

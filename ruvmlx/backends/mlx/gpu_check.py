@@ -17,7 +17,8 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from ...progress import QUIET, TICK, Progress, Watch
-from .verdict import SKIPPED, Result, Shapes, Verdict, keep, kept, key, reason
+from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes, reason
+from .verdict import keep, kept, key
 
 # -P: a file in the user's working folder must not pass for one of ours.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
@@ -26,7 +27,7 @@ LEAVING = 5.0  # seconds that a killed child may take to go: a hung GPU can hold
 WHAT = "Checking the GPU kernels (once)"
 
 
-def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> Verdict:
+def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVerdict:
     """The kept verdict for this machine and these shapes; else, or if `fresh`, a new one."""
     wanted = key(shapes)
     found = None if fresh else kept(wanted)
@@ -37,7 +38,7 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> Verdict:
     return found
 
 
-def ask(shapes: Shapes, watch: Watch = QUIET) -> Verdict:
+def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
     """Run the check. Only what the watch raises comes out of here."""
     started = time.monotonic()
     try:
@@ -49,16 +50,20 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> Verdict:
     return verdict(events, _why(ended, said), time.monotonic() - started)
 
 
-def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> Verdict:
+def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
     """What the child's lines say. ended: why it did not end well; "" where it did."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
-    results = {event["result"]["name"]: Result(**event["result"]) for event in events if "result" in event}
+    results = {
+        event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
+    }
     if not names:
-        return Verdict((Result("the check", False, ended or "it said nothing"),), seconds, told=False)
+        return KernelVerdict(
+            (CheckResult("the check", False, ended or "it said nothing"),), seconds, told=False
+        )
     begun = [event["begun"] for event in events if "begun" in event]
     if begun and (begun[-1] not in results or ended):
-        results[begun[-1]] = Result(begun[-1], False, ended or "the check ended in the middle of it")
-    return Verdict(tuple(results.get(n, Result(n, False, SKIPPED)) for n in names), seconds)
+        results[begun[-1]] = CheckResult(begun[-1], False, ended or "the check ended in the middle of it")
+    return KernelVerdict(tuple(results.get(n, CheckResult(n, False, SKIPPED)) for n in names), seconds)
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:

@@ -19,7 +19,7 @@ from ...models.model import ModelConfig
 from ...platform.mx import mx
 from .kernels import pages as layout
 from .kernels.demote import demote_cold, demote_warm
-from .kernels.pages import View
+from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
 LEAST = (16, 8, 4)  # pages that a pool grows by at least, by tier
@@ -269,13 +269,13 @@ class MLXTable:
             raise ValueError(f"position {PAGE * index} has no hot page to be written to")
         return row[0]
 
-    def view(self, n_tokens: int, first: int = 0) -> View:
+    def view(self, n_tokens: int, first: int = 0) -> SequencePages:
         """The first n_tokens, as the kernels see them; tokens before `first` are not looked at."""
         if self._tiers is None:
             self._tiers = self._by_tier()
         cold, warm, hot = self._tiers
         pages = -(-n_tokens // PAGE)
-        return View(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
+        return SequencePages(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
         """Pages that are gone count as the first that is there: any number does, none of them is read."""

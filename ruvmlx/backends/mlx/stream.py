@@ -11,19 +11,18 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from ...kv.cache import PagedCache
+from ...models.model import ModelConfig
 from ...platform.mx import mx
 from ...sampling import Sampling
-from ..base import HeadAdapter, finite, not_finite
+from ..base import HeadAdapter, KVCache, check_tokens, finite, not_finite
+from .plain_cache import MLXCache
 from .sampler import MLXSampler
-
-if TYPE_CHECKING:
-    from ...kv.cache import PagedCache
-    from .backend import MLXBackend
-    from .plain_cache import MLXCache
 
 TIDY = 256  # tokens between two calls of mx.clear_cache, as mlx-lm does
 
@@ -61,6 +60,22 @@ class HeldChange:
             self._of = self._change = None
 
 
+class StepRunner(Protocol):
+    """What a stream needs of its backend."""
+
+    config: ModelConfig
+    chunk: int
+    device: mx.Device
+
+    def adapt_threads(self) -> None: ...
+
+    def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]: ...
+
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array: ...
+
+    def output_head(self, hidden: mx.array) -> mx.array: ...
+
+
 class Drawn(NamedTuple):
     """What a step leaves, evaluated or on its way."""
 
@@ -74,8 +89,8 @@ class MLXTokenStream:
 
     def __init__(
         self,
-        backend: "MLXBackend",
-        cache: "MLXCache | PagedCache",
+        backend: StepRunner,
+        cache: MLXCache | PagedCache,
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
@@ -91,7 +106,7 @@ class MLXTokenStream:
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         """While a chunk is computed the next one is described."""
-        self._backend._validate(tokens)
+        check_tokens(tokens, self._backend.config.vocab_size)
         size = self._backend.chunk
         for start in range(0, len(tokens), size):
             part, before = tokens[start : start + size], self._prompt
@@ -118,7 +133,7 @@ class MLXTokenStream:
     def hidden(self) -> np.ndarray:
         if not self._states:
             return np.zeros((0, self._backend.config.hidden_size), np.float32)
-        with mx.stream(self._backend._device):
+        with mx.stream(self._backend.device):
             states = mx.concatenate(self._states).astype(mx.float32)
             self._states = []
             return finite(np.array(states))
@@ -133,7 +148,7 @@ class MLXTokenStream:
         if self._last is not None:
             return self._fed(self._last)
         assert self._prompt is not None  # `prefill` comes first
-        with mx.stream(self._backend._device):
+        with mx.stream(self._backend.device):
             drawn = self._draw(self._prompt)
             mx.async_eval(drawn)
         return drawn
@@ -146,14 +161,14 @@ class MLXTokenStream:
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
         more = n > self._cache.room  # then pages are made or change their tiers
-        with mx.stream(backend._device), backend._running([self._cache], n) as held:
-            made = then(backend._forward(backend._graph, tokens, held.layers)[0])
+        with mx.stream(backend.device), backend.running([self._cache], n) as held:
+            made = then(backend.forward(tokens, held.layers)[0])
             mx.async_eval(made, *(held.arrays() if more else ()))
         return made
 
     def _draw(self, hidden: mx.array) -> Drawn:
         """hidden [1, D] -> the token that follows."""
-        logits = self._backend._head(hidden).astype(mx.float32)
+        logits = self._backend.output_head(hidden).astype(mx.float32)
         if self._change is not None:
             logits = self._change(logits, hidden)
         return Drawn(self._sampler(logits), logits.sum(), hidden)

@@ -19,7 +19,7 @@ from ...platform.mx import mx, nn
 from . import tiered_cpu
 from .cpu_layers import Positions
 from .kernels import append, decode, gather, rope_append
-from .kernels.pages import Table, View
+from .kernels.pages import GPUPageTable, SequencePages
 from .plain_batch import LayerBatch
 from .storage import MLXStorage, OpenPages
 
@@ -34,11 +34,11 @@ class PromptStep:
         self._table.flush()
         first, end = self.offset // PAGE * PAGE, self.offset + n
         self._pages = [cache.table.hot_page(at) for at in range(first, end, PAGE)]
-        self.view: View = cache.table.view(self.offset)
+        self.view: SequencePages = cache.table.view(self.offset)
 
     @cached_property
-    def chunk(self) -> gather.Chunk:
-        return gather.Chunk(Table([self.view], *self._heads), self.n, self._window)
+    def chunk(self) -> gather.PromptChunk:
+        return gather.PromptChunk(GPUPageTable([self.view], *self._heads), self.n, self._window)
 
     def turn(self, positions: Positions) -> mx.array:
         """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
@@ -81,8 +81,8 @@ class DecodeStep:
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
 
     @cached_property
-    def table(self) -> Table:
-        return Table(self.views, *self._shape)
+    def table(self) -> GPUPageTable:
+        return GPUPageTable(self.views, *self._shape)
 
     @cached_property
     def _turn(self) -> Callable[[Positions], mx.array]:
@@ -106,7 +106,7 @@ class DecodeStep:
             table.fill(offset, pages, i)
 
 
-def _seen(cache: PagedCache) -> View:
+def _seen(cache: PagedCache) -> SequencePages:
     """Of the next token, itself included."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
@@ -151,7 +151,7 @@ class LayerPages:
         """mlx-lm asks for one; the kernels know who sees whom."""
 
 
-class Running(NamedTuple):
+class RunningStep(NamedTuple):
     """Caches in a step."""
 
     layers: Sequence[LayerPages]
@@ -159,13 +159,13 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
     """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
             step = PromptStep(caches[0], n, config) if n > 1 else DecodeStep(caches, config)
-            yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
+            yield RunningStep([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
             step.finish()
     except BaseException:
         with suppress(Exception):

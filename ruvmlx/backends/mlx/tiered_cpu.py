@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from ...kernels.library import LibraryError
-from ...kernels.page_table import PageTable
+from ...kernels.page_table import NativePageTable
 from ...kernels.paged_attention import PagedAttention
 from ...kv.cache import PagedCache, room_for
 from ...kv.pool import PagePool
@@ -39,7 +39,7 @@ class CPUStep:
         storage = cast(NativeStorage, caches[0].pool.storage)
         self._kernels = cast(PagedAttention, storage.pages)
         self._window = caches[0].window
-        self._sequences: list[tuple[PageTable, int]] = [(cache.table, cache.offset) for cache in caches]
+        self._sequences: list[tuple[NativePageTable, int]] = [(cache.table, cache.offset) for cache in caches]
         self._at = [offset + i for _, offset in self._sequences for i in range(n)]
         self._turn: np.ndarray | None = None
         self._n = n
@@ -68,18 +68,18 @@ def turns(positions: Positions, at: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 
-class LayerPages:
+class CPULayerPages:
     """A step and a layer's number, passed to the attention module in place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
 
 
-class Running:
+class CPURunningStep:
     """Caches in a step."""
 
     def __init__(self, step: CPUStep, n_layers: int):
-        self.layers = [LayerPages(step, layer) for layer in range(n_layers)]
+        self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
 
     def arrays(self) -> Sequence[mx.array]:
         """What is to be evaluated with the step: pages are not MLX's."""
@@ -87,10 +87,10 @@ class Running:
 
 
 @contextmanager
-def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
     """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
     with room_for(caches, n):
-        yield Running(CPUStep(caches, n), config.n_layers)
+        yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 
 
 def install(graph: nn.Module) -> None:
@@ -108,7 +108,7 @@ class CPUTiered(nn.Module):
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
         own = self.plain
-        if isinstance(cache, LayerPages):
+        if isinstance(cache, CPULayerPages):
             return own.o_proj(cache.step.attend(cache.layer, own, x))
         if isinstance(cache, LayerBatch):
             return own.o_proj(cache.attend_on_cpu(own, x))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...kernels.page_table import PageTable, free_page, make_page
+from ...kernels.page_table import NativePageTable, free_page, make_page
 from ...kv.policy import HOT
 from ...kv.storage import Bytes
 
@@ -69,8 +69,8 @@ class NativeStorage:
         C.memmove(to, data, self.page_bytes(tier))
         return to
 
-    def new_table(self) -> PageTable:
-        return PageTable()
+    def new_table(self) -> NativePageTable:
+        return NativePageTable()
 
 
 class Demotion:

@@ -14,7 +14,7 @@ from ruvmlx.platform.mx import mx
 
 from . import pages
 from .demote import rotate
-from .pages import PAGE, Pools, Table, View
+from .pages import PAGE, GPUPageTable, Pools, SequencePages
 from .source import HEAD_DIMS, Kernel
 
 GATHER = Kernel(
@@ -37,10 +37,10 @@ BLOCK = 64 << 20  # bytes of dequantised keys and values at a time
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PromptChunk:
     """n new tokens of one sequence, after those of `table`'s only view. Made once a step, for all layers."""
 
-    table: Table
+    table: GPUPageTable
     tokens: int
     window: int = 0  # tokens that a query sees at most, itself included; 0: all
 
@@ -85,11 +85,13 @@ class Chunk:
         return found
 
 
-def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0) -> Chunk:
-    return Chunk(Table([view], n_heads, n_kv_heads, head_dim), tokens, window)
+def chunk(
+    view: SequencePages, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0
+) -> PromptChunk:
+    return PromptChunk(GPUPageTable([view], n_heads, n_kv_heads, head_dim), tokens, window)
 
 
-def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
+def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
     """q: [1, n_heads, n, D], turned; fresh: append's rows, uint8 [n_kv_heads, 2, n, 2 * D] -> as q.
 
     16-bit queries are float16 for it, as the cache is: bfloat16 would take three bits from every key.
@@ -106,7 +108,9 @@ def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
     return out.astype(q.dtype)
 
 
-def keys_and_values(pools: Pools, fresh: mx.array, new: Chunk, head: int = 0) -> tuple[mx.array, mx.array]:
+def keys_and_values(
+    pools: Pools, fresh: mx.array, new: PromptChunk, head: int = 0
+) -> tuple[mx.array, mx.array]:
     """K, V: float16 [heads, total, D] of the KV heads from `head` on."""
     if new.total == new.tokens:
         rows = fresh[head : head + new.heads].view(mx.float16)
@@ -116,7 +120,7 @@ def keys_and_values(pools: Pools, fresh: mx.array, new: Chunk, head: int = 0) ->
     return both[0], both[1]
 
 
-def gather_gpu(pools: Pools, fresh: mx.array, new: Chunk, head: int, run=Kernel.__call__) -> mx.array:
+def gather_gpu(pools: Pools, fresh: mx.array, new: PromptChunk, head: int, run=Kernel.__call__) -> mx.array:
     """float16 [2, heads, total, D]"""
     dim, heads = new.table.head_dim, min(new.heads, new.table.n_kv_heads - head)
     old = -(-new.table.views[0].n_tokens // PAGE) - new.first // PAGE
@@ -126,7 +130,7 @@ def gather_gpu(pools: Pools, fresh: mx.array, new: Chunk, head: int, run=Kernel.
     return words.view(mx.float16) if isinstance(words, mx.array) else words.view(np.float16)
 
 
-def gather_ops(pools: Pools, fresh: mx.array, new: Chunk, head: int) -> mx.array:
+def gather_ops(pools: Pools, fresh: mx.array, new: PromptChunk, head: int) -> mx.array:
     """The twin."""
     view, dim, parts = new.table.views[0], new.table.head_dim, []
     here = slice(head, min(head + new.heads, new.table.n_kv_heads))
