@@ -27,7 +27,7 @@ FRAME = 1e3 / 30  # ms: how much more than at its beginning a reply may lag at i
 FLAT = 10.0  # MB that the memory may grow from a fifth of the turns to the last
 ANSWERED = 60.0  # seconds in which a message must be taken
 TYPING = 0.08  # seconds between keys
-RATINGS = 16  # that make training due
+RATINGS_DUE = 16  # that make training due
 ATTEMPTS = 3  # for each key or Esc that is wanted: a reply may end too soon
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
@@ -127,7 +127,7 @@ def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]
     log("the model's replies: measured")
     rows += _stopped(source(1000), size.stops, rng)
     log("Esc: measured")
-    rows += _training(source(32, ratings=RATINGS, idle_after=0.2), size.trained)
+    rows += _training(source(32, ratings=RATINGS_DUE, idle_after=0.2), size.trained)
     log("training: measured")
     rows += _memory("paced replies", source(60, rate=1000.0), size.turns, log)
     rows += _memory("this model's replies", source(8), size.turns, log)

@@ -133,7 +133,7 @@ def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
                 tell({"cache": chunk.response.kv.bytes})
             yield chunk
 
-    runtime.generate = told  # type: ignore[method-assign]
+    runtime.generate = told  # type: ignore[method-assign, assignment]
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
@@ -177,7 +177,7 @@ def main() -> int:
             watched(app)
             tell({"phase": app.phase, "at": time.monotonic()})
 
-        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign]
+        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign, assignment]
         greedy = Sampling(temperature=0.0)
         return run_chat(lambda: opened(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
 

@@ -41,7 +41,9 @@ class RowChange:
 def read(path: str | Path) -> dict[str, Any]:
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
-        return report if isinstance(report["rows"], list) else {}["rows"]
+        if not isinstance(report["rows"], list):
+            raise TypeError("rows are no list")
+        return report
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}.") from e
     except (ValueError, KeyError, TypeError) as e:

@@ -86,7 +86,7 @@ def _kernel(name: str) -> str:
 
 def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """A custom kernel in place of a fused operation."""
-    made = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
+    made: Any = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
     return made(
         inputs=inputs,
         grid=(1, 1, 1),
@@ -150,14 +150,15 @@ def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
     """The same step over tiered caches; full: drawn at a temperature, with an adapter."""
     made, config = model(shape)
     tiered.install(made, config)
-    pool = PagePool(MLXStorage(config), pressure=lambda: 0.0)
+    storage = MLXStorage(config)
+    pool = PagePool(storage, pressure=lambda: 0.0)
     caches = [PagedCache(pool, POLICY, shape.window or 0) for _ in range(batch)]
     for cache in caches:
         cache.reserve(CONTEXT)
         cache.advance(CONTEXT)
         cache.reserve(1)
         mx.eval(*cache.table.opened(CONTEXT)[0].arrays)
-    mx.eval(*pool.storage.arrays())
+    mx.eval(*storage.arrays())
 
     change, sampler = HeadChange(some_adapter(config)), MLXSampler(Sampling(0.7 if full else 0.0, seed=1))
 
@@ -176,12 +177,13 @@ def prompt(shape: DecoderSize, tokens: int = 130) -> LaunchCount:
     """Prefill of `tokens` new tokens after pages of all tiers. Tracing fails if the host reads an array."""
     made, config = model(shape)
     tiered.install(made, config)
-    cache = PagedCache(PagePool(MLXStorage(config), pressure=lambda: 0.0), POLICY, shape.window or 0)
+    storage = MLXStorage(config)
+    cache = PagedCache(PagePool(storage, pressure=lambda: 0.0), POLICY, shape.window or 0)
     for n in (CONTEXT, tokens):
         cache.reserve(n)
         if n == CONTEXT:
             cache.advance(n)
-    mx.eval(*cache.pool.storage.arrays())
+    mx.eval(*storage.arrays())
 
     def step(ids: mx.array) -> list[mx.array]:
         running = tiered.PromptStep(cache, tokens, config)

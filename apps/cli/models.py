@@ -28,9 +28,9 @@ def pull(name: str, as_json: bool) -> None:
     """Fetch a model from Hugging Face (owner/name) and check it. Stopped, it goes on where it was."""
     from ruvmlx.models.load import load_model
 
-    from ..progress import PullWatch, watching
+    from ..progress import watching
 
-    with watching(PullWatch) as watch:
+    with watching(pull=True) as watch:
         facts = _facts(load_model(name, watch))
     if as_json:
         print_json(facts)
