@@ -17,29 +17,27 @@ SHARED_NAMES = {"Below", "Entry", "Example", "Found", "Stopped", "Text"}
 # Classes with more than MOST_METHODS methods.
 BIG_CLASSES = {"ChatApp", "ChatRuntime", "Learner", "Ledger", "Neutral", "PlainChat", "Runtime"}
 # Classes at the end of a chain of more than LONGEST_CHAIN classes of our own.
-LONG_CHAINS = set(
-    [
-        "Adapters",
-        "Anchors",
-        "Bases",
-        "Chats",
-        "KVRecords",
-        "Messages",
-        "Named",
-        "Replies",
-        "Routes",
-        "Signals",
-        "ChatApp",
-        "ComparingApp",
-        "IdleApp",
-        "LibraryApp",
-        "SwitchingApp",
-        "WritingApp",
-        "Stoppable",
-        "_MakingRoom",
-        "_Noting",
-    ]
-)
+LONG_CHAINS = {
+    "Adapters",
+    "Anchors",
+    "Bases",
+    "Chats",
+    "KVRecords",
+    "Messages",
+    "Named",
+    "Replies",
+    "Routes",
+    "Signals",
+    "ChatApp",
+    "ComparingApp",
+    "IdleApp",
+    "LibraryApp",
+    "SwitchingApp",
+    "WritingApp",
+    "Stoppable",
+    "_MakingRoom",
+    "_Noting",
+}
 # Modules of more than MOST_LINES lines.
 LONG_MODULES = {"ruvmlx/runtime.py"}
 

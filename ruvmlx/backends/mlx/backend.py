@@ -1,6 +1,6 @@
 """The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
 
-MLX's default streams belong to threads, so every call runs on the calling thread's own: a backend and its
+MLX's default streams belong to threads, so every call uses the calling thread's stream: a backend and its
 caches may move from one thread to another, but only one call may run at a time.
 """
 
@@ -32,7 +32,7 @@ CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill s
 
 
 class MLXBackend:
-    """Runs one model; `plan` says how its weights are held."""
+    """Runs one model; `plan` decides how its weights are stored."""
 
     name = "mlx"
     caveat = ""
@@ -46,17 +46,17 @@ class MLXBackend:
         own_layers: bool = True,
         check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
-        """own_layers: False runs mlx-lm's layers on a CPU, too, as a GPU does; slower there.
+        """own_layers: False uses mlx-lm's layers on a CPU too, as on a GPU; slower there.
 
-        check: asked before anything is computed which kernels work on the device. GPUFailed where not even
-        mlx-lm's own graph does. None: all do.
+        check: called before any computation; returns which kernels work on the device. GPUFailed where not
+        even mlx-lm's own graph works. None: all kernels are assumed to work.
         """
         self.config = model.config
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
-        self._load = cpu.OtherLoad()  # its first reading covers the loading below
+        self._load = cpu.OtherLoad()  # its first measurement covers the loading below
         if threads:
             BLAS.set_threads(threads)
         with mx.stream(self.device):
@@ -71,11 +71,13 @@ class MLXBackend:
                 tiered_cpu.install(self._graph)
             else:
                 tiered.install(self._graph, model.config)
-            mx.clear_cache()  # what unpacking and joining left behind
+            mx.clear_cache()  # frees temporaries of unpacking and joining
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        self.streams = not how.own_layers  # on a CPU a step ahead takes the cores from the step itself
+        self.streams = (
+            not how.own_layers
+        )  # on a CPU a step ahead would compete with the current step for cores
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
@@ -88,12 +90,13 @@ class MLXBackend:
         self._micro = HeldChange()
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Plain KV caches from now on, whatever the policy: the kernels' twins would be slow on a GPU."""
+        """Use plain KV caches from now on, whatever the policy: the kernels' MLX twins would be slow on a
+        GPU."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
-        """Compile what a reply needs: a first token through the graph, and the kernels. What MLX raises at
-        the first is the caller's; kernels that fail here after all are not used."""
+        """Compile what a reply needs: run a first token through the graph, then the kernels. Errors of the
+        graph are raised; kernels that fail are not used."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -112,11 +115,11 @@ class MLXBackend:
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """mlx-lm's modules and the frozen weights, to train on; None where our own modules replace them."""
+        """mlx-lm's modules with the frozen weights, for training; None where our own layers replace them."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Without a policy, or with F16: in the precision that the backend computes in."""
+        """Without a policy, or with F16: a plain cache in the precision that the backend computes in."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -155,7 +158,7 @@ class MLXBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """One graph for all whose caches are of one kind."""
+        """Runs one graph for all caches of a kind."""
         check_tokens(tokens, self.config.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -228,7 +231,7 @@ class MLXBackend:
             BLAS.adapt(self._load.cores())
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
+        """Context for a step of n tokens in each cache. Several caches: all of one kind, and n = 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -280,14 +283,14 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def shapes_of(model: Model) -> Shapes:
-    """What a GPU would run the model in."""
+    """The shapes and dtype that a GPU would run the model with."""
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
 class WeightsPlan(NamedTuple):
-    """How a model's weights are held."""
+    """How a model's weights are stored in memory."""
 
-    dtype: mx.Dtype  # of everything that is not packed
+    dtype: mx.Dtype  # dtype of everything that is not packed
     unpack: bool
     own_layers: bool  # cpu_layers instead of mlx-lm's; float32 only
 
@@ -310,14 +313,15 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """The embedding's (or its scales') own precision: norms in another would drag every product along."""
+    """The dtype of the embedding or its scales. Norms of another dtype would convert every product to
+    theirs."""
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
 def _numbers(value: np.ndarray) -> int:
-    """Numbers that a tensor holds; a packed one at 4 bits each, an upper bound for the wider formats."""
+    """Numbers in a tensor; packed ones count as 4 bits each, an upper bound for wider formats."""
     return value.size * 8 if value.dtype == np.uint32 else value.size
 
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from ...models.model import ModelConfig
 from ...text import one_line
 
-GRAPH = "mlx"  # the check of mlx-lm's own graph, without a kernel of ours
+GRAPH = "mlx"  # name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
-LONGEST, BRIEF = 160, 70  # characters of a reason: in doctor's row, in the chat's line
+LONGEST, BRIEF = 160, 70  # longest reason, in characters: in a row of `doctor`, in the chat's line
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What of a model decides how a kernel is compiled and run. dtype: "float16", "bfloat16" or "float32"."""
+    """The properties of a model that decide how a kernel is compiled and run. dtype: "float16", "bfloat16" or
+    "float32"."""
 
     head_dim: int
     n_heads: int
@@ -29,7 +30,8 @@ STARTER = Shapes(64, 9, 3, "float16")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Of one kernel. why: what is wrong; ratio: its time by plain MLX's, None where it was not timed."""
+    """Result for one kernel. why: what is wrong; ratio: its time divided by plain MLX's, None where it was
+    not timed."""
 
     name: str
     ok: bool
@@ -45,7 +47,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """told: the check ran, so that the verdict says something of the machine and may be kept."""
+    """Results of all kernels. told: the check really ran, so the verdict may be kept for later starts."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0
@@ -53,12 +55,13 @@ class KernelVerdict:
 
     @property
     def graph_fails(self) -> str:
-        """Why mlx-lm's own graph cannot run on the GPU; "" when it can, or nobody knows."""
+        """Why mlx-lm's own graph cannot run on the GPU; empty when it can, or when that is unknown."""
         return next((r.why for r in self.results if r.name == GRAPH and not r.ok), "")
 
     @property
     def kernels_work(self) -> bool:
-        """All of them: a cache needs each. False, too, where no kernel is made for the shapes."""
+        """Whether all kernels work: a tiered cache needs each of them. False also where no kernel exists for
+        the shapes."""
         kernels = [r for r in self.results if r.name != GRAPH]
         return bool(kernels) and all(r.ok for r in kernels)
 
@@ -75,7 +78,7 @@ class KernelVerdict:
 
 
 def reason(text: str) -> str:
-    """The first line that says something, and no more than fits a line."""
+    """The first line with content, cut to LONGEST characters."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return shortened(one_line(first), LONGEST)
 

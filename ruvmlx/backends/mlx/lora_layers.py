@@ -1,6 +1,6 @@
-"""A BaseLoRA in the MLX graph: mlx-lm's modules are wrapped, our joined CPU products are told.
+"""Installs a BaseLoRA in the MLX graph: wraps mlx-lm's modules, and sets `change` of our joined CPU products.
 
-The factors are held in what the graph computes in; the scale is in lora_b.
+The factors have the graph's dtype; the scale is multiplied into lora_b.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class LowRankChange:
 
 
 class ChangedLinear(nn.Module):
-    """A linear layer and its change."""
+    """A linear layer plus its low-rank change."""
 
     def __init__(self, linear: nn.Module, change: LowRankChange):
         super().__init__()
@@ -35,7 +35,7 @@ class ChangedLinear(nn.Module):
 
 
 def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRankChange | None:
-    """Put the base in place of the one before it; returns the output head's change."""
+    """Replace the installed base LoRA; returns the change of the output head."""
     scale = np.float32(base.scale if base else 1.0)
     pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -48,7 +48,7 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRank
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
-    """(owner, attribute, modules that it computes)."""
+    """(owner, attribute, the modules that it computes)."""
     if isinstance(block, CPUAttention):
         yield block, "qkv", ("q_proj", "k_proj", "v_proj")
         yield block, "o_proj", ("o_proj",)
@@ -73,7 +73,7 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
 def _joined(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
-    """Several maps of one input as one: lora_a side by side, lora_b on the diagonal."""
+    """Several low-rank maps of one input as one: lora_a side by side, lora_b block-diagonal."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

@@ -1,7 +1,7 @@
 """The native backend: the C decoder of neon/ on the CPU's vector units.
 
-Weights are packed once. In front of 4-bit and 8-bit weights activations are quantised to 8 bits, elsewhere
-they stay float32. Keys and values are float16, the older ones of a tiered cache 8 and 4 bits.
+Weights are packed once. Activations are quantised to 8 bits before products with 4-bit and 8-bit weights;
+otherwise they stay float32. Keys and values are float16; older ones of a tiered cache are 8 and 4 bits.
 """
 
 import ctypes as C
@@ -27,7 +27,7 @@ from .weights import packed_weights
 
 CHUNK = 256  # prompt tokens per call
 POLL_SECONDS = 0.05
-# A call of less work than this (multiply-adds) is over before anybody could wish to stop it.
+# A call with fewer multiply-adds than this is too short to be worth interrupting.
 SHORT_CALL = 8e9
 
 
@@ -72,7 +72,7 @@ class NativeBackend:
     ) -> Step:
         """tokens [T] -> the Step after the last; only that position goes through the output head.
 
-        While a long chunk runs, `progress` is also called in between, with an unchanged number.
+        While a long chunk runs, `progress` is also called at intervals, with an unchanged number.
         """
         check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
@@ -94,7 +94,7 @@ class NativeBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """In calls of at most `chunk` rows; one reads the weights once for all of them."""
+        """Decodes at most `chunk` rows in each call; a call reads the weights once for all of its rows."""
         check_tokens(tokens, self.config.vocab_size)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
@@ -202,7 +202,7 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
 
 
 def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
-    """At most n at a time."""
+    """Consecutive slices of at most n items."""
     return (items[i : i + n] for i in range(0, len(items), n))
 
 
