@@ -1,4 +1,4 @@
-"""A name -> Model: resolve, check, tokenize; weights wait until they are asked for."""
+"""A model name -> Model: find, check, build the tokenizer. Weights are loaded later, by `load_weights`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Guards typed text: what a user writes cannot become a special token in a rendered chat."""
+"""Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
 
 import re
 from collections.abc import Sequence

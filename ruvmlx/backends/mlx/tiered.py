@@ -1,8 +1,8 @@
 """Attention over the pages of tiered caches, in mlx-lm's graph.
 
-Every layer's attention is wrapped. With a plain cache it runs as it was; with the `layers` of a step its
-projections are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the
-graph computes in. tiered_cpu.py does the same in the CPU's own layers.
+The attention module of every layer is wrapped. With a plain cache it runs unchanged; in a step over tiered
+caches only its projections are used, and our kernels do the rest. RoPE is applied to keys in float32; they
+are stored as f16, whatever dtype the graph computes in. tiered_cpu.py does the same for the CPU layers.
 
 A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
 """
@@ -25,7 +25,7 @@ from .storage import MLXStorage, OpenPages
 
 
 class PromptStep:
-    """n > 1 new tokens of a sequence: where they go and what they see, the same in all layers."""
+    """n > 1 new tokens of a sequence: their positions and what they attend to, the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
@@ -66,7 +66,7 @@ class PromptStep:
         return self.storage.arrays()
 
     def finish(self) -> None:
-        """The step has ended well."""
+        """Called when the step has succeeded."""
 
 
 class DecodeStep:
@@ -113,7 +113,8 @@ def _seen(cache: PagedCache) -> SequencePages:
 
 
 def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """The sequences' open pages as one; as they are where the same sequences were together last time."""
+    """The open pages of all sequences in one object; unchanged if the same sequences were joined last
+    time."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -124,12 +125,13 @@ def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 def turns(positions: Positions, at: Sequence[int]) -> mx.array:
-    """Made on the CPU: a few hundred numbers are not worth a GPU's attention."""
+    """Computed on the CPU: a few hundred numbers are not worth a GPU launch."""
     return mx.array(tiered_cpu.turns(positions, at))
 
 
 def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
-    """All layers share one `Positions`: what depends on it is made at the first layer."""
+    """Compute a value from `Positions` at the first layer; the other layers, which share it, reuse the
+    result."""
     found: list[Any] = []
 
     def get(positions: Positions) -> Any:
@@ -141,26 +143,27 @@ def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
 
 
 class LayerPages:
-    """A step and a layer's number, passed to the attention module in place of a cache."""
+    """A step and a layer number, passed to the attention module in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: PromptStep or DecodeStep."""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """mlx-lm asks for one; the kernels know who sees whom."""
+        """mlx-lm asks for a mask; our kernels apply it themselves."""
 
 
 class RunningStep(NamedTuple):
-    """Caches in a step."""
+    """Caches during a step."""
 
     layers: Sequence[LayerPages]
-    arrays: Callable[[], Sequence[mx.array]]  # what is to be evaluated with the step
+    arrays: Callable[[], Sequence[mx.array]]  # arrays to evaluate with the step
 
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). They count when the block has
+    succeeded."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
@@ -169,7 +172,9 @@ def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterat
             step.finish()
     except BaseException:
         with suppress(Exception):
-            mx.eval(*storage.arrays())  # another thread could not evaluate what is left over from this one
+            mx.eval(
+                *storage.arrays()
+            )  # leftovers of this thread's stream: another thread could not evaluate them
         raise
 
 

@@ -51,7 +51,7 @@ def _version(package: str) -> str:
 
 
 def sources_hash() -> str:
-    """Of the kernels' bodies and headers, and of the Python that launches them."""
+    """Hash of the kernels' bodies and headers, and of the Python code that launches them."""
     found = hashlib.sha256()
     for folder, kinds in ((source.folder(), (".metal", ".h")), (Path(source.__file__).parent, (".py",))):
         for file in sorted(f for f in folder.iterdir() if f.suffix in kinds):
@@ -68,7 +68,7 @@ def path() -> Path:
 
 
 def kept(wanted: dict[str, Any]) -> KernelVerdict | None:
-    """The verdict for this key, if there is one that can be read."""
+    """The stored verdict for this key, if there is a readable one."""
     for entry in reversed(_entries()):
         with suppress(KeyError, TypeError, ValueError):
             if entry["key"] == wanted:
@@ -77,7 +77,7 @@ def kept(wanted: dict[str, Any]) -> KernelVerdict | None:
 
 
 def keep(wanted: dict[str, Any], verdict: KernelVerdict) -> None:
-    """Remember it. Where the folder cannot be written, the next start checks again."""
+    """Store the verdict. Where the folder cannot be written, the next start checks again."""
     entry = {
         "key": wanted,
         "seconds": round(verdict.seconds, 2),
@@ -100,7 +100,7 @@ def _entries() -> list[Any]:
 
 
 def _checked(entry: dict[str, Any]) -> KernelVerdict:
-    """ValueError, TypeError or KeyError where it is none."""
+    """The verdict of an entry; ValueError, TypeError or KeyError where the entry is damaged."""
     results: Sequence[dict[str, Any]] = entry["results"]
     made = tuple(CheckResult(**result) for result in results)
     if not made or not all(isinstance(r.ok, bool) and isinstance(r.name, str) for r in made):
@@ -109,7 +109,7 @@ def _checked(entry: dict[str, Any]) -> KernelVerdict:
 
 
 def _write(whole: dict[str, Any]) -> None:
-    """Beside the target, then renamed: who reads sees the old file or the new one."""
+    """Write beside the target, then rename: a reader sees the old file or the new one."""
     fresh = path().with_suffix(f".{os.getpid()}.new")
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,10 +30,10 @@ def page_bytes(tier: int, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class SequencePages:
-    """The pages of one sequence, the same in every layer: oldest tokens first, cold, then warm, then hot ids.
+    """The pages of one sequence, the same in every layer, oldest tokens first: cold ids, then warm, then hot.
 
-    All pages but the last are full; the last is hot and holds what is left of n_tokens. Tokens before `first`
-    are not looked at; pages that hold only such tokens may be gone (any id will do).
+    All pages but the last are full; the last is hot and holds the rest of n_tokens. Tokens before `first` are
+    not read; pages that hold only such tokens may be gone (any id will do).
     """
 
     cold: Sequence[int]
@@ -47,7 +47,7 @@ class SequencePages:
 
     @property
     def visible_cost(self) -> int:
-        """What the visible pages cost to attend over, in cold pages."""
+        """Cost of attention over the visible pages, in units of one cold page."""
         return self._cost_before(len(self.ids())) - self._cost_before(self.first // PAGE)
 
     def _cost_before(self, page: int) -> int:
@@ -68,10 +68,10 @@ def check(view: SequencePages) -> SequencePages:
 
 
 class GPUPageTable:
-    """`views` as the kernels read them, made once a step for all layers.
+    """The pages of several sequences (`views`) in the kernels' format, made once a step for all layers.
 
-    split: what a threadgroup takes, in cold pages; more of it means fewer parts to merge, less of it more in
-    flight. By default it makes about THREADGROUPS of them.
+    split: work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge, a smaller one
+    keeps more threadgroups busy. The default makes about THREADGROUPS of them.
     """
 
     def __init__(
