@@ -72,37 +72,25 @@ class ModelUnchanged(RuvmlxError):
         self.exit_code = getattr(why, "exit_code", 1)
 
 
-class _ForwardingWatch(Watch):
-    """Passes everything on to another watch."""
+class StoppableWatch(Watch):
+    """Passes everything on to another watch; ends the opening with `Interrupted` once `stopped` is set, from
+    any thread."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self.stopped, self._fetches = threading.Event(), False
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
 
     def planned(self, plan: Plan) -> None:
+        self._fetches = self._fetches or plan.facts.to_fetch > 0
+        self._raise_if_stopped()
         self._watch.planned(plan)
 
     def progress(self, progress: Progress) -> None:
+        self._raise_if_stopped()
         self._watch.progress(progress)
-
-
-class StoppableWatch(_ForwardingWatch):
-    """Ends the opening with `Interrupted` once `stopped` is set, from any thread."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(watch)
-        self.stopped, self._fetches = threading.Event(), False
-
-    def planned(self, plan: Plan) -> None:
-        self._fetches = self._fetches or plan.facts.to_fetch > 0
-        self._raise_if_stopped()
-        super().planned(plan)
-
-    def progress(self, progress: Progress) -> None:
-        self._raise_if_stopped()
-        super().progress(progress)
 
     def _raise_if_stopped(self) -> None:
         if self.stopped.is_set():
@@ -110,30 +98,23 @@ class StoppableWatch(_ForwardingWatch):
             raise Interrupted(f"stopped before the model was open{kept}.")
 
 
-class _PlanWatch(_ForwardingWatch):
-    """Remembers the plan."""
+class _PlanWatch(Watch):
+    """Passes everything on to another watch; remembers the plan, and calls then(plan)."""
 
-    plan: Plan | None = None
+    def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
+        self._watch, self._then = watch, then
+        self.plan: Plan | None = None
+
+    def found(self, facts: Facts) -> None:
+        self._watch.found(facts)
 
     def planned(self, plan: Plan) -> None:
         self.plan = plan
-        super().planned(plan)
+        self._watch.planned(plan)
+        self._then(plan)
 
-
-class _RoomWatch(_PlanWatch):
-    """Closes the runtime in use if the new one fits only without it."""
-
-    def __init__(self, watch: Watch, holder: "ModelHolder") -> None:
-        super().__init__(watch)
-        self._holder = holder
-        self.held = holder.plan.need.total if holder.plan else 0
-
-    def planned(self, plan: Plan) -> None:
-        super().planned(plan)
-        need, memory = plan.need.total, plan.memory
-        beside = plan.fits and need + self.held <= memory.total * GPU_SHARE
-        if not (plan.facts.to_fetch or beside or need > memory.limit + self.held):
-            self._holder.release()
+    def progress(self, progress: Progress) -> None:
+        self._watch.progress(progress)
 
 
 class ModelHolder:
@@ -178,16 +159,24 @@ class ModelHolder:
         """
         label = self.opened.adapter_label
         adapter = label.rpartition("@")[0] if label else None
-        room = _RoomWatch(watch, self)
+        held = self.plan.need.total if self.plan else 0
+        plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
         try:
-            new = self._checked(session, self._opener.open(model, adapter, room))
+            new = self._checked(session, self._opener.open(model, adapter, plan_watch))
         except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
             if self.runtime is None and not self.leaving:
                 self._take(self._opener.open(self.model, adapter, QUIET))
             raise ModelUnchanged(error) from None
         self.release()
         self._take(new)
-        self.model, self.plan = model, room.plan
+        self.model, self.plan = model, plan_watch.plan
+
+    def _make_room(self, plan: Plan, held: int) -> None:
+        """Close the runtime in use, which holds so many bytes, if the new one fits only without it."""
+        need, memory = plan.need.total, plan.memory
+        beside = plan.fits and need + held <= memory.total * GPU_SHARE
+        if not (plan.facts.to_fetch or beside or need > memory.limit + held):
+            self.release()
 
     @staticmethod
     def _checked(session: str, runtime: Runtime) -> Runtime:

@@ -27,7 +27,6 @@ from ruvmlx.text import sanitize
 from . import ending, gc_policy, keys, palette, theme
 from .actions import Actions
 from .chats_screen import ChatsScreen
-from .commands import Command
 from .compare_screen import CompareScreen
 from .context import ChatContext
 from .idle import IdleLearner
@@ -47,17 +46,17 @@ class ChatApp(ChatShell):
     CSS_PATH = "app.tcss"
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
-        Binding("escape", "stop", "Stop", key_display="esc", id="stop"),
-        Binding("ctrl+y", "rate('up')", "Up", key_display="^y", priority=True, id="rate_up"),
-        Binding("ctrl+n", "rate('down')", "Down", key_display="^n", priority=True, id="rate_down"),
-        Binding("ctrl+r", "undo", "Take back", key_display="^r", priority=True, id="undo"),
-        Binding("ctrl+g", "again", "Write again", key_display="^g", priority=True, id="again"),
-        Binding("ctrl+o", "chats", "Chats", key_display="^o", priority=True, id="chats"),
+        Binding("escape", "do('write.stop')", "Stop", key_display="esc", id="stop"),
+        Binding("ctrl+y", "do('rate.rate', 'up')", "Up", key_display="^y", priority=True, id="rate_up"),
+        Binding("ctrl+n", "do('rate.rate', 'down')", "Down", key_display="^n", priority=True, id="rate_down"),
+        Binding("ctrl+r", "do('command', 'undo')", "Take back", key_display="^r", priority=True, id="undo"),
+        Binding("ctrl+g", "do('write.again')", "Write again", key_display="^g", priority=True, id="again"),
+        Binding("ctrl+o", "do('library.choose')", "Chats", key_display="^o", priority=True, id="chats"),
         Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True, id="quit"),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
-        Binding("f2", "panel", "Learning", show=False, id="learning"),
-        Binding("f3", "models", "Models", show=False, id="models"),
-        Binding("f4", "adapters", "Adapters", show=False, id="adapters"),
+        Binding("f2", "do('panel.toggle')", "Learning", show=False, id="learning"),
+        Binding("f3", "do('models.choose')", "Models", show=False, id="models"),
+        Binding("f4", "do('models.choose_adapter')", "Adapters", show=False, id="adapters"),
         Binding("f1", "help", "Help", show=False, id="help"),
     ]
 
@@ -133,22 +132,7 @@ class ChatApp(ChatShell):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that would do nothing now are not offered."""
-        session, idle = bool(self.chat.state.session), self.phase == "idle"
-        if action == "stop":
-            return self.phase in ("replying", "opening")
-        if (action == "rate" and self.actions.rate.is_too_early) or (
-            action == "undo" and self.phase == "opening"
-        ):
-            return False
-        if action in ("again", "more", "edit", "flip"):
-            return session and idle and self.actions.write.may(action)
-        if action in ("chats", "models", "adapters"):
-            return session and idle
-        if action == "cancel_edit":
-            return self.chat.editing is not None
-        if action in ("rate", "select"):
-            return session and bool(self.chat.transcript.replies)
-        return session if action == "undo" else True
+        return action != "do" or self.actions.offers(*map(str, parameters))
 
     async def on_event(self, event: events.Event) -> None:
         """A paste is made safe before any input of any screen has it. Input interrupts idle work; a mouse is
@@ -218,14 +202,15 @@ class ChatApp(ChatShell):
 
     # Keys
 
+    def action_do(self, path: str, *arguments: object) -> None:
+        """Call a method of `actions`: do('rate.rate', 'up')."""
+        self.actions.method(path)(*arguments)
+
     def action_leave(self) -> None:
         self.actions.leave.leave()
 
     def action_interrupt(self) -> None:
         self.actions.leave.interrupt()
-
-    def action_stop(self) -> None:
-        self.actions.write.stop()
 
     def action_stop_or_write(self) -> None:
         """Esc stops a reply wherever the focus is."""
@@ -235,53 +220,8 @@ class ChatApp(ChatShell):
     def action_write(self) -> None:
         self.chat.prompt.focus()
 
-    def action_rate(self, rating: str) -> None:
-        self.actions.rate.rate(rating)
-
-    def action_undo(self) -> None:
-        self.actions.start(Command("undo"))
-
-    def action_again(self) -> None:
-        self.actions.write.again()
-
-    def action_more(self) -> None:
-        self.actions.write.more()
-
-    def action_edit(self) -> None:
-        self.actions.write.edit()
-
-    def action_cancel_edit(self) -> None:
-        self.actions.write.cancel_edit()
-
-    def action_flip(self, step: int) -> None:
-        self.actions.write.flip(step)
-
-    def action_select(self, step: int) -> None:
-        self.actions.select.select(step)
-
-    def action_scroll(self, pages: int) -> None:
-        self.actions.select.scroll(pages)
-
-    def action_copy(self) -> None:
-        self.actions.start(Command("copy"))
-
-    def action_copy_code(self) -> None:
-        self.actions.clipboard.copy_next_code()
-
-    def action_chats(self) -> None:
-        self.actions.library.choose()
-
-    def action_models(self) -> None:
-        self.actions.models.choose()
-
-    def action_adapters(self) -> None:
-        self.actions.models.choose_adapter()
-
-    def action_panel(self) -> None:
-        self.actions.panel.toggle()
-
     def action_help(self) -> None:
-        self.actions.start(Command("help"))
+        self.actions.command("help")
 
 
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:

@@ -1,7 +1,7 @@
 """What may follow a slash command: a rating, a number, a version."""
 
 from ruvmlx.errors import UsageError
-from ruvmlx.sona.signal import RATINGS
+from ruvmlx.ratings import RATINGS
 
 RATE_USAGE = "/rate up|down|1-5 [NOTE]"
 

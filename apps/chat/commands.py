@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ruvmlx.errors import UsageError
+from ruvmlx.ratings import RATINGS
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona.signal import RATINGS
 
 from .arguments import RATE_USAGE
 from .state import ChatState, Outcome, Step

@@ -44,19 +44,22 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     """A reply, its rating, and the rating's effect. With the focus on it, bare keys rate it."""
 
     BINDINGS: ClassVar = [
-        Binding("plus,equals_sign", "app.rate('up')", "Up", key_display="+"),
-        Binding("minus", "app.rate('down')", "Down", key_display="-"),
-        *[Binding(str(n), f"app.rate('{n}')", "Stars", key_display="1-5", show=n == 1) for n in range(1, 6)],
-        Binding("up,k", "app.select(-1)", "Choose", key_display="↑↓"),
-        Binding("down,j", "app.select(1)", "Next", show=False),
-        Binding("u,backspace", "app.undo", "Take back", show=False),
-        Binding("r", "app.again", "Again", key_display="r"),
-        Binding("m", "app.more", "More", key_display="m"),
-        Binding("e", "app.edit", "Edit", key_display="e"),
-        Binding("c", "app.copy_code", "Copy code", key_display="c"),
-        Binding("y", "app.copy", "Copy", show=False),
-        Binding("left,h", "app.flip(-1)", "Flip", key_display="←→"),
-        Binding("right,l", "app.flip(1)", "Flip on", show=False),
+        Binding("plus,equals_sign", "app.do('rate.rate', 'up')", "Up", key_display="+"),
+        Binding("minus", "app.do('rate.rate', 'down')", "Down", key_display="-"),
+        *[
+            Binding(str(n), f"app.do('rate.rate', '{n}')", "Stars", key_display="1-5", show=n == 1)
+            for n in range(1, 6)
+        ],
+        Binding("up,k", "app.do('select.select', -1)", "Choose", key_display="↑↓"),
+        Binding("down,j", "app.do('select.select', 1)", "Next", show=False),
+        Binding("u,backspace", "app.do('command', 'undo')", "Take back", show=False),
+        Binding("r", "app.do('write.again')", "Again", key_display="r"),
+        Binding("m", "app.do('write.more')", "More", key_display="m"),
+        Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
+        Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
+        Binding("y", "app.do('command', 'copy')", "Copy", show=False),
+        Binding("left,h", "app.do('write.flip', -1)", "Flip", key_display="←→"),
+        Binding("right,l", "app.do('write.flip', 1)", "Flip on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
         Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]

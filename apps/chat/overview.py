@@ -7,8 +7,8 @@ from typing import Self
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform import memory
-from ruvmlx.platform.memory import Held, size
-from ruvmlx.platform.sensors import Reading
+from ruvmlx.platform.memory import MemoryUse, size
+from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line
 
@@ -24,8 +24,8 @@ class Overview:
     """Learning and memory, gathered in the runtime's thread. learning: None without an adapter."""
 
     learning: LearningState | None
-    held: Held
-    reading: Reading = field(default_factory=Reading)
+    held: MemoryUse
+    reading: SensorReading = field(default_factory=SensorReading)
 
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
@@ -35,7 +35,7 @@ class Overview:
             learning = None
         return cls(learning, runtime.held())
 
-    def later(self, reading: Reading) -> "Overview":
+    def later(self, reading: SensorReading) -> "Overview":
         """With what can be seen from any thread as it is now."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
@@ -83,7 +83,7 @@ def cache_rows(kv: KVStats | None) -> Rows:
     return [*rows, ("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})")]
 
 
-def memory_rows(held: Held) -> Rows:
+def memory_rows(held: MemoryUse) -> Rows:
     """The process against what it may use, then what it is made of."""
     limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
     return [
@@ -96,7 +96,7 @@ def memory_rows(held: Held) -> Rows:
     ]
 
 
-def sensor_rows(reading: Reading) -> Rows:
+def sensor_rows(reading: SensorReading) -> Rows:
     """What the platform does not tell is not there."""
     rows: Rows = []
     if reading.celsius is not None:

@@ -155,7 +155,7 @@ async def test_only_one_reply_is_written_at_a_time(open_tiny):
         await until(pilot, lambda: "one" in screen_text(app))
         await pilot.press("ctrl+g", "ctrl+o")
         assert len(app.screen_stack) == 1 and app.phase == "replying"
-        app.action_edit()
+        app.actions.write.edit()
         assert app.chat.editing is None
         app.host.close_now()
 

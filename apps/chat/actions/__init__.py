@@ -98,10 +98,31 @@ class Actions:
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._chat.show_error(error)
 
-    def method(self, path: str) -> Callable[[str], Awaitable[None] | None]:
-        """ "write.again" -> that method, which takes the command's argument."""
-        found: Callable[[str], Awaitable[None] | None] = attrgetter(path)(self)
+    def command(self, name: str, argument: str = "") -> None:
+        """A key that does the same as a slash command."""
+        self.start(Command(name, argument))
+
+    def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
+        """ "write.again" -> that method."""
+        found: Callable[..., Awaitable[None] | None] = attrgetter(path)(self)
         return found
+
+    def offers(self, path: str, argument: str = "") -> bool:
+        """Would this method do anything now? Keys for which it would not are not shown."""
+        chat, what = self._chat, argument if path == "command" else path
+        session, idle = bool(chat.state.session), chat.phase == "idle"
+        if what == "write.stop":
+            return chat.phase in ("replying", "opening")
+        if what == "write.cancel_edit":
+            return chat.editing is not None
+        if what in ("write.again", "write.more", "write.edit", "write.flip"):
+            return session and idle and self.write.may(what.removeprefix("write."))
+        if what in ("library.choose", "models.choose", "models.choose_adapter"):
+            return session and idle
+        if what in ("rate.rate", "select.select"):
+            too_early = what == "rate.rate" and self.rate.is_too_early
+            return session and not too_early and bool(chat.transcript.replies)
+        return session and chat.phase != "opening" if what == "undo" else True
 
     async def _take_step(self, command: Command) -> None:
         """Run the command's step in the runtime's thread and show its outcome."""

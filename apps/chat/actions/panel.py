@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ruvmlx.platform.sensors import Reading
+from ruvmlx.platform.sensors import SensorReading
 
 from ..context import ChatContext
 from ..overview import Overview
@@ -13,7 +13,7 @@ SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is
 class PanelActions:
     def __init__(self, chat: ChatContext) -> None:
         self._chat = chat
-        self._reading = Reading()
+        self._reading = SensorReading()
 
     def toggle(self, _: str = "") -> None:
         self._chat.panel.display = not self._chat.panel.display
