@@ -136,3 +136,18 @@ def _settings_rows():
     for name, found in shown.items():
         default = "" if found["value"] in (None, "") else f"`{found['value']}`"
         yield name, default, settings.SETTINGS[name][2]
+
+
+def test_the_fields_of_json():
+    """Every field that docs/scripts.md lists is one that the verb prints (tests/cli/json_fields.json)."""
+    printed = json.loads((pages.ROOT / "tests" / "cli" / "json_fields.json").read_text("utf-8"))
+    text = (pages.ROOT / "docs" / "scripts.md").read_text("utf-8")
+    rows = re.findall(r"^\| `ruvmlx ([^`]+) --json` \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 8
+    for command, cell in rows:
+        verbs = [verb for verb in printed if f"{command} ".startswith(f"{verb.partition(' --')[0]} ")]
+        if command != "bench":  # it takes minutes; tests/bench looks at its rows
+            assert verbs, command
+            paths = [re.sub(r"(\[\])+$", "", path) for verb in verbs for path in printed[verb]]
+            gone = set(re.findall(r"`(\w+)`", cell)) - {path.rpartition(".")[2] for path in paths}
+            assert not gone, f"ruvmlx {command} does not print {gone}"
