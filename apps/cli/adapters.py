@@ -34,6 +34,12 @@ class _Open:
         self.store, self.model = Store(config.store_file()), load_model(settings["model"])
         self.name = adapter_name(settings)
 
+    def chosen(self) -> str:
+        """The adapter's name; UsageError where none was chosen."""
+        if self.name is None:
+            raise UsageError("--adapter none has learned nothing; name an adapter.")
+        return self.name
+
     def change(self):
         """Base, body and micro of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
@@ -41,19 +47,18 @@ class _Open:
         from ruvmlx.lora.layer_lora import joined, unpacked_body
         from ruvmlx.sona.adapter_history import Ledger
 
-        if self.name is None:
-            raise UsageError("--adapter none has learned nothing; name an adapter.")
-        row = self.store.named_adapter(self.model.fingerprint, self.name)
+        name = self.chosen()
+        row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
-            raise UsageError(f"adapter {self.name!r} is the untouched model; rate some replies first.")
-        ledger, shape = Ledger(self.store, self.model.fingerprint, self.name), self.model.config
+            raise UsageError(f"adapter {name!r} is the untouched model; rate some replies first.")
+        ledger, shape = Ledger(self.store, self.model.fingerprint, name), self.model.config
         found = ledger.adapter(row.version)
         base = ledger.base(found.base) if found.base else None
         base = joined(base, unpacked_body(found.state, shape))
         return combined(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
     def facts(self, name: str) -> dict[str, Any]:
-        row = self.store.named_adapter(self.model.fingerprint, name)
+        row = self.store.adapters.get(self.model.fingerprint, name)
         return _facts(self.store, replace(row, model=self.model.name))
 
 
@@ -70,10 +75,10 @@ def _rank(store: Any, row: Any) -> int:
 
     if row.version == 0:
         return 0
-    found = store.adapter(row.fingerprint, row.name, row.version)
+    found = store.versions.get(row.fingerprint, row.name, row.version)
     rank = stored_rank(found.state)
     if found.base:
-        rank = max(rank, BaseLoRA.from_bytes(store.base(row.fingerprint, row.name, found.base)).rank)
+        rank = max(rank, BaseLoRA.from_bytes(store.bases.get(row.fingerprint, row.name, found.base)).rank)
     return rank
 
 
@@ -91,7 +96,7 @@ def list_adapters(as_json: bool) -> None:
     from ruvmlx.store import Store
 
     store = Store(config.store_file())
-    rows = [_facts(store, row) for row in store.named_adapters()]
+    rows = [_facts(store, row) for row in store.adapters.all()]
     if as_json:
         print_json(rows)
         return
@@ -113,7 +118,7 @@ def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")
     opened = _Open({**flags, "adapter": name})
-    known = [row.name for row in opened.store.named_adapters(opened.model.fingerprint)]
+    known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if name in known:
         facts = opened.facts(name)
     else:
@@ -132,7 +137,7 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
     opened = _Open(flags)
     if name == "none" or opened.name is None:
         raise UsageError("none is no adapter; give another name.")
-    opened.store.copy_adapter(opened.model.fingerprint, opened.name, name)
+    opened.store.adapters.copy(opened.model.fingerprint, opened.name, name)
     facts = opened.facts(name)
     _report(facts, as_json, f"saved {opened.name} as {name}, version {facts['version']}")
 
@@ -165,7 +170,7 @@ def export(
     interchange.export(change, opened.model.config, folder, chosen, int(bits), opened.model.name)
     size = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
-        **opened.facts(opened.name),
+        **opened.facts(opened.chosen()),
         "rank": change.rank,
         "bytes": size,
         "format": chosen,
@@ -213,7 +218,7 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
         raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
     opened = _Open(flags)
     facts = opened.facts(name)
-    opened.store.delete_adapter(opened.model.fingerprint, name)
+    opened.store.adapters.delete(opened.model.fingerprint, name)
     _report(facts, as_json, f"deleted {name}: {facts['bytes'] / 1e6:.1f} MB")
 
 
@@ -234,7 +239,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     change = opened.change()
     write(opened.model, change, folder, dtype, dequantize)
     size = sum(p.stat().st_size for p in folder.iterdir())
-    facts = {**opened.facts(opened.name), "rank": change.rank, "bytes": size, "path": str(folder)}
+    facts = {**opened.facts(opened.chosen()), "rank": change.rank, "bytes": size, "path": str(folder)}
     if as_json:
         print_json(facts)
     else:

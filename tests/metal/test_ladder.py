@@ -18,8 +18,8 @@ from ruvmlx.apps.cli.output import run_plainly
 
 from ruvmlx.backends.mlx import gpu_check
 from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.mlx.check_results import GRAPH, Shapes
 from ruvmlx.backends.mlx.kernels import selfcheck, source
-from ruvmlx.backends.mlx.verdict import GRAPH, Shapes
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import GPUFailed
@@ -90,7 +90,7 @@ def chat(folder, **options) -> tuple[list[int], str, Runtime]:
         written = io.StringIO()
         options_ = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
         PlainChat(runtime, options_, io.StringIO(f"{QUESTION}\n"), written).run()
-        reply = runtime.store.reply(runtime.last_reply_id)
+        reply = runtime.store.replies.get(runtime.last_reply_id)
         return list(reply.sampled_ids), written.getvalue(), runtime
 
 
