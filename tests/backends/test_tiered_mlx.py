@@ -205,7 +205,9 @@ def test_pages_change_threads(shape):
 
 def test_starter(starter, record_property):
     """Real text in a small policy: near the full cache, and mostly the same words."""
-    from .test_starter import TEXT, mean_kl
+    from tests.oracles.divergence import mean_kl
+
+    from .test_starter import TEXT
 
     backend = opened(starter, chunk=128)
     ids = starter.tokenizer.encode(TEXT.read_text())[:600]

@@ -10,7 +10,6 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
-from ruvmlx.kernels import pages_native
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
 from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import PageTable, free_page, make_page
@@ -18,6 +17,7 @@ from ruvmlx.kv.policy import EVERYTHING, PAGE, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
+from tests.oracles import pages
 
 SMALL, WARMED = TierPolicy("tiered", 64, 128), TierPolicy("tiered", 64, EVERYTHING)
 TOKENS = [int(t) for t in np.random.default_rng(12).integers(0, 320, 700)]
@@ -59,9 +59,9 @@ def head_pages(backend, page) -> np.ndarray:
 
 def numbers(tier, head_page, head_dim):
     """K, V: [64, D] as attention means them."""
-    data = pages_native.canonical(tier, head_page, head_dim)
-    k, v = pages_native.numbers_ref(tier, data, head_dim)
-    return pages_native.rotate_ref(k) if tier == COLD else k, v
+    data = pages.canonical(tier, head_page, head_dim)
+    k, v = pages.numbers_ref(tier, data, head_dim)
+    return pages.rotate_ref(k) if tier == COLD else k, v
 
 
 def as_reference(backend, cache) -> ReferenceCache:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from ruvmlx.kernels import layers, paged_attention, pages_native
+from ruvmlx.kernels import layers, paged_attention
 from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import PageTable, free_page, make_page
 from ruvmlx.kernels.paged_attention import PagedAttention
+from tests.oracles import pages
 
 SHAPES = [(1, 1, 2), (3, 1, 30), (6, 2, 64), (4, 4, 80), (9, 3, 64), (8, 1, 128), (2, 1, 256), (2, 2, 512)]
 LAYERS = 2
@@ -99,8 +100,8 @@ def test_lowered_pages(sequence, tier):
     rows = sequence.rows.reshape(150, -1, d)
     unturned = sequence.turn[:64] * np.repeat([1, -1], d // 2).astype(np.float32)
     for head in range(k.n_kv_heads):
-        keys, values = pages_native.numbers_ref(tier, pages_native.canonical(tier, last[head], d), d)
-        keys = pages_native.rotate_ref(keys) if tier == COLD else keys
+        keys, values = pages.numbers_ref(tier, pages.canonical(tier, last[head], d), d)
+        keys = pages.rotate_ref(keys) if tier == COLD else keys
         rows[:64, k.n_heads + head] = layers.rope_ref(keys[:, None], unturned)[:, 0]
         rows[:64, k.n_heads + k.n_kv_heads + head] = values
     for n in (1, 5, 64, 1):

