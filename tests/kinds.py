@@ -1,7 +1,7 @@
 """Which part of the suite a test belongs to.  Every test has exactly one kind, and this file gives it.
 
-    unit     no compiler, no model but tiny random ones, all of them in less than a minute
-    model    a backend, the starter model, or learning that runs a tiny model for seconds
+    unit     no compiler, and no model runs: all of them in less than a minute
+    model    a model runs, the starter or a tiny random one, or files of models are read for seconds
     kernels  the C library, the GPU kernels and the wheels: most of them compile
     app      apps/: the chat, the command line, bench and prove
 
@@ -28,27 +28,32 @@ FOLDERS = {
     "chat": "app", "cli": "app", "bench": "app", "prove": "app",
     "backends": "model",
 }  # fmt: skip
-# Fixtures that read the starter model.
+# Fixtures with a model: the real one, and whatever runs.
 STARTER = {"starter", "starter_file", "starter_backend"}
-# Files of other folders that run a tiny model for seconds.
-RUN_A_MODEL: set[str] = set()
+RUNNING = STARTER | {"tiny_backend", "open_tiny", "engine"}
+# Files, or single tests, of other folders that are of the kind `model` for what they do themselves.
+FILES = dict.fromkeys(
+    [
+        "engine/test_batch.py", "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_disk.py",
+        "kv/test_mlx_memory.py", "kv/test_walk.py", "lora/test_fuse.py", "models/test_gguf_fuzz.py",
+        "models/test_resolve.py::test_list_local_models", "sona/test_background.py", "sona/test_bases.py",
+        "sona/test_body.py", "sona/test_deep.py", "sona/test_ewc_sweep.py", "sona/test_kv_policy.py",
+        "store/test_kill.py", "store/test_kill_anywhere.py", "store/test_kill_training.py", "test_chats.py",
+        "test_memory.py", "test_plan.py::test_a_model_that_does_not_fit_is_refused_before_loading",
+        "test_plan.py::test_room_that_is_made_counts", "test_resume.py", "test_runtime_mlx.py",
+    ],
+    "model",
+)  # fmt: skip
 # Files, or single tests, of more than 5 s on one core.
-SLOW: set[str] = set()
-
-COMPILERS = (
-    "gcc",
-    "g++",
-    "clang",
-    "clang++",
-    "cc",
-    "c++",
-    "cmake",
-    "ninja",
-    "make",
-    "nvcc",
-    "zig",
-    "ziglang",
-)
+SLOW = {
+    "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
+    "bench/test_compare.py", "kernels/test_c_programs.py", "metal/test_cuda.py", "metal/test_front_end.py",
+    "metal/test_ladder.py", "prove/test_prove.py", "sona/test_background_starter.py",
+    "sona/test_ewc_sweep.py", "wheels/test_wheels.py",
+}  # fmt: skip
+COMPILERS = {
+    "gcc", "g++", "clang", "clang++", "cc", "c++", "cmake", "ninja", "make", "nvcc", "zig", "ziglang",
+}  # fmt: skip
 
 
 def mark(item: pytest.Item) -> None:
@@ -59,14 +64,19 @@ def mark(item: pytest.Item) -> None:
 
 
 def kind(item: pytest.Item) -> str:
-    if fixtures(item) & STARTER or place(item) in RUN_A_MODEL:
+    folder = FOLDERS.get(place(item).split("/")[0])
+    if fixtures(item) & (STARTER if folder else RUNNING):
         return "model"
-    return FOLDERS.get(place(item).split("/")[0], "unit")
+    return folder or next((FILES[name] for name in names(item) if name in FILES), "unit")
 
 
 def is_slow(item: pytest.Item) -> bool:
-    function = item.name.partition("[")[0]
-    return "full" in fixtures(item) or bool({place(item), f"{place(item)}::{function}"} & SLOW)
+    return "full" in fixtures(item) or not SLOW.isdisjoint(names(item))
+
+
+def names(item: pytest.Item) -> tuple[str, str]:
+    """Its file, and the test itself without its parameters."""
+    return place(item), f"{place(item)}::{item.name.partition('[')[0]}"
 
 
 def place(item: pytest.Item) -> str:

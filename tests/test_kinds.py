@@ -20,7 +20,7 @@ def test_every_test_has_exactly_one_kind(request):
 def test_the_tables_name_files_and_tests_that_exist():
     """Who renames a file or a test renames it in kinds.py, too."""
     text = {file.relative_to(kinds.TESTS).as_posix(): file.read_text() for file in kinds.TESTS.rglob("*.py")}
-    for name in kinds.RUN_A_MODEL | kinds.SLOW:
+    for name in set(kinds.FILES) | kinds.SLOW:
         file, _, test = name.partition("::")
         assert file in text and (not test or f"def {test}(" in text[file]), name
     assert [name for name in kinds.FOLDERS if not (kinds.TESTS / name).is_dir()] == []

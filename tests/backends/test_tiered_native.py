@@ -138,7 +138,7 @@ def test_the_same_bits(model):
 
 
 @pytest.mark.parametrize("impl", matmul_implementations())
-def test_implementations(model, impl):
+def test_every_implementation_agrees_in_the_cold_tier(model, impl):
     """Each against the oracle, deep in the cold tier."""
     backend, oracle = opened(model, impl=impl), ReferenceBackend(model)
     cache = backend.new_cache(SMALL)
@@ -206,7 +206,7 @@ def test_memory_goes_back_to_the_system():
     assert resident() < before + 0.1 * size
 
 
-def test_page_table():
+def test_a_page_table_grows_forgets_and_refuses():
     """It grows, forgets, and says when it is too short."""
     table = PageTable()
     table.set(0, 4096, HOT), table.set(70, 8192, COLD), table.clear(0)

@@ -16,7 +16,7 @@ def random(*shape, seed=0, spread=1.0):
 
 
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 1), (3, 17), (2, 576), (5, 1023)])
-def test_rms_norm(impl, tokens, dim):
+def test_rms_norm_matches_its_twin(impl, tokens, dim):
     """Against float64."""
     x, w = random(tokens, dim, spread=3), random(dim, seed=1)
     np.testing.assert_allclose(
@@ -34,7 +34,7 @@ def test_rms_norm_of_large_and_tiny_rows(impl):
 
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 2), (3, 5, 10), (7, 2, 64), (2, 3, 80)])
-def test_rope(impl, tokens, heads, dim, traditional):
+def test_rope_matches_its_twin(impl, tokens, heads, dim, traditional):
     """Half-split and interleaved pairs."""
     x = random(tokens, heads, dim)
     turn = layers.turns(np.arange(1000, 1000 + tokens), 10000.0 ** (-np.arange(dim // 2) * 2 / dim))
@@ -44,7 +44,7 @@ def test_rope(impl, tokens, heads, dim, traditional):
 
 
 @pytest.mark.parametrize("n", [1, 15, 160, 1001])
-def test_swiglu(impl, n):
+def test_swiglu_matches_its_twin(impl, n):
     gate, up = random(n, spread=5), random(n, seed=2)
     gate[0] = 100 if n % 2 else -100  # e^100 overflows float32
     np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_swiglu_at_the_ends_of_its_exponential(impl):
     assert np.isnan(y[:, 5]).all()
 
 
-def test_every_half(impl):
+def test_every_half_survives_the_way_to_float_and_back(impl):
     """All 65,536 halves to float and back; NaN stays NaN."""
     bits = np.arange(1 << 16, dtype=np.uint16)
     got, want = from_half(bits, impl), bits.view(np.float16).astype(np.float32)
@@ -95,7 +95,7 @@ def test_rounding_to_half(impl):
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize(("tokens", "width", "out"), [(1, 5, 3), (4, 33, 1030)])
-def test_lora_add(impl, tokens, width, out, rank):
+def test_lora_add_matches_its_twin(impl, tokens, width, out, rank):
     """y += s (x A) B, one token and several, in place."""
     x, a, b = random(tokens, width), random(width, rank, seed=3), random(rank, out, seed=4)
     y = random(tokens, out, seed=5)
@@ -111,7 +111,7 @@ def test_lora_add(impl, tokens, width, out, rank):
     ("head_dim", "group", "queries", "past"),
     [(32, 1, 1, 0), (64, 3, 1, 255), (80, 2, 1, 200), (128, 8, 2, 330), (64, 3, 21, 190), (18, 7, 40, 70)],
 )
-def test_attention(impl, head_dim, group, queries, past, window, parts):
+def test_attention_matches_its_twin(impl, head_dim, group, queries, past, window, parts):
     """Causal, windowed, few and many queries, one key range or several merged, against float64."""
     total = past + queries
     frequencies = 10000.0 ** (-np.arange(head_dim // 2) * 2 / head_dim)
@@ -127,7 +127,7 @@ def test_attention(impl, head_dim, group, queries, past, window, parts):
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
 
 
-def test_bad_arguments(impl):
+def test_shapes_that_do_not_fit_are_refused(impl):
     """Shapes that do not fit are refused before C sees them."""
     x = random(2, 4)
     with pytest.raises(ValueError, match="weight has shape"):

@@ -43,7 +43,7 @@ def test_exponentials_of_a_trace_are_within_3_ulp(impl):
 
 @pytest.mark.parametrize("impl", available("dot"))
 @pytest.mark.parametrize("n", [1, 2, 1023, 1025, 70_001])
-def test_dot(impl, n, rng):
+def test_dot_matches_its_twin(impl, n, rng):
     x, y = odd(rng, n), odd(rng, n)
     assert dot(x, y, impl) == pytest.approx(np.dot(x.astype(float), y), abs=2e-6 * n**0.5 + 1e-6)
 
@@ -108,7 +108,7 @@ def test_micro_step_changes_nothing_when_one_weight_would_break(impl, which, bad
 @pytest.mark.parametrize("impl", available("head_add"))
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dim,vocab", SIZES)
-def test_head_add(impl, dim, vocab, rank, rng):
+def test_head_add_matches_its_twin(impl, dim, vocab, rank, rng):
     for tokens in (1, 35):
         h, a, b = odd(rng, tokens, dim), odd(rng, dim, rank), odd(rng, rank, vocab)
         got = odd(rng, tokens, vocab)
@@ -128,7 +128,7 @@ def token(rng, dim, vocab, rank):
 @pytest.mark.parametrize("impl", available("trace_accumulate"))
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dim,vocab", SIZES)
-def test_trace_accumulate(impl, dim, vocab, rank, rng):
+def test_trace_accumulate_matches_its_twin(impl, dim, vocab, rank, rng):
     args = token(rng, dim, vocab, rank)
     *inputs, e_a, e_b = args
     want_a, want_b = e_a.copy(), e_b.copy()
@@ -245,7 +245,7 @@ def test_kl_on_both_sides_of_where_a_bound_serves(impl, near, rng):
 
 @pytest.mark.parametrize("impl", available("evidence_add"))
 @pytest.mark.parametrize("rank,n", [(1, 1), (2, 7), (3, 1025)])
-def test_evidence_add(impl, rank, n, rng):
+def test_evidence_add_matches_its_twin(impl, rank, n, rng):
     held, gradient, information = odd(rng, 3, rank, n), odd(rng, rank, n), odd(rng, rank, n)
     for w, kept in ((0.7, 0.995), (-1.0, 1.0), (0.3, 0.0)):
         got = micro.evidence_add(held, gradient, information, w, kept, impl)
@@ -258,7 +258,7 @@ def test_evidence_add(impl, rank, n, rng):
 @pytest.mark.parametrize(
     "rank,n,part", [(1, 1, (0, 1)), (2, 33, (0, 17)), (2, 33, (17, 33)), (3, 1500, (1, 1499))]
 )
-def test_evidence_push(impl, noise, rank, n, part, rng):
+def test_evidence_push_matches_its_twin(impl, noise, rank, n, part, rng):
     """No other coordinate is written; where chance explains all, nothing is left, nor where nobody spoke."""
     evidence, precision = odd(rng, 3, rank, n), np.abs(odd(rng, n)) + np.float32(0.1)
     evidence[1:] = np.abs(evidence[1:])
@@ -290,7 +290,7 @@ def test_evidence_passes_nan_on(impl, noise, bad, where, rng):
 
 @pytest.mark.parametrize("impl", available("micro_place"))
 @pytest.mark.parametrize("rank,vocab,n", [(1, 1, 1), (2, 33, 5), (3, 1500, 700)])
-def test_micro_place(impl, rank, vocab, n, rng):
+def test_micro_place_matches_its_twin(impl, rank, vocab, n, rng):
     b, block = odd(rng, rank, vocab), odd(rng, rank, n + 2)
     at = np.sort(rng.choice(vocab, n, replace=False)).astype(np.int32)
     for c, s in ((0.7, 1.2), (0.0, 0.5)):
@@ -321,7 +321,7 @@ def test_micro_place_refuses_what_is_beyond_measure(impl, bad, where, rng):
 
 @pytest.mark.parametrize("impl", available("logprobs"))
 @pytest.mark.parametrize("tokens,vocab", [(1, 1), (3, 7), (5, 1025), (2, 4099)])
-def test_logprobs(impl, tokens, vocab, rng):
+def test_logprobs_match_their_twin(impl, tokens, vocab, rng):
     z, y = odd(rng, tokens, vocab, spread=6), rng.integers(0, vocab, tokens, dtype=np.int32)
     np.testing.assert_allclose(micro.logprobs(z, y, impl), micro.logprobs_ref(z, y), atol=1e-5)
     z[:, : vocab // 2] = -np.inf

@@ -78,7 +78,7 @@ def off(ours, want) -> float:
 
 @pytest.mark.parametrize("window", [0, 1, 50, 200])
 @pytest.mark.parametrize("sequence", SHAPES, indirect=True, ids=str)
-def test_hot_pages(sequence, window):
+def test_attention_over_hot_pages_matches_the_twin(sequence, window):
     """Chunks and single tokens, across page ends."""
     for n in (1, 62, 1, 1, 70, 129, 1, 3):
         assert off(*sequence.step(n, window)) < TOLERANCE[HOT]
@@ -86,7 +86,7 @@ def test_hot_pages(sequence, window):
 
 @pytest.mark.parametrize("tier", [WARM, COLD])
 @pytest.mark.parametrize("sequence", [s for s in SHAPES if s[2] >= 30], indirect=True, ids=str)
-def test_lowered_pages(sequence, tier):
+def test_attention_over_lowered_pages_matches_the_twin(sequence, tier):
     """The twin reads the numbers that the lowered pages hold."""
     sequence.step(150)
     k, d = sequence.kernels, sequence.kernels.head_dim

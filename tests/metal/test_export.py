@@ -31,7 +31,7 @@ def test_one_file_each(tmp_path):
     assert len(names) == sum(len(kernel.values) for kernel in export.KERNELS)
 
 
-def test_json(tmp_path):
+def test_json_lists_the_exported_files(tmp_path):
     found = json.loads(doctor(tmp_path, "--json").output)
     assert found["folder"] == str(tmp_path)
     assert sorted(found["files"]) == sorted(file.name for file in tmp_path.iterdir())

@@ -202,7 +202,7 @@ def test_types_as_template_values():
     )
 
 
-def test_sizes():
+def test_sizes_of_llvm_types_are_counted():
     assert [size(x) for x in ("float", "[3 x i16]", "[2 x [5 x float]]", "[4 x <4 x half>]")] == [
         4,
         6,

@@ -123,7 +123,7 @@ def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
         assert f"a{special}b" in tokenizer.decode(ids)
 
 
-def test_starter_chats(starter):
+def test_starter_chats_encode_specials_as_text(starter):
     """All 17 special tokens of the starter in every role; a harmless chat's ids are those of its text."""
     tokenizer = starter.tokenizer
     rendered = (
@@ -174,7 +174,7 @@ def test_system_stays_where_the_template_puts_it():
     )
 
 
-def test_fallbacks():
+def test_a_model_without_a_template_gets_its_vocabularys_form():
     """The form that the vocabulary's special tokens belong to; named lines where there are none."""
     chat = [Message("user", "U"), Message("assistant", "A"), Message("user", "V")]
     assert ChatTemplate(None, SPECIALS).source == CHATML
@@ -218,7 +218,7 @@ def test_broken_templates_one_line(template):
     assert "\n" not in str(caught.value)
 
 
-def test_pick():
+def test_the_template_is_found_in_every_form_of_the_file():
     """tokenizer_config.json has one template, a list of named ones, or a table."""
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert [pick(x) for x in ("A", None, named, {"rag": "R"}, [], [1], {"default": 5})] == [

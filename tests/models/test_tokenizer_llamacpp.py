@@ -34,7 +34,7 @@ def starter(starter_file):
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("text", STRINGS)
-def test_starter_ids(starter, text, special):
+def test_starter_ids_are_llamacpps(starter, text, special):
     """Fifty strings, with and without matching of special tokens."""
     assert_same(*starter, text, special)
 
@@ -61,7 +61,7 @@ def test_starter_ids_of_random_texts(starter, special):
 
 
 @pytest.mark.parametrize("pre", sorted(PATTERNS))
-def test_every_pretokenizer(starter_file, pre, tmp_path):
+def test_every_pretokenizer_cuts_as_llamacpp_does(starter_file, pre, tmp_path):
     """The starter's vocabulary under each pre-tokenizer name that we know, cut as llama.cpp cuts it."""
     keys = {k: v for k, v in read_gguf(starter_file).metadata.items() if k.startswith("tokenizer.")}
     keys = {k: u32(v) if type(v) is int else v for k, v in keys.items()}
@@ -100,7 +100,7 @@ def test_bos_follows_the_file(starter, tmp_path):
         assert (ours.encode("the", add_bos=True)[0] == 1) is (said is not False)
 
 
-def test_pieces(starter):
+def test_pieces_are_llamacpps(starter):
     """token_bytes of every ordinary token equals llama.cpp's piece."""
     ours, oracle = starter
     for i in [*range(17, 400), *np.random.default_rng(0).integers(17, ours.vocab_size, 2000).tolist()]:
