@@ -28,6 +28,7 @@ def pytest_configure():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--write-fields", action="store_true", help="keep the fields of the verbs' JSON")
     parser.addoption("--full", action="store_true", help="every text, every seed: minutes instead of seconds")
     parser.addoption(
         "--write-screens", action="store_true", help="keep the screens of the chat as they are now"
