@@ -2,7 +2,7 @@
 
 Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
 alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
-in a kernels.pages.PageTable. One call at a time for a decoder.
+in a kernels.page_table.PageTable. One call at a time for a decoder.
 """
 
 import ctypes as C
