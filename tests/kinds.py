@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ruvmlx.models.resolve import starter_path
+from ruvmlx.models.starter import starter_path
 
 TESTS = Path(__file__).parent
 KINDS = ("unit", "model", "kernels", "app")
