@@ -23,7 +23,7 @@ from .kv.disk import CacheFolder
 from .lora.residency import Residency, Resident
 from .models.model import Model
 from .platform.cpu import total_memory
-from .platform.memory import Held, peak, resident
+from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
 from .sampling import check_sampling
 from .sona.adapter_history import LearnStatus
@@ -456,10 +456,10 @@ class Runtime(Chatting):
 
     # -- memory --------------------------------------------------------------------------------------
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUse:
         """What of the machine's memory this process holds, and for what."""
         pool, now = getattr(self.backend, "pool", None), resident()
-        return Held(
+        return MemoryUse(
             model=self.backend.nbytes,
             kv=self.engine.sessions.nbytes,
             adapters=sum(adapter.bytes for adapter in self._adapters.tiers()),

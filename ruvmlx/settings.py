@@ -19,7 +19,7 @@ _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
-BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
+BACKENDS = ("auto", "mlx", "native", "reference")
 _ALLOWED = {
     "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
     "kv": (re.compile("auto|tiered|f16"), "auto, tiered or f16"),
@@ -39,7 +39,7 @@ _ALLOWED = {
 # name -> (type, default, meaning). None: the model's own value, or the engine's.
 SETTINGS: dict[str, tuple[type, Any, str]] = {
     "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
-    "backend": (str, "auto", "auto, mlx, native, hybrid or reference"),
+    "backend": (str, "auto", "auto, mlx, native or reference"),
     "threads": (int, None, "CPU threads; all physical cores by default"),
     "kv": (str, None, "KV cache: tiered (f16, then 8 bits, then 4 bits by age; where built), f16 or auto"),
     "kv_tiers": (str, None, "hot,warm: tokens in f16 and up to which 8 bits; auto is what was measured"),

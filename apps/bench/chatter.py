@@ -38,7 +38,7 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChatterSettings:
     """rate: tokens a second of a paced source, 0 for the model itself. tokens: of each reply at most.
     ratings: that are given before, so that training is due. idle_after: seconds."""
 
@@ -112,7 +112,7 @@ class PacedRun:
         """Nothing is learned from a reply that was written in advance."""
 
 
-def opened(settings: Settings, tell: Tell) -> ChatRuntime:
+def opened(settings: ChatterSettings, tell: Tell) -> ChatRuntime:
     adapter = "bench" if settings.ratings else None
     runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
     if settings.rate:
@@ -133,7 +133,7 @@ def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
                 tell({"cache": chunk.response.kv.bytes})
             yield chunk
 
-    runtime.generate = told  # type: ignore[method-assign]
+    runtime.generate = told  # type: ignore[method-assign, assignment]
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
@@ -161,7 +161,7 @@ def _train_on_and_on(runtime: Runtime) -> None:
 
 
 def main() -> int:
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = ChatterSettings(**json.loads(sys.argv[1]))
     from ..chat import idle
     from ..chat.app import ChatApp
 
@@ -177,7 +177,7 @@ def main() -> int:
             watched(app)
             tell({"phase": app.phase, "at": time.monotonic()})
 
-        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign]
+        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign, assignment]
         greedy = Sampling(temperature=0.0)
         return run_chat(lambda: opened(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ruvmlx.engine.types import Chunk, Sampling
 from ruvmlx.errors import NotFound
-from ruvmlx.platform.memory import Held
+from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import LearningState, LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow, Store
 
@@ -155,7 +155,7 @@ class ChatRuntime(Protocol):
     def learning(self) -> LearningState:
         """All that is shown of what was learned. NotFound when it runs without an adapter."""
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUse:
         """What the process holds of the machine's memory, and for what."""
 
     def notice(self, reply_id: str, what: str) -> bool:

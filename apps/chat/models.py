@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ruvmlx.models.resolve import list_local_models
+from ruvmlx.models.local import list_local_models
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.text import one_line
