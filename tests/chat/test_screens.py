@@ -4,6 +4,7 @@ After a change that is wanted: `pytest tests/chat/test_screens.py --write-screen
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,7 @@ def newest(rows):
 class Shelf:
     """Three chats of long ago."""
 
-    def sessions(self):
+    def all(self):
         titles = ("Sorting rows by time", "Was kostet die Welt?", "日本語のテキスト " * 9)
         return [SessionRow(f"s{n}", title, None, "m", n + 2, 0.0) for n, title in enumerate(titles)]
 
@@ -50,7 +51,7 @@ class Shelf:
 class Settled(ScriptedRuntime):
     """A scripted runtime that has learned something."""
 
-    store = Shelf()
+    store = SimpleNamespace(chats=Shelf())
 
     def learning(self):
         recent = [
