@@ -23,7 +23,7 @@ def test_sizes(count, shown):
 
 GROW = """
 import numpy as np
-from ruvmlx import memory
+from ruvmlx.platform import memory
 before = memory.resident()
 block = np.ones(200 << 20, np.uint8)
 held = memory.resident()
