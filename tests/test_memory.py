@@ -17,7 +17,7 @@ from .test_runtime import say
 @pytest.mark.parametrize(
     ("count", "shown"), [(0, "0 B"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (3 << 29, "1.5 GiB")]
 )
-def test_sizes(count, shown):
+def test_sizes_are_read_and_shown(count, shown):
     assert size(count) == shown
 
 

@@ -85,7 +85,7 @@ def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
 
 
 def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
-    """The fields of CLI.md, for --json."""
+    """The fields that docs/scripts.md lists, for --json."""
     report = {
         "reply_id": response.request_id,
         "text": response.text,
