@@ -4,6 +4,8 @@ One line each: what failed, what was got, what was expected, what to do next.
 `exit_code` is what the command line returns; docs/scripts.md lists them.
 """
 
+from .text import one_line
+
 
 class RuvmlxError(Exception):
     """Base of all errors that are the user's business."""
@@ -66,3 +68,11 @@ class Interrupted(RuvmlxError):
     """The user stopped it."""
 
     exit_code = 130
+
+
+def error_line(error: BaseException) -> str:
+    """Any error on one line; its class is named only if the text was not written for users."""
+    text = one_line(str(error))
+    if isinstance(error, RuvmlxError):
+        return text
+    return f"unexpected {type(error).__name__}: {text}" if text else f"unexpected {type(error).__name__}"

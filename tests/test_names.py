@@ -13,21 +13,11 @@ ROOT = Path(__file__).parents[1]
 MOST_METHODS, MOST_LINES, LONGEST_CHAIN = 30, 400, 2
 
 # Class names that are defined more than once.
-SHARED_NAMES = {"Below", "Entry", "Example", "Found", "Stopped", "Text"}
+SHARED_NAMES = {"Below", "Example", "Found", "Stopped", "Text"}
 # Classes with more than MOST_METHODS methods.
-BIG_CLASSES = {"ChatApp", "ChatRuntime", "Learner", "Ledger", "Neutral", "PlainChat", "Runtime"}
+BIG_CLASSES = {"Learner", "Ledger", "Neutral", "Runtime"}
 # Classes at the end of a chain of more than LONGEST_CHAIN classes of our own.
-LONG_CHAINS = {
-    "ChatApp",
-    "ComparingApp",
-    "IdleApp",
-    "LibraryApp",
-    "SwitchingApp",
-    "WritingApp",
-    "Stoppable",
-    "_MakingRoom",
-    "_Noting",
-}
+LONG_CHAINS: set[str] = set()
 # Modules of more than MOST_LINES lines.
 LONG_MODULES = {"ruvmlx/runtime.py"}
 

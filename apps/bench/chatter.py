@@ -20,7 +20,6 @@ from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Runtime
 
 from ..chat import run_chat
-from ..chat.contract import ChatRuntime
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -112,7 +111,7 @@ class PacedRun:
         """Nothing is learned from a reply that was written in advance."""
 
 
-def opened(settings: ChatterSettings, tell: Tell) -> ChatRuntime:
+def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
     adapter = "bench" if settings.ratings else None
     runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
     if settings.rate:

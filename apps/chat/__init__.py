@@ -1,4 +1,15 @@
-"""The chat: a Textual app, and a linear mode for pipes and screen readers."""
+"""The chat: a Textual app, and a linear mode for pipes and screen readers.
+
+    commands.py   the table of slash commands, which both modes and the palette read
+    steps/        what a command does with the runtime; the same in both modes
+    state.py      the chat that is open, and a step's outcome
+    plain.py      the linear mode: takes steps and prints their outcomes
+    app.py        the app: keys, widgets, and which action each key calls
+    actions/      what the app does beyond showing an outcome: replies that grow, ratings, screens
+    context.py    what actions and screens share: the host, the state, the widgets
+
+ruvmlx/host.py has the thread that owns the model. A new command is a row in commands.py and a step.
+"""
 
 import os
 import sys
@@ -6,10 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ruvmlx.engine.types import Sampling
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, error_line
 
 if TYPE_CHECKING:
-    from .contract import ChatOptions
+    from .options import ChatOptions
 
 # Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo
 # of a key, too. At 120 a key waits for 4 ms more behind a frame of a reply; frames are no more for it.
@@ -34,7 +45,7 @@ def run_chat(
     keys: str = "",
 ) -> int:
     """Chat until the user leaves; the exit code. Falls back to plain where there is no terminal."""
-    from .contract import ChatOptions
+    from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
     options = ChatOptions(chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys)
@@ -42,8 +53,6 @@ def run_chat(
     try:
         return (_plain if linear else _app)(open_runtime, options)
     except RuvmlxError as error:
-        from .describe import error_line
-
         print(f"ruvmlx: {error_line(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What both kinds of chat do with saved chats: list and find them, name, copy, write and read files."""
+"""Saved chats, for the app and the plain mode: list, find, rename, export to a file, import."""
 
 import json
 import time
@@ -7,16 +7,15 @@ from pathlib import Path
 
 from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
 from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.runtime import Runtime
 from ruvmlx.text import excerpt, one_line
-
-from .contract import ChatRuntime
 
 ID_LENGTH = 12  # shorter figures are places in the list
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A chat in a list, safe to show. said: the words that were searched for, where they stand."""
+class ChatEntry:
+    """A chat in a list, safe to show. said: where the words of the search were found."""
 
     id: str
     title: str
@@ -33,21 +32,23 @@ class Entry:
         return time.strftime("%b %d" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
 
 
-def entries(runtime: ChatRuntime, words: str = "") -> list[Entry]:
+def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     """All chats, or those with these words in them; the newest first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
-        return [Entry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated) for s in store.chats.all()]
-    found: dict[str, Entry] = {}
+        return [
+            ChatEntry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated) for s in store.chats.all()
+        ]
+    found: dict[str, ChatEntry] = {}
     for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
-            found[s.id] = Entry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated, said)
+            found[s.id] = ChatEntry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated, said)
     return sorted(found.values(), key=lambda entry: -entry.updated)
 
 
-def lines(runtime: ChatRuntime, words: str = "") -> list[str]:
+def lines(runtime: Runtime, words: str = "") -> list[str]:
     """The list as /chats says it."""
     listed = entries(runtime, words)
     if not listed:
@@ -60,7 +61,7 @@ def lines(runtime: ChatRuntime, words: str = "") -> list[str]:
     ]
 
 
-def find(runtime: ChatRuntime, argument: str) -> str:
+def find(runtime: Runtime, argument: str) -> str:
     """ "2" is the second of all chats; anything else a chat's id, or a unique beginning of it."""
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
@@ -72,18 +73,18 @@ def find(runtime: ChatRuntime, argument: str) -> str:
     return runtime.store.chats.find(argument)
 
 
-def title(runtime: ChatRuntime, session: str) -> str:
+def title(runtime: Runtime, session: str) -> str:
     return one_line(runtime.store.chats.get(session).title) or "Untitled"
 
 
-def rename(runtime: ChatRuntime, session: str, words: str) -> str:
+def rename(runtime: Runtime, session: str, words: str) -> str:
     if not one_line(words):
         raise UsageError("a title needs a word; try /title My chat")
     runtime.store.chats.set_title(session, one_line(words))
     return f"Title: {title(runtime, session)}"
 
 
-def export(runtime: ChatRuntime, session: str, file: str) -> str:
+def export(runtime: Runtime, session: str, file: str) -> str:
     """Write a chat: all of it as .json, the conversation as Markdown otherwise. Says where it is."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
@@ -95,7 +96,7 @@ def export(runtime: ChatRuntime, session: str, file: str) -> str:
     return f"Written: {path.absolute()}"
 
 
-def take_up(runtime: ChatRuntime, file: str) -> str:
+def import_file(runtime: Runtime, file: str) -> str:
     """Import a chat; its id."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")

@@ -1,7 +1,8 @@
 """The list of saved chats: type to search all that was said, Enter opens."""
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from textual import on, work
@@ -13,10 +14,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from . import chat_files, describe, keys
+from ruvmlx.errors import error_line
+from ruvmlx.runtime import Runtime
 
-if TYPE_CHECKING:
-    from .library import LibraryApp
+from . import chat_files, keys
+from .context import ChatContext
 
 SEARCH = "Search all chats"
 
@@ -31,20 +33,14 @@ class ChatsScreen(ModalScreen[str | None]):
         Binding("ctrl+z", "bring_back", "Bring back", show=False, priority=True, id="chat_bring_back"),
     ]
 
-    def __init__(self, words: str = "") -> None:
+    def __init__(self, chat: ChatContext, words: str = "") -> None:
         super().__init__()
+        self._chat = chat
         self._words = words
-        self._entries: list[chat_files.Entry] = []
-        self._naming: chat_files.Entry | None = None  # the chat that gets another title
+        self._entries: list[chat_files.ChatEntry] = []
+        self._naming: chat_files.ChatEntry | None = None  # the chat that gets another title
         self._found = asyncio.Event()  # the list is what the words ask for
         self.deleted: list[str] = []
-
-    @property
-    def chat(self) -> "LibraryApp":
-        from .library import LibraryApp
-
-        assert isinstance(self.app, LibraryApp)
-        return self.app
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
@@ -69,11 +65,11 @@ class ChatsScreen(ModalScreen[str | None]):
         return self.query_one(OptionList)
 
     @property
-    def highlighted(self) -> chat_files.Entry | None:
+    def highlighted(self) -> chat_files.ChatEntry | None:
         at = self.options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
-    async def _chosen(self) -> chat_files.Entry | None:
+    async def _chosen(self) -> chat_files.ChatEntry | None:
         """The chat under the bar, once all that was typed before has been searched for: a priority binding's
         key overtakes the letters that still wait in the input's queue."""
         for pump in (self.query_one(Input), self):  # the letters, then the change that they made
@@ -91,9 +87,9 @@ class ChatsScreen(ModalScreen[str | None]):
     @work(exclusive=True, group="search")
     async def _show(self, words: str, keep: str | None) -> None:
         try:
-            self._entries = await self.chat.runtime.call_between(lambda r: chat_files.entries(r, words))
+            self._entries = await self._chat.host.call_between(lambda r: chat_files.entries(r, words))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(describe.error_line(error))
+            self._say(error_line(error))
             self._found.set()
             return
         self.options.clear_options()
@@ -105,9 +101,9 @@ class ChatsScreen(ModalScreen[str | None]):
         self.options.highlighted = (places or [0])[0] if self._entries else None
         self._found.set()
 
-    def _row(self, entry: chat_files.Entry) -> Content:
+    def _row(self, entry: chat_files.ChatEntry) -> Content:
         """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
-        mark = "● " if entry.id == self.chat.session else "  "
+        mark = "● " if entry.id == self._chat.state.session else "  "
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
         title = entry.title if cell_len(entry.title) <= room else set_cell_size(entry.title, room - 1) + "…"
@@ -167,7 +163,7 @@ class ChatsScreen(ModalScreen[str | None]):
         self._say(self._hints)
 
     @work
-    async def _give_title(self, entry: chat_files.Entry, title: str) -> None:
+    async def _give_title(self, entry: chat_files.ChatEntry, title: str) -> None:
         self._end_naming()
         if await self._done(lambda runtime: chat_files.rename(runtime, entry.id, title)):
             self._search(entry.id)
@@ -191,11 +187,11 @@ class ChatsScreen(ModalScreen[str | None]):
                 self._search(session)
                 self._say(self._hints)
 
-    async def _done(self, work) -> bool:
+    async def _done(self, work: Callable[[Runtime], object]) -> bool:
         try:
-            await self.chat.runtime.call_between(work)
+            await self._chat.host.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(describe.error_line(error))
+            self._say(error_line(error))
             return False
         return True
 

@@ -1,12 +1,20 @@
-"""Slash commands: one table and one parser for the app and the plain mode."""
+"""Slash commands: one table for the app, the plain mode and the command palette, and one parser.
+
+A new command is a row here and a step in `steps/`. Only if the app has a better way than to show the step's
+outcome (a screen, a reply that grows) is there an action in `actions/` as well.
+"""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ruvmlx.errors import UsageError
+from ruvmlx.ratings import RATINGS
+from ruvmlx.runtime import Runtime
 
-RATINGS = ("up", "down", "1", "2", "3", "4", "5")
+from .arguments import RATE_USAGE
+from .state import ChatState, Outcome, Step
+from .steps import compare, library, models, rate, write
 
 
 @dataclass(frozen=True)
@@ -19,40 +27,142 @@ class Command:
 
 @dataclass(frozen=True)
 class Spec:
-    usage: str
+    """A row of the table."""
+
+    usage: str  # as /help shows it; "" for a command that the row before tells of
     help: str
+    step: Step  # what it does with the runtime
+    app: str = ""  # the app's own way: a method of `actions.Actions`, called with the argument
+    title: str = ""  # what the palette calls it; "" keeps it out
+    presets: dict[str, str] = field(default_factory=dict)  # argument -> title of one more palette entry
     takes_argument: bool = False
+    asks: bool = False  # chosen in the palette it goes into the input: the user adds words
+    during_reply: bool = False  # it need not wait for the reply that is being written
+
+
+def help_step(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome("\n".join(help_lines()))
+
+
+def quit_step(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome(leaves=True)
 
 
 COMMANDS = {
-    "rate": Spec("/rate up|down|1-5 [NOTE]", "rate the reply; short: /up /down /1 ... /5", True),
-    "undo": Spec("/undo", "take the last rating back"),
-    "rollback": Spec("/rollback N", "use version N of what was learned; 0: nothing", True),
-    "learning": Spec("/learning", "what was learned, and what the machine does"),
-    "again": Spec("/again", "write the reply again, beside this one"),
-    "more": Spec("/more", "go on with a reply that was cut or stopped"),
-    "edit": Spec("/edit [TEXT]", "put your last question in other words", True),
-    "next": Spec("/next, /prev", "flip through the replies in this place"),
-    "compare": Spec("/compare [TEXT]", "answer with and without what was learned", True),
-    "choose": Spec("/choose 1|2", "which of the two is better; it is rated up", True),
-    "copy": Spec("/copy [N]", "copy the reply, or its code block N", True),
-    "chats": Spec("/chats [WORDS]", "your chats, or those with these words", True),
-    "open": Spec("/open ID|N", "go on with a chat; N counts in /chats", True),
-    "new": Spec("/new", "start a new chat"),
-    "title": Spec("/title TEXT", "give this chat another title", True),
-    "fork": Spec("/fork", "go on in a copy of this chat"),
-    "delete": Spec("/delete", "delete this chat; /restore brings it back"),
-    "export": Spec("/export FILE", "write this chat as .md or .json", True),
-    "import": Spec("/import FILE", "take up a chat from a .json file", True),
-    "system": Spec("/system [TEXT|none]", "show or change the system prompt", True),
-    "model": Spec("/model [NAME|N]", "change the model; the chat stays", True),
-    "models": Spec("/models", "the models that are here, numbered for /model"),
-    "adapters": Spec("/adapters", "the adapters that there are"),
-    "adapter": Spec("/adapter [NAME|none]", "show or change the adapter", True),
-    "status": Spec("/status", "the model, and what it has learned"),
-    "help": Spec("/help", "this list"),
-    "quit": Spec("/quit", "leave; the chat is saved"),
-}
+    "rate": Spec(
+        RATE_USAGE, "rate the reply; short: /up /down /1 ... /5", rate.rate, "rate.rate_as_typed",
+        "Rate with stars and a note", {"up": "Rate up", "down": "Rate down"},
+        takes_argument=True, asks=True, during_reply=True,
+    ),
+    "undo": Spec(
+        "/undo", "take the last rating back", rate.undo,
+        title="Take the last rating back", during_reply=True,
+    ),
+    "rollback": Spec(
+        "/rollback N", "use version N of what was learned; 0: nothing", rate.rollback,
+        title="Roll back what was learned", takes_argument=True, asks=True,
+    ),
+    "learning": Spec(
+        "/learning", "what was learned, and what the machine does", rate.learning, "panel.toggle",
+        "Learning and machine: the side panel", during_reply=True,
+    ),
+    "again": Spec(
+        "/again", "write the reply again, beside this one", write.again, "write.again",
+        "Write the reply again",
+    ),
+    "more": Spec(
+        "/more", "go on with a reply that was cut or stopped", write.more, "write.more",
+        "Go on with a cut reply",
+    ),
+    "edit": Spec(
+        "/edit [TEXT]", "put your last question in other words", write.edit, "write.edit_as_typed",
+        "Edit the question", takes_argument=True,
+    ),
+    "next": Spec(
+        "/next, /prev", "flip through the replies in this place", write.next_reply, "write.next",
+        "Next reply in this place",
+    ),
+    "prev": Spec("", "", write.previous_reply, "write.previous", "Previous reply in this place"),
+    "compare": Spec(
+        "/compare [TEXT]", "answer with and without what was learned", compare.compare_replies, "compare.ask",
+        "Compare with the untouched model", takes_argument=True,
+    ),
+    "choose": Spec(
+        "/choose 1|2", "which of the two is better; it is rated up", compare.choose, "compare.choose",
+        "Choose one of the compared replies", takes_argument=True, asks=True,
+    ),
+    "copy": Spec(
+        "/copy [N]", "copy the reply, or its code block N", write.copy, "clipboard.copy",
+        "Copy the reply", takes_argument=True,
+    ),
+    "chats": Spec(
+        "/chats [WORDS]", "your chats, or those with these words", library.list_chats, "library.choose",
+        "Chats: list and search", takes_argument=True,
+    ),
+    "open": Spec(
+        "/open ID|N", "go on with a chat; N counts in /chats", library.open_chat, takes_argument=True
+    ),
+    "new": Spec("/new", "start a new chat", library.new_chat, title="New chat"),
+    "title": Spec(
+        "/title TEXT", "give this chat another title", library.title,
+        title="Rename this chat", takes_argument=True, asks=True,
+    ),
+    "fork": Spec("/fork", "go on in a copy of this chat", library.fork, title="Fork this chat"),
+    "delete": Spec(
+        "/delete", "delete this chat; /restore brings it back", library.delete, title="Delete this chat"
+    ),
+    "restore": Spec("", "", library.restore, title="Bring back a deleted chat"),
+    "export": Spec(
+        "/export FILE", "write this chat as .md or .json", library.export,
+        title="Export this chat to a file", takes_argument=True, asks=True,
+    ),
+    "import": Spec(
+        "/import FILE", "take up a chat from a .json file", library.import_file,
+        title="Import a chat from a file", takes_argument=True, asks=True,
+    ),
+    "system": Spec(
+        "/system [TEXT|none]", "show or change the system prompt", models.system,
+        title="System prompt of this chat", takes_argument=True, asks=True,
+    ),
+    "model": Spec(
+        "/model [NAME|N]", "change the model; the chat stays", models.use_model, "models.use_as_typed",
+        "Model by its name: a repository, a folder, a file", takes_argument=True, asks=True,
+    ),
+    "models": Spec(
+        "/models", "the models that are here, numbered for /model", models.list_models, "models.choose",
+        "Models: list and change",
+    ),
+    "adapters": Spec(
+        "/adapters", "the adapters that there are", models.list_adapters, "models.choose_adapter",
+        "Adapters: list and change",
+    ),
+    "adapter": Spec(
+        "/adapter [NAME|none]", "show or change the adapter", models.use_adapter,
+        title="Adapter by its name", takes_argument=True, asks=True,
+    ),
+    "status": Spec(
+        "/status", "the model, and what it has learned", models.status, title="Status of model and learning"
+    ),
+    "help": Spec("/help", "this list", help_step, "help", "All commands and keys", during_reply=True),
+    "quit": Spec("/quit", "leave; the chat is saved", quit_step, "leave.leave_as_typed", during_reply=True),
+}  # fmt: skip
+
+KEYS_HELP = (
+    ("", ""),
+    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
+    ("Esc", "stop a reply and keep its text"),
+    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
+    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
+    ("Tab, then r m e ← →", "again, more, edit the question, flip"),
+    ("Tab, then y c", "copy the reply, its code"),
+    ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
+    ("↑ ↓", "in the first and last line: what you wrote before"),
+    ("F2", "side panel: what was learned, the machine"),
+    ("F3, F4", "models, adapters"),
+    ("PgUp, PgDn", "scroll"),
+    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
+)
+
 _SHORT = {
     **{word: Command("rate", word) for word in RATINGS},
     "+": Command("rate", "up"),
@@ -61,7 +171,6 @@ _SHORT = {
     "exit": Command("quit"),
     "q": Command("quit"),
 }
-_TOLD_OF_AT = {"prev": "next", "restore": "delete"}  # commands that share another one's line
 # "/usr/bin is full" and "/ what?" are no commands; "//text" sends "/text".
 _FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
 
@@ -81,18 +190,23 @@ def parse(text: str) -> Command | None:
 
 
 def _known(command: Command) -> Command:
-    if _TOLD_OF_AT.get(command.name, command.name) not in COMMANDS:
+    if command.name not in COMMANDS:
         raise UsageError(
             f"no command /{command.name}; /help lists them, and //{command.name} sends it as text"
         )
-    if command.argument and not spec(command.name).takes_argument:
+    if command.argument and not COMMANDS[command.name].takes_argument:
         raise UsageError(f"/{command.name} takes nothing after it, got {command.argument[:40]!r}")
     return command
 
 
-def spec(name: str) -> Spec:
-    """What is told of a command that there is."""
-    return COMMANDS[_TOLD_OF_AT.get(name, name)]
+def help_of(name: str) -> tuple[str, str]:
+    """Usage and help of a command; of one without its own line, that of the line before."""
+    shown = ("", "")
+    for other, row in COMMANDS.items():
+        shown = (row.usage, row.help) if row.usage else shown
+        if other == name:
+            break
+    return shown
 
 
 def message_text(text: str) -> str:
@@ -100,34 +214,8 @@ def message_text(text: str) -> str:
     return text[1:] if text.startswith("//") else text
 
 
-def parse_rating(argument: str) -> tuple[str, str]:
-    """ "up too long" -> ("up", "too long")."""
-    word, _, note = argument.partition(" ")
-    rating = {"+": "up", "-": "down"}.get(word, word.lower())
-    if rating not in RATINGS:
-        raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {COMMANDS['rate'].usage}")
-    return rating, note.strip()
-
-
-def parse_number(argument: str, last: int, what: str) -> int | None:
-    """ "2" -> 2, "" -> None; UsageError unless 1 to `last`."""
-    if not argument:
-        return None
-    if not last:
-        raise UsageError(f"there are no {what} in it")
-    if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
-        raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
-    return int(argument)
-
-
-def parse_version(argument: str) -> int:
-    if not argument.isascii() or not argument.isdigit():
-        raise UsageError(f"a version is a number that /learning shows, got {argument[:20]!r}")
-    return int(argument[:9])
-
-
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
     """The commands, and `more` rows of the same kind, in two columns."""
-    rows = [(spec.usage, spec.help) for spec in COMMANDS.values()] + list(more)
+    rows = [(row.usage, row.help) for row in COMMANDS.values() if row.usage] + list(more)
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

@@ -1,18 +1,20 @@
-"""A comparison: one question, answered with and without what was learned; choosing one is a rating.
+"""A comparison: one question, answered with and without what was learned. The chosen reply is rated up.
 
-Which is which is told only afterwards. Both replies stay in the chat, side by side as any others are.
+The user learns which is which only afterwards. Both replies stay in the chat as alternatives in one place.
 """
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.host import BeginReply
+from ruvmlx.runtime import Runtime
 
-from .contract import ChatRuntime, learned
+from .options import ChatOptions
+from .view_model import learn_status
 
 SIDES = ("without what was learned", "with what was learned")
 _shuffle = random.SystemRandom()
@@ -20,6 +22,8 @@ _shuffle = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Candidate:
+    """One of the two replies. message: its id; learned: written with what was learned."""
+
     message: int
     learned: bool
 
@@ -29,43 +33,41 @@ class Candidate:
 
 
 def order() -> list[bool]:
-    """Whether the first, and the second, is made with what was learned."""
+    """For the first and the second reply: is it written with what was learned? Random."""
     sides = [True, False]
     _shuffle.shuffle(sides)
     return sides
 
 
-def check(runtime: ChatRuntime, session: str, text: str) -> None:
-    """Is there something to compare? NotFound says what is missing."""
-    known = learned(runtime)
+def check(runtime: Runtime, session: str, text: str) -> None:
+    """Raise NotFound, with what is missing, if there is nothing to compare."""
+    known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so both replies would be the same model's; rate some first")
     if not text and not any(turn.role == "user" for turn in runtime.turns(session)):
         raise NotFound("there is no question yet; /compare and a question asks one")
 
 
-def writing(
-    session: str, text: str, first: bool, with_learned: bool, how: Callable[[threading.Event], dict[str, Any]]
-) -> Callable[[ChatRuntime, threading.Event], Iterator[Chunk]]:
-    """What streams one side. A new question is asked by the first; text "" is the last one again."""
+def writing(session: str, text: str, first: bool, with_learned: bool, options: ChatOptions) -> BeginReply:
+    """Streams one side. The first one asks the new question; text "" is the last question again."""
 
-    def begin(runtime: ChatRuntime, cancel: threading.Event) -> Iterator[Chunk]:
+    def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         if first and text:
-            return runtime.say(session, text, **how(cancel), untouched=not with_learned)
-        return runtime.again(session, **how(cancel), untouched=not with_learned)
+            return runtime.say(session, text, **options.for_reply(cancel), untouched=not with_learned)
+        return runtime.again(session, **options.for_reply(cancel), untouched=not with_learned)
 
     return begin
 
 
-def candidate(runtime: ChatRuntime, session: str, with_learned: bool) -> Candidate:
-    """The side that has just been written."""
+def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
+    """The reply that has just been written."""
     message = runtime.turns(session)[-1].id
     assert message is not None
     return Candidate(message, with_learned)
 
 
 def choice(argument: str, candidates: list[Candidate]) -> Candidate:
-    """ "1" or "2" -> that side."""
+    """ "1" or "2" -> that reply."""
     if len(candidates) < 2:
         raise NotFound("there are no two replies to choose from; /compare writes them")
     if argument not in ("1", "2"):

@@ -1,6 +1,7 @@
 """Two replies to one question, side by side."""
 
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -10,12 +11,12 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from . import compare, describe, keys
-from .messages import Reply
-from .stream import show_reply
+from ruvmlx.errors import error_line
 
-if TYPE_CHECKING:
-    from .comparing import ComparingApp
+from . import compare, keys
+from .context import ChatContext
+from .messages import ReplyMessage
+from .stream import show_reply
 
 
 class CompareScreen(ModalScreen[int | None]):
@@ -34,24 +35,17 @@ class CompareScreen(ModalScreen[int | None]):
         Binding("pagedown", "scroll(20)", "Page down", show=False, priority=True, id="list_page_down"),
     ]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, chat: ChatContext, text: str) -> None:
         super().__init__()
-        self._text = text
+        self._chat, self._text = chat, text
         self.candidates: list[compare.Candidate] = []
         self._busy, self._stopped = True, False
-
-    @property
-    def chat(self) -> "ComparingApp":
-        from .comparing import ComparingApp
-
-        assert isinstance(self.app, ComparingApp)
-        return self.app
 
     def compose(self) -> ComposeResult:
         with Vertical(id="compare"):
             with Horizontal():
                 for number in (1, 2):
-                    side = VerticalScroll(Reply(), can_focus=False, classes="side")
+                    side = VerticalScroll(ReplyMessage(), can_focus=False, classes="side")
                     side.border_title = str(number)
                     yield side
             yield Static(f"{self._close_key} Stop", markup=False, id="hints")
@@ -69,28 +63,28 @@ class CompareScreen(ModalScreen[int | None]):
         return f"{left} the left is better   {right} the right   {self._close_key} Neither"
 
     def on_mount(self) -> None:
-        for reply in self.query(Reply):
+        for reply in self.query(ReplyMessage):
             reply.can_focus = False
         self._write()
 
     @work
     async def _write(self) -> None:
         """One after the other: the model is one. What goes wrong is said, and there is nothing to choose."""
-        chat, session = self.chat, self.chat.session
+        chat, session = self._chat, self._chat.state.session
         try:
-            for first, (reply, learned) in enumerate(zip(self.query(Reply), compare.order(), strict=True)):
-                begin = compare.writing(session, self._text, first == 0, learned, chat.how)
-                response = await show_reply(reply, chat.runtime.write(begin), chat.status)
+            sides = zip(self.query(ReplyMessage), compare.order(), strict=True)
+            for first, (reply, learned) in enumerate(sides):
+                begin = compare.writing(session, self._text, first == 0, learned, chat.options)
+                response = await show_reply(reply, chat.host.write(begin), chat.status)
                 if response:
                     await reply.finish(response.text, response.finish_reason)
                     reply.ending = ""
-                    self.candidates.append(
-                        await chat.runtime.call(lambda r, side=learned: compare.candidate(r, session, side))
-                    )
+                    written = partial(compare.candidate, session=session, with_learned=learned)
+                    self.candidates.append(await chat.host.call(written))
                 if self._stopped:
                     break
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(f"{describe.error_line(error)}   {self._close_key} Close")
+            self._say(f"{error_line(error)}   {self._close_key} Close")
             self.candidates = []
             return
         finally:
@@ -105,7 +99,7 @@ class CompareScreen(ModalScreen[int | None]):
         """While they are written it stops; then it closes."""
         if self._busy:
             self._stopped = True
-            self.chat.runtime.stop()
+            self._chat.host.stop()
         else:
             self.dismiss(None)
 

@@ -1,13 +1,12 @@
-"""Numbers as people read them: short signs for the app, words for the plain mode."""
+"""Numbers as text: short signs for the app, words for the plain mode."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ruvmlx.errors import RuvmlxError
-from ruvmlx.runtime import LearnStatus, RatingResult
+from ruvmlx.runtime import LearnStatus, RatingResult, Runtime
 from ruvmlx.text import one_line
 
-from .contract import ChatRuntime, learned
+from .view_model import learn_status
 
 
 def rating_mark(rating: str) -> str:
@@ -93,14 +92,14 @@ def rolled_back(status: LearnStatus) -> str:
     return f"Version {status.adapter_version} is in use, from {status.ratings} ratings."
 
 
-def status_lines(runtime: ChatRuntime) -> list[str]:
+def status_lines(runtime: Runtime) -> list[str]:
     """What /status says."""
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
         f"context   {runtime.model.config.max_context:,} tokens",
     ]
-    known = learned(runtime)
+    known = learn_status(runtime)
     if known is None:
         return [*lines, "adapter   none: this chat does not learn"]
     return [
@@ -111,7 +110,7 @@ def status_lines(runtime: ChatRuntime) -> list[str]:
     ]
 
 
-def adapter(runtime: ChatRuntime) -> str:
+def adapter(runtime: Runtime) -> str:
     """What /adapter says: the one in use, and which others there are."""
     label = runtime.adapter_label
     said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
@@ -124,9 +123,7 @@ def system_prompt(text: str | None) -> str:
     return f"System prompt: {text}" if text else "No system prompt."
 
 
-def error_line(error: BaseException) -> str:
-    """Any error on one line; the kind is named only where it was not meant for people."""
-    text = one_line(str(error))
-    if isinstance(error, RuvmlxError):
-        return text
-    return f"unexpected {type(error).__name__}: {text}" if text else f"unexpected {type(error).__name__}"
+def bar(fraction: float, cells: int = 5) -> str:
+    """0.3 -> "▰▰▱▱▱"; anything above nothing fills one cell."""
+    filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
+    return "▰" * filled + "▱" * (cells - filled)

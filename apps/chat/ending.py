@@ -1,6 +1,6 @@
-"""The end that comes from outside: the terminal is closed, the process is told to end, a reader leaves.
+"""Ends from outside: the terminal is closed, a signal ends the process, the reader of a pipe leaves.
 
-What was said so far is kept in every case; the callers stop the reply, which commits it, and then leave.
+The callers stop the reply, which commits what was written so far, and then leave. So nothing is lost.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
 def exit_code(signum: int) -> int:
-    """As a shell reports a process that a signal ended."""
+    """The exit code that a shell reports for a process ended by this signal."""
     return 128 + signum
 
 
 @contextlib.contextmanager
 def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
-    """handler(signum) in the main thread while this lasts. A signal that is ignored (nohup) stays so."""
+    """Call handler(signum) in the main thread for these signals. Ignored signals (nohup) stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,7 +36,7 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 
 def let_go(*streams: TextIO | None) -> None:
-    """A stream whose other side has gone holds nothing back: at exit Python would fail to flush it."""
+    """Flush the streams; one whose reader has gone is pointed at /dev/null, or Python's exit would fail."""
     for stream in streams:
         if stream is None:
             continue

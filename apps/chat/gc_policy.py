@@ -1,26 +1,26 @@
-"""Python's search for garbage, kept from between a key and its echo.
+"""When Python collects garbage: not between a key press and its echo.
 
-A full search visits every object of the process and stops the app for 0.2 s in a long chat. It is due after
-so many new widgets, so it came while a reply grew. Here what has lived for a moment is set aside, where no
-search goes, so each is short; all is searched when nobody is there. Where that never comes, it is late once
-there is a fifth more than after the last, and done at the end of a reply; within one only where that is long
-beyond all others.
+A full collection visits every object of the process and stops the app for 0.2 s in a long chat. Python starts
+one after so many new widgets, which is while a reply grows. Here objects that survive a short collection are
+frozen (gc.freeze), so that later short ones skip them, and a full collection runs when nobody types. If that
+never happens, it runs at the end of a reply once there are a fifth more objects than after the last one, and
+within a reply only if that is far longer than all others.
 """
 
 import gc
 
-EVERY = 0.5  # seconds between two times of setting aside
-QUIET = 2.0  # seconds without a key or a reply before the full search
-NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # times the objects that the last full search left
-A_REPLY = 400_000  # objects that one reply may add before it is interrupted by a full search
+EVERY = 0.5  # seconds between two calls of `set_aside`
+QUIET = 2.0  # seconds without a key or a reply before the full collection
+NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # times the objects after the last full collection
+A_REPLY = 400_000  # objects that one reply may add before a full collection interrupts it
 
 
 class Garbage:
     def __init__(self) -> None:
-        self._left = self._aside = 0  # objects: after the last full search, now (at most)
+        self._left = self._aside = 0  # objects: after the last full collection; frozen now, at most
 
     def set_aside(self) -> None:
-        """Some milliseconds: the newest objects are searched, and what is left is not looked at again."""
+        """Collect the newest objects and freeze those that survive; takes some milliseconds."""
         gc.collect(1)
         self._aside += len(gc.get_objects())
         gc.freeze()
@@ -32,12 +32,12 @@ class Garbage:
         return self._aside > allowed
 
     def search(self) -> None:
-        """All of it."""
+        """Collect everything."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()
         self._left = self._aside = gc.get_freeze_count()
 
     def leave(self) -> None:
-        """The app has gone: all is as Python would have it."""
+        """The app has ended: give everything back to Python's own collector."""
         gc.unfreeze()

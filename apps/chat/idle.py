@@ -1,8 +1,8 @@
 """Idle time: while nobody writes and nothing is waited for, the runtime learns, and stops at the first key.
 
-The work is done in the runtime's thread (`RuntimeThread.rest`), which is free again some tens of milliseconds
-after it was disturbed; what was stopped goes on in the next idle time, or after a restart. Here is only when,
-and what is shown of it: one quiet line while it lasts, one of what came of it.
+The work is done in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds
+after a key. Work that was stopped goes on in the next idle time, or after a restart. This module decides
+when, and shows one quiet line while the work lasts and one of its result.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from textual import events, work
+from ruvmlx.errors import error_line
+from ruvmlx.runtime import Runtime
 
 from . import describe
-from .base import later
-from .contract import ChatRuntime, OpenRuntime
+from .actions.rate import EFFECT_SHOWN, RateActions
+from .context import ChatContext, call_soon
 from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
-from .rating import EFFECT_SHOWN, RatingApp
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
 LOOK_EVERY = 0.5  # seconds
@@ -26,14 +26,16 @@ LONGEST_WAIT = 10  # doublings of it, where trying again brings nothing: six hou
 
 @dataclass(frozen=True)
 class Lesson:
-    """What came of one idle time. said: one line, "" for nothing new. stuck: as much is due as before, though
-    nobody stopped it."""
+    """The result of one idle time.
+
+    said: one line, "" for nothing new. stuck: as much is due as before, though nobody stopped it.
+    """
 
     said: str = ""
     stuck: bool = False
 
 
-def learn(runtime: ChatRuntime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
+def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
     """Do what is due, in the runtime's thread, until `cancel` is set. show: takes the line that says so."""
     if cancel.is_set():
         return Lesson()
@@ -50,85 +52,84 @@ def learn(runtime: ChatRuntime, cancel: threading.Event, show: Callable[[str], N
     return Lesson()
 
 
-class IdleApp(RatingApp):
-    def __init__(self, open_runtime: OpenRuntime) -> None:
-        super().__init__(open_runtime)
-        self._rest_at = 0.0  # time.monotonic() from which on it may learn
-        self._resting = False  # and nothing has disturbed it yet
-        self._stuck = 0  # times in a row that it was stuck
+class IdleLearner:
+    """Learns while nobody is there; tidies Python's memory between replies."""
+
+    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
+        self._chat, self._rate = chat, rate
+        self._start_at = 0.0  # time.monotonic() from which on it may learn
+        self._learning = False  # and nothing has interrupted it yet
+        self.stuck = 0  # times in a row that it was stuck
         self._lesson = ""  # shown, until somebody is there to see it
-        self._disturbed_at = time.monotonic()
-        self._garbage = Garbage()
+        self._interrupted_at = time.monotonic()
+        self.garbage = Garbage()
 
-    async def on_event(self, event: events.Event) -> None:
-        """Keys, clicks, the wheel and pastes are somebody's; a mouse is moved by accident, too."""
-        moved = isinstance(event, events.MouseMove)
-        if isinstance(event, events.InputEvent | events.Paste) and not moved:
-            self._disturb()
-        await super().on_event(event)
+    def phase_changed(self) -> None:
+        self.interrupt()
+        if self._chat.phase == "idle":
+            self._chat.app.call_later(self.tidy)
 
-    def watch_phase(self) -> None:
-        self._disturb()
-        if self.phase == "idle":
-            self.call_later(self._tidy)
+    def tidy(self) -> None:
+        """Collect garbage if it is time to; called after a reply, and from time to time."""
+        self.garbage.set_aside()
+        quiet = time.monotonic() - self._interrupted_at > QUIET
+        allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)
+        if self.garbage.is_more_than(*allowed):
+            self.garbage.search()
 
-    def _tidy(self) -> None:
-        """After a reply, and from time to time."""
-        self._garbage.set_aside()
-        quiet = time.monotonic() - self._disturbed_at > QUIET
-        allowed = (OVERDUE, A_REPLY) if self.phase != "idle" else (NEW,) if quiet else (LATE,)
-        if self._garbage.is_more_than(*allowed):
-            self._garbage.search()
-
-    def _disturb(self) -> None:
+    def interrupt(self) -> None:
         """Somebody is there: stop learning at once, and wait anew."""
-        self.runtime.disturb()
-        self._disturbed_at = time.monotonic()
-        self._wait_for_rest()
-        if self._resting or self._lesson:
-            self.status.background = ""
+        status = self._chat.status
+        self._chat.host.cancel_idle()
+        self._interrupted_at = time.monotonic()
+        self._wait()
+        if self._learning or self._lesson:
+            status.background = ""
         if self._lesson:
-            self.status.flash(self._lesson, EFFECT_SHOWN)
-        self._resting, self._lesson = False, ""
+            status.flash(self._lesson, EFFECT_SHOWN)
+        self._learning, self._lesson = False, ""
 
-    def _wait_for_rest(self) -> None:
-        self._rest_at = time.monotonic() + IDLE_AFTER * 2 ** min(self._stuck, LONGEST_WAIT)
+    def _wait(self) -> None:
+        self._start_at = time.monotonic() + IDLE_AFTER * 2 ** min(self.stuck, LONGEST_WAIT)
 
-    @work
-    async def _learn_when_idle(self) -> None:
-        """As long as the app runs. What keeps failing is tried less and less often."""
-        while self.phase != "closing":
-            await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._rest_at - time.monotonic())))
-            if time.monotonic() < self._rest_at:
+    def start(self) -> None:
+        """Learn in idle time as long as the app runs."""
+        self._chat.start(self._run)
+
+    async def _run(self) -> None:
+        """What keeps failing is tried less and less often."""
+        while self._chat.phase != "closing":
+            await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
+            if time.monotonic() < self._start_at:
                 continue
-            if self.phase == "idle":
-                await self._rest()
-            self._wait_for_rest()
+            if self._chat.phase == "idle":
+                await self._learn()
+            self._wait()
 
-    async def _rest(self) -> None:
-        self._resting, here = True, asyncio.get_running_loop()
+    async def _learn(self) -> None:
+        self._learning, loop = True, asyncio.get_running_loop()
 
         def show(line: str) -> None:
-            later(here, lambda: self._show_work(line))
+            call_soon(loop, lambda: self._show_work(line))
 
         try:
-            lesson = await self.runtime.rest(lambda runtime, cancel: learn(runtime, cancel, show))
+            lesson = await self._chat.host.run_idle(lambda runtime, cancel: learn(runtime, cancel, show))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            lesson = Lesson(describe.not_learned(describe.error_line(error)), stuck=True)
-        self._stuck = self._stuck + 1 if lesson.stuck else 0
-        if self.phase != "closing":
+            lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)
+        self.stuck = self.stuck + 1 if lesson.stuck else 0
+        if self._chat.phase != "closing":
             self._show_lesson(lesson.said)
 
     def _show_work(self, line: str) -> None:
-        if self._resting:
-            self.status.background = line
+        if self._learning:
+            self._chat.status.background = line
 
     def _show_lesson(self, said: str) -> None:
-        """It stays until somebody is there; whoever came meanwhile sees it for a moment."""
-        if self._resting:
-            self.status.background = self._lesson = said
+        """It stays until somebody is there; a user who came meanwhile sees it for a moment."""
+        if self._learning:
+            self._chat.status.background = self._lesson = said
         elif said:
-            self.status.flash(said, EFFECT_SHOWN)
-        self._resting = False
+            self._chat.status.flash(said, EFFECT_SHOWN)
+        self._learning = False
         if said:
-            self._look_again()
+            self._rate.look_again()

@@ -10,9 +10,9 @@ from . import ending
 
 
 class Interrupts:
-    """What Ctrl-C means now: stop the reply, leave the prompt, or wait until a commit is through.
+    """What Ctrl-C does now: stop the reply, leave the prompt, or wait until a commit is done.
 
-    A signal that ends the process (`ended_by`) stops the reply and then leaves, too.
+    Other signals (`ended_by`) stop the reply and then end the chat.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def setting(self, cancel: threading.Event) -> Iterator[None]:
+        """Ctrl-C sets `cancel`."""
         self._cancel = cancel
         try:
             yield
@@ -54,6 +55,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
+        """Ctrl-C raises KeyboardInterrupt, also one that came before."""
         self._raise = True
         try:
             if self._pending:

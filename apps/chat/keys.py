@@ -1,6 +1,6 @@
-"""Keys of one's own: the setting `keys`, as in again=ctrl+t,chats=f3.
+"""The user's own keys: the setting `keys`, as in again=ctrl+t,chats=f3.
 
-They hold in all screens; what several screens share (close, quit, list_up ...) has one name.
+They hold in all screens; bindings that several screens share (close, quit, list_up ...) have one name.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from ruvmlx.errors import UsageError
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
-# Of a screen that is a list: it has the actions `leave` and `move`.
+# For screens that show a list; they have the actions `leave` and `move`.
 OF_LISTS = (
     Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
     Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),
@@ -28,7 +28,7 @@ OF_LISTS = (
 
 
 def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
-    """What can have a key -> its key. UsageError for a name, or a key, that there is not."""
+    """Binding name -> key. UsageError for an unknown name or key."""
     names = list(dict.fromkeys(binding.id for binding in bindings if binding.id))
     found: dict[str, str] = {}
     for pair in filter(None, setting.split(",")):
@@ -49,6 +49,6 @@ def _is_key(key: str) -> bool:
 
 
 def shown(app: App[Any], name: str, default: str) -> str:
-    """How a key is written in a hint: the user's own, else `default`."""
+    """A key as hints show it: the user's own, else `default`."""
     own = app._keymap.get(name)
     return app.get_key_display(Binding(own, "")) if own else default

@@ -12,7 +12,6 @@ and the language of code that does not name one is not guessed.
 """
 
 from functools import cache, lru_cache
-from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
@@ -27,7 +26,7 @@ from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
 from ruvmlx.text import sanitize
 
-from .markdown_stream import Shape, Table, common_prefix, shape_of, swap
+from .markdown_stream import Shape, StreamedTable, common_prefix, shape_of, swap
 from .windowed import Windowed
 
 _NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list
@@ -86,7 +85,12 @@ class Code(MarkdownFence):
 class ReplyMarkdown(Windowed, Markdown):
     """Markdown whose text is grown with `show(text)` and completed with `show(text, final=True)`."""
 
-    BLOCKS: ClassVar = {**Markdown.BLOCKS, "fence": Code, "code_block": Code, "table_open": Table}
+    BLOCKS = {  # noqa: RUF012 - Textual declares it so
+        **Markdown.BLOCKS,
+        "fence": Code,
+        "code_block": Code,
+        "table_open": StreamedTable,
+    }
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=parser, open_links=False)

@@ -89,7 +89,7 @@ async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool
     if isinstance(old, MarkdownBlockQuote):
         await _grow_inside(old, new._blocks, inner(was), inner(now))
         return True
-    if isinstance(old, Table) and isinstance(new, Table):
+    if isinstance(old, StreamedTable) and isinstance(new, StreamedTable):
         return await _grow_table(old, new, inner(was), inner(now))
     return False
 
@@ -124,7 +124,7 @@ def _bullet(row: Sequence[Widget]) -> str:
     return next(widget.symbol for widget in row if isinstance(widget, MarkdownBullet))
 
 
-async def _grow_table(old: "Table", new: "Table", was: list[Shape], now: list[Shape]) -> bool:
+async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shape], now: list[Shape]) -> bool:
     """Head and body; the cells are children of one grid, row by row."""
     if was[0] != now[0] or not old.children:
         return False
@@ -147,7 +147,7 @@ class TableContent(MarkdownTableContent):
             yield cell
 
 
-class Table(MarkdownTable):
+class StreamedTable(MarkdownTable):
     def compose(self) -> ComposeResult:
         for content in super().compose():
             assert isinstance(content, MarkdownTableContent)

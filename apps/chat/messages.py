@@ -1,4 +1,4 @@
-"""What stands in the conversation: what the user said, replies, and quiet notices."""
+"""The widgets of the conversation: the user's messages, replies, and quiet notices."""
 
 from typing import ClassVar
 
@@ -18,22 +18,6 @@ from .markdown import ReplyMarkdown
 from .windowed import Windowed
 
 ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
-
-KEYS_HELP = (
-    ("", ""),
-    ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
-    ("Esc", "stop a reply and keep its text"),
-    ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
-    ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
-    ("Tab, then r m e ← →", "again, more, edit the question, flip"),
-    ("Tab, then y c", "copy the reply, its code"),
-    ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
-    ("↑ ↓", "in the first and last line: what you wrote before"),
-    ("F2", "side panel: what was learned, the machine"),
-    ("F3, F4", "models, adapters"),
-    ("PgUp, PgDn", "scroll"),
-    ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
-)
 
 
 class UserMessage(Vertical):
@@ -56,23 +40,26 @@ class Notice(Static):
         super().__init__(sanitize(text), markup=False, classes=kind)
 
 
-class Reply(Windowed, Vertical, can_focus=True):
-    """A reply, its rating, and what the rating did. Focus selects it; then bare keys rate it."""
+class ReplyMessage(Windowed, Vertical, can_focus=True):
+    """A reply, its rating, and the rating's effect. With the focus on it, bare keys rate it."""
 
     BINDINGS: ClassVar = [
-        Binding("plus,equals_sign", "app.rate('up')", "Up", key_display="+"),
-        Binding("minus", "app.rate('down')", "Down", key_display="-"),
-        *[Binding(str(n), f"app.rate('{n}')", "Stars", key_display="1-5", show=n == 1) for n in range(1, 6)],
-        Binding("up,k", "app.select(-1)", "Choose", key_display="↑↓"),
-        Binding("down,j", "app.select(1)", "Next", show=False),
-        Binding("u,backspace", "app.undo", "Take back", show=False),
-        Binding("r", "app.again", "Again", key_display="r"),
-        Binding("m", "app.more", "More", key_display="m"),
-        Binding("e", "app.edit", "Edit", key_display="e"),
-        Binding("c", "app.copy_code", "Copy code", key_display="c"),
-        Binding("y", "app.copy", "Copy", show=False),
-        Binding("left,h", "app.flip(-1)", "Flip", key_display="←→"),
-        Binding("right,l", "app.flip(1)", "Flip on", show=False),
+        Binding("plus,equals_sign", "app.do('rate.rate', 'up')", "Up", key_display="+"),
+        Binding("minus", "app.do('rate.rate', 'down')", "Down", key_display="-"),
+        *[
+            Binding(str(n), f"app.do('rate.rate', '{n}')", "Stars", key_display="1-5", show=n == 1)
+            for n in range(1, 6)
+        ],
+        Binding("up,k", "app.do('select.select', -1)", "Choose", key_display="↑↓"),
+        Binding("down,j", "app.do('select.select', 1)", "Next", show=False),
+        Binding("u,backspace", "app.do('command', 'undo')", "Take back", show=False),
+        Binding("r", "app.do('write.again')", "Again", key_display="r"),
+        Binding("m", "app.do('write.more')", "More", key_display="m"),
+        Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
+        Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
+        Binding("y", "app.do('command', 'copy')", "Copy", show=False),
+        Binding("left,h", "app.do('write.flip', -1)", "Flip", key_display="←→"),
+        Binding("right,l", "app.do('write.flip', 1)", "Flip on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
         Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]
@@ -88,30 +75,30 @@ class Reply(Windowed, Vertical, can_focus=True):
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
-        self.begun = False  # the runtime has taken the message: chunks have come
+        self.begun = False  # chunks have come: the runtime has accepted the message
         self.message_id: int | None = None
         self.copied = 0  # the code block that was copied last; 1 is the first
-        self._effect_of = 0  # the adapter version that the effect tells of
+        self._effect_of = 0  # the adapter version that `effect` describes
 
     @classmethod
-    def of_turn(cls, turn: Turn) -> "Reply":
+    def of_turn(cls, turn: Turn) -> "ReplyMessage":
         reply = cls(turn.content)
         reply.finished = True
-        reply.set_reactive(Reply.reply_id, turn.reply_id)
-        reply.set_reactive(Reply.rating, turn.rating)
-        reply.set_reactive(Reply.ending, ENDINGS.get(turn.finish_reason or "", ""))
+        reply.set_reactive(ReplyMessage.reply_id, turn.reply_id)
+        reply.set_reactive(ReplyMessage.rating, turn.rating)
+        reply.set_reactive(ReplyMessage.ending, ENDINGS.get(turn.finish_reason or "", ""))
         reply.message_id = turn.id
-        reply.set_reactive(Reply.branch, (turn.branch, turn.branches))
+        reply.set_reactive(ReplyMessage.branch, (turn.branch, turn.branches))
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Its place in the chat, once it is committed, and whenever that changes."""
+        """Take the ids and the place among the alternatives from the committed turn."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
     @property
     def is_cut(self) -> bool:
-        """There may be more of it."""
+        """It was stopped or cut, so it can be continued."""
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
@@ -125,8 +112,8 @@ class Reply(Windowed, Vertical, can_focus=True):
     def body(self) -> ReplyMarkdown:
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
-    def go_on(self) -> None:
-        """More of it will come."""
+    def reopen(self) -> None:
+        """More chunks will come: clear how it ended and what it was rated."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
 
     @property
@@ -151,7 +138,7 @@ class Reply(Windowed, Vertical, can_focus=True):
         self._effect_of = result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """The rating that the store has now; the effect of another one, or of a version taken back, goes."""
+        """Show the store's rating. Drop the effect of another rating, or of a version that was taken back."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
 

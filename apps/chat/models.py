@@ -4,18 +4,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ruvmlx.models.local import list_local_models
+from ruvmlx.models.model import Model
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, megabytes, parameters
+from ruvmlx.runtime import Runtime
 from ruvmlx.text import one_line
 
-from . import commands
-from .contract import ChatRuntime, HasName
+from .arguments import parse_number
 
 NO_ADAPTER = "none"
 
 
 @dataclass(frozen=True)
-class Entry:
+class PickerEntry:
     """One of a list, safe to show. name: what opens it. aloud: the facts in words, where they differ.
     problem: why it cannot be chosen."""
 
@@ -38,11 +39,11 @@ def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: 
     return [form, *read, megabytes(size)]
 
 
-def _words(model: HasName) -> str:
+def _words(model: Model) -> str:
     return ", ".join(_facts(model.format, model.bits, model.parameters, model.bytes, " parameters"))
 
 
-def models(in_use: HasName) -> list[Entry]:
+def models(in_use: Model) -> list[PickerEntry]:
     """What `ruvmlx ls` lists, and the one in use where that lies elsewhere. Reads headers: not in the app's
     own thread."""
     rows = list_local_models()
@@ -50,31 +51,31 @@ def models(in_use: HasName) -> list[Entry]:
     if any(entry.in_use for entry in entries):
         return entries
     own = _facts(in_use.format, in_use.bits, in_use.parameters, in_use.bytes)
-    return [Entry(str(in_use.path), " · ".join(own), True, aloud=_words(in_use)), *entries]
+    return [PickerEntry(str(in_use.path), " · ".join(own), True, aloud=_words(in_use)), *entries]
 
 
-def _entry(row: dict[str, Any], in_use: bool) -> Entry:
+def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
     known = (row["format"], row["bits"], row["parameters"], row["bytes"])
     short, aloud = " · ".join(_facts(*known)), ", ".join(_facts(*known, " parameters"))
-    return Entry(row["name"], short, in_use, one_line(row["problem"]), aloud)
+    return PickerEntry(row["name"], short, in_use, one_line(row["problem"]), aloud)
 
 
-def model_lines(in_use: HasName) -> list[str]:
+def model_lines(in_use: Model) -> list[str]:
     """The list as /models says it."""
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
 
 
-def find_model(argument: str, in_use: HasName) -> str:
+def find_model(argument: str, in_use: Model) -> str:
     """ "2" is the second of the list; anything else a name as --model takes it."""
     if not argument.isdigit():
         return argument
     listed = models(in_use)
-    number = commands.parse_number(argument, len(listed), "models")
+    number = parse_number(argument, len(listed), "models")
     assert number is not None
     return listed[number - 1].name
 
 
-def adapters(runtime: ChatRuntime) -> list[Entry]:
+def adapters(runtime: Runtime) -> list[PickerEntry]:
     """None, those of this model, and those of others, which `ruvmlx adapters ls` lists, too."""
     label = runtime.adapter_label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
@@ -84,18 +85,18 @@ def adapters(runtime: ChatRuntime) -> list[Entry]:
     own = {row.fingerprint for row in runtime.adapters()}
     others = [row for row in runtime.store.adapters.all() if row.fingerprint not in own]
     return [
-        Entry(NO_ADAPTER, "the model as it is; nothing is learned", in_use == NO_ADAPTER),
-        *[Entry(name, facts, name == in_use) for name, facts in mine.items()],
-        *[Entry(r.name, f"version {r.version}", problem=f"of {one_line(r.model)}") for r in others],
+        PickerEntry(NO_ADAPTER, "the model as it is; nothing is learned", in_use == NO_ADAPTER),
+        *[PickerEntry(name, facts, name == in_use) for name, facts in mine.items()],
+        *[PickerEntry(r.name, f"version {r.version}", problem=f"of {one_line(r.model)}") for r in others],
     ]
 
 
-def adapter_lines(runtime: ChatRuntime) -> list[str]:
+def adapter_lines(runtime: Runtime) -> list[str]:
     """The list as /adapters says it."""
     return [f"{entry.words}." for entry in adapters(runtime)]
 
 
-def told(runtime: ChatRuntime) -> str:
+def told(runtime: Runtime) -> str:
     """What a change of the model says when it is done."""
     model = runtime.model
     label = runtime.adapter_label
@@ -103,7 +104,7 @@ def told(runtime: ChatRuntime) -> str:
     return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat anew."
 
 
-def in_use_line(in_use: HasName) -> str:
+def in_use_line(in_use: Model) -> str:
     """What /model says in plain mode."""
     return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
 

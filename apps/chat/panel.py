@@ -1,146 +1,14 @@
 """The side panel (F2): what was learned and what the machine does, as it is now."""
 
-import re
-from dataclasses import dataclass, field, replace
-from typing import Self
-
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.platform import memory
-from ruvmlx.platform.memory import MemoryUse, size
-from ruvmlx.platform.sensors import SensorReading
-from ruvmlx.runtime import LearningState
-from ruvmlx.text import one_line
 
-from . import describe
-from .contract import ChatRuntime
-from .status import bar
+from .overview import Overview, Rows, fitted, sections
 
 WIDTH = 34  # cells, of which the frame takes four
-BAR = 4  # cells of a tier's share
-DETAILS = ("model", "caches", "LoRA", "rest")  # left out where there is little room
-
-
-@dataclass(frozen=True)
-class View:
-    """What the panel shows, gathered in the runtime's thread. learning: None without an adapter."""
-
-    learning: LearningState | None
-    held: MemoryUse
-    reading: SensorReading = field(default_factory=SensorReading)
-
-    @classmethod
-    def of(cls, runtime: ChatRuntime) -> Self:
-        try:
-            learning = runtime.learning()
-        except NotFound:
-            learning = None
-        return cls(learning, runtime.held())
-
-    def later(self, reading: SensorReading) -> "View":
-        """With what can be seen from any thread as it is now."""
-        now = replace(self.held, resident=memory.resident(), peak=memory.peak())
-        return replace(self, held=now, reading=reading)
-
-
-Rows = list[tuple[str, str]]  # a word, and what stands beside it
-Sections = list[tuple[str, Rows]]
-
-
-def learning_rows(state: LearningState) -> Rows:
-    status, memory = state.status, state.memory
-    share = status.kl / status.kl_cap if status.kl_cap else 0.0
-    return [
-        ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
-        ("ratings", f"{status.ratings}, {status.updates} used"),
-        ("KL", f"{bar(share)} {status.kl:.3f} of {status.kl_cap:g}"),
-        ("patterns", f"{memory.patterns}, {memory.hits} hits"),
-        ("training", f"after {state.missing} more" if state.missing else "when you rest"),
-        ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
-    ]
-
-
-def recent_rows(state: LearningState) -> Rows:
-    """The newest ratings, and what they were about."""
-    return [
-        (describe.rating_mark(r.rating), one_line(r.note) or one_line(r.question) or "(deleted)")
-        for r in state.recent
-    ]
-
-
-def cache_rows(kv: KVStats | None) -> Rows:
-    """The tiers of the chat's KV cache by their share of its bytes, and all of it."""
-    if kv is None:
-        return []
-    tiers = {
-        "hot": (kv.hot_bytes, kv.hot_tokens),
-        "warm": (kv.warm_bytes, kv.warm_tokens),
-        "cold": (kv.cold_bytes, kv.cold_tokens),
-    }
-    total = kv.bytes or 1
-    rows = [
-        (name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
-        for name, (nbytes, tokens) in tiers.items()
-    ]
-    return [*rows, ("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})")]
-
-
-def memory_rows(held: MemoryUse) -> Rows:
-    """The process against what it may use, then what it is made of."""
-    limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
-    return [
-        ("memory", f"{bar(held.resident / held.budget if held.budget else 0.0)} {size(held.resident)}"),
-        ("budget", f"{size(held.budget)}, peak {size(held.peak)}"),
-        ("model", size(held.model)),
-        ("caches", size(held.kv) + limit),
-        ("LoRA", size(held.adapters)),
-        ("rest", size(held.rest)),
-    ]
-
-
-def sensor_rows(reading: SensorReading) -> Rows:
-    """What the platform does not tell is not there."""
-    rows: Rows = []
-    if reading.celsius is not None:
-        rows.append(("heat", f"{reading.celsius:.0f} °C"))
-    elif reading.heat:
-        rows.append(("heat", reading.heat))
-    if reading.watts:
-        rows.append(("power", f"{reading.watts:.1f} W, {reading.drawn_by}"))
-    return rows
-
-
-def sections(view: View, kv: KVStats | None) -> Sections:
-    learning = view.learning
-    shown: Sections = [("Learning", learning_rows(learning) if learning else [("none", "")])]
-    if learning and learning.recent:
-        shown.append(("Recent ratings", recent_rows(learning)))
-    machine = [*cache_rows(kv), *memory_rows(view.held), *sensor_rows(view.reading)]
-    return [*shown, ("Machine", machine)]
-
-
-def fitted(shown: Sections, height: int) -> Sections:
-    """Without details, and with fewer of the recent ratings, where all would be more lines than there are."""
-    if sum(len(rows) + 2 for _, rows in shown) <= height:
-        return shown
-    brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]
-    over = sum(len(rows) + 1 for _, rows in brief) - height
-    return [(t, rows[: max(1, len(rows) - over)] if t == "Recent ratings" else rows) for t, rows in brief]
-
-
-def lines(view: View, kv: KVStats | None) -> list[str]:
-    """The same in words, a line each, to be read aloud."""
-    shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
-    return [f"{title}: {word} {_spoken(text)}".rstrip() for title, (word, text) in shown]
-
-
-def _spoken(text: str) -> str:
-    """ "▰▱▱▱ 7 MiB, 319 tok" -> "7 MiB, 319 tokens"."""
-    return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))
 
 
 class Panel(VerticalScroll, can_focus=False):
@@ -149,9 +17,9 @@ class Panel(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__(Static(markup=False))
         self.display = False
-        self._shown: tuple[View, KVStats | None] | None = None
+        self._shown: tuple[Overview, KVStats | None] | None = None
 
-    def show(self, view: View, kv: KVStats | None) -> None:
+    def show(self, view: Overview, kv: KVStats | None) -> None:
         self._shown = view, kv
         foot = self._foot(view)
         height = self.container_size.height or self.size.height
@@ -164,7 +32,7 @@ class Panel(VerticalScroll, can_focus=False):
         self.query_one(Static).update(Content("\n").join(parts + foot))
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> Overview | None:
         """What is shown."""
         return self._shown[0] if self._shown else None
 
@@ -179,7 +47,7 @@ class Panel(VerticalScroll, can_focus=False):
         return [row.truncate(WIDTH - 4, ellipsis=True) for row in whole]
 
     @staticmethod
-    def _foot(view: View) -> list[Content]:
+    def _foot(view: Overview) -> list[Content]:
         foot = [Content("^r take back   /rollback N").stylize("$secondary")]
         if view.learning and view.learning.status.versions:
             known = sorted({0, *view.learning.status.versions})[-6:]

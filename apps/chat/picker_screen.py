@@ -14,12 +14,13 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from ruvmlx.errors import error_line
 from ruvmlx.text import one_line
 
-from . import describe, keys
-from .models import Entry
+from . import keys
+from .models import PickerEntry
 
-Load = Callable[[], "list[Entry]"]
+Load = Callable[[], "list[PickerEntry]"]
 
 
 class PickerScreen(ModalScreen[str | None]):
@@ -33,8 +34,8 @@ class PickerScreen(ModalScreen[str | None]):
         ""."""
         super().__init__()
         self._title, self._load, self._new, self._words = title, load, new, words
-        self._entries: list[Entry] = []
-        self._shown: list[Entry] = []
+        self._entries: list[PickerEntry] = []
+        self._shown: list[PickerEntry] = []
         self._search = FuzzySearch()
         self._missing = "Looking…"
 
@@ -59,7 +60,7 @@ class PickerScreen(ModalScreen[str | None]):
         try:
             self._entries = await asyncio.to_thread(self._load)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            self._say(describe.error_line(error))
+            self._say(error_line(error))
         self._missing = "Nothing has these letters"
         self._find()
 
@@ -70,7 +71,7 @@ class PickerScreen(ModalScreen[str | None]):
         self._shown = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
         rows = [Option(self._row(entry), disabled=bool(entry.problem)) for entry in self._shown]
         if words and not any(entry.name == words for entry in self._shown) and self._new(words):
-            self._shown.append(Entry(words, ""))
+            self._shown.append(PickerEntry(words, ""))
             rows.append(Option(Content(f"  {one_line(self._new(words))}")))
         self.options.clear_options()
         self.options.add_options(rows or [Option(self._missing, disabled=True)])
@@ -82,7 +83,7 @@ class PickerScreen(ModalScreen[str | None]):
         """How well what is typed fits, 0 for not at all, and where its letters stand."""
         return self._search.match(self._words.strip(), name)
 
-    def _row(self, entry: Entry) -> Content:
+    def _row(self, entry: PickerEntry) -> Content:
         """One line, cut to the list's width: the name, then at the right end what it is."""
         mark = "● " if entry.in_use else "  "
         room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)

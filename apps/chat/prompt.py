@@ -21,13 +21,13 @@ class Prompt(TextArea):
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "Send", key_display="⏎"),
         Binding("ctrl+j", "newline", "New line", key_display="^j"),
-        Binding("escape", "app.cancel_edit", "Don't edit", key_display="esc"),
-        Binding("tab,shift+tab", "app.select(0)", "Choose", key_display="tab"),
+        Binding("escape", "app.do('write.cancel_edit')", "Don't edit", key_display="esc"),
+        Binding("tab,shift+tab", "app.do('select.select', 0)", "Choose", key_display="tab"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
-        Binding("pageup", "app.scroll(-1)", "Scroll up", show=False),
-        Binding("pagedown", "app.scroll(1)", "Scroll down", show=False),
-        Binding("ctrl+home", "app.scroll(-1000)", "To the top", show=False),
-        Binding("ctrl+end", "app.scroll(1000)", "To the end", show=False),
+        Binding("pageup", "app.do('select.scroll', -1)", "Scroll up", show=False),
+        Binding("pagedown", "app.do('select.scroll', 1)", "Scroll down", show=False),
+        Binding("ctrl+home", "app.do('select.scroll', -1000)", "To the top", show=False),
+        Binding("ctrl+end", "app.do('select.scroll', 1000)", "To the end", show=False),
     ]
 
     class Submitted(Message):
@@ -60,7 +60,7 @@ class Prompt(TextArea):
 
     def _head(self, text: str) -> None:
         """As it is: a name in brackets, as a file may have it, is no markup."""
-        self.border_title = Content(text)  # type: ignore[assignment] - Textual takes both
+        self.border_title = Content(text)  # Textual takes both
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:

@@ -14,6 +14,8 @@ from textual.widgets import Static
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
+from .describe import bar
+
 GAP = "  ·  "
 
 
@@ -57,12 +59,6 @@ class Meter:
 
 def duration(ms: float) -> str:
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
-def bar(fraction: float, cells: int = 5) -> str:
-    """0.3 -> "▰▰▱▱▱"; anything above nothing fills one cell."""
-    filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
-    return "▰" * filled + "▱" * (cells - filled)
 
 
 def learned_parts(learned: LearnStatus | None) -> list[str]:

@@ -10,19 +10,19 @@ from textual.widget import Widget
 from ruvmlx.engine.types import Chunk, GenerationResponse
 from ruvmlx.text import Sanitizer
 
-from .messages import Reply
+from .messages import ReplyMessage
 from .status import Meter, StatusLine
 
 FRAME = 1 / 30  # seconds between two looks at a growing reply
-REST = 0.25  # seconds at most that are left to keys after a frame
+REST = 0.25  # longest sleep after a frame, in seconds
 
 
 async def show_reply(
-    reply: Reply, arriving: AsyncIterator[list[Chunk]], status: StatusLine
+    reply: ReplyMessage, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
-    """Show chunks as they come; the response, once it is complete.
+    """Show chunks as they come. Returns the response; None if the stream ended without one.
 
-    After each frame keys have as much time as it took, on slow machines, too.
+    After each frame it sleeps as long as the frame took, so that keys are handled on slow machines, too.
     """
     safe, asked_at, response = Sanitizer(), time.perf_counter(), None
     status.meter = replace(Meter(), max_context=status.meter.max_context)
@@ -41,14 +41,14 @@ async def show_reply(
 
 
 async def drawn(widget: Widget) -> None:
-    """Until what was asked for so far is on the screen, and scrolling that was asked for has begun."""
+    """Wait until pending changes are on the screen and pending scrolling has begun."""
     done = asyncio.Event()
     widget.call_after_refresh(done.set)
     await done.wait()
 
 
-async def _show(reply: Reply, newest: Chunk, text: str) -> None:
-    """Everything that has come since the last frame. A token may have no text yet: half an emoji has none."""
+async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
+    """Show what came since the last frame. A token may have no text: half an emoji has none."""
     if text:
         await reply.grow(text)
     elif newest.generated:

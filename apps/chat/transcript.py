@@ -1,4 +1,4 @@
-"""The conversation: it follows what is new, and fetches what is old when the reader goes there."""
+"""The conversation: it scrolls with new text, and loads earlier messages when the reader scrolls up."""
 
 import asyncio
 import itertools
@@ -13,18 +13,18 @@ from textual.widget import Widget
 from ruvmlx.runtime import Turn
 
 from . import windowed
-from .messages import Reply, UserMessage
+from .messages import ReplyMessage, UserMessage
 from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-NEWEST = 60  # messages that are shown at first: each costs 10 to 20 ms
-WIDEST = 1 << 16  # columns of a terminal
-EARLIER = 20  # ... and that are added on top each time
+NEWEST = 60  # messages that are shown at first; each takes 10 to 20 ms
+EARLIER = 20  # messages that are added on top each time
+WIDEST = 1 << 16  # columns; more than any terminal has
 
 
 @dataclass
-class Held:
+class ScrollHold:
     """A widget that must not move on the screen while others are put above it."""
 
     widget: Widget
@@ -51,7 +51,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(*children)
         self._earlier: list[Turn] = []  # not shown yet
         self._loading = asyncio.Lock()
-        self._held: Held | None = None
+        self._held: ScrollHold | None = None
 
     def on_mount(self) -> None:
         self.anchor()
@@ -72,7 +72,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show these turns; what is there already, up to the first difference, stays as it is."""
+        """Show these turns; keep the widgets that are there already, up to the first difference."""
         spoken = [turn for turn in turns if turn.role != "system"]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -88,9 +88,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
-        """The oldest messages of a chat that grows are let go, some at a time; scrolling there has them back.
+        """Remove the oldest messages of a growing chat; scrolling up loads them again.
 
-        turns: the whole chat. A reader who is elsewhere than at the end is left alone.
+        turns: the whole chat. Nothing is removed while the reader is not at the end.
         """
         shown = self.messages
         if len(shown) <= NEWEST + EARLIER or self._loading.locked() or not self.is_vertical_scroll_end:
@@ -100,12 +100,12 @@ class Transcript(VerticalScroll, can_focus=False):
         first = next((w for w in shown[-NEWEST:] if w.message_id in place), None)
         children = list(self.children)
         gone = children[: children.index(first)] if first else []
-        if first and not any(widget.has_focus_within for widget in gone):
+        if first and first.message_id is not None and not any(widget.has_focus_within for widget in gone):
             self._earlier = spoken[: place[first.message_id]]
             await self.remove_children(gone)
 
     async def cut(self, after: Widget) -> None:
-        """Take away what stands below a widget."""
+        """Remove everything below a widget."""
         children = list(self.children)
         await self.remove_children(children[children.index(after) + 1 :])
 
@@ -133,7 +133,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.stop_animation("scroll_y", complete=False)  # where it was going is elsewhere soon
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
-        self._held = Held(first, first.virtual_region.y, self.scroll_y)
+        self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
         try:
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
@@ -175,25 +175,25 @@ class Transcript(VerticalScroll, can_focus=False):
         self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
 
     @property
-    def messages(self) -> list[UserMessage | Reply]:
+    def messages(self) -> list[UserMessage | ReplyMessage]:
         """What was said, as far as it is shown."""
-        return [child for child in self.children if isinstance(child, UserMessage | Reply)]
+        return [child for child in self.children if isinstance(child, UserMessage | ReplyMessage)]
 
-    def question_of(self, reply: Reply) -> UserMessage | None:
+    def question_of(self, reply: ReplyMessage) -> UserMessage | None:
         """The message that a reply answers."""
         before = itertools.takewhile(lambda w: w is not reply, self.messages)
         return next((w for w in reversed(list(before)) if isinstance(w, UserMessage)), None)
 
     @property
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[ReplyMessage]:
         """Those that are shown and can be rated, oldest first."""
-        return [m for m in self.messages if isinstance(m, Reply) and m.finished and m.reply_id]
+        return [m for m in self.messages if isinstance(m, ReplyMessage) and m.finished and m.reply_id]
 
-    def neighbour(self, of: Reply, step: int) -> Reply:
+    def neighbour(self, of: ReplyMessage, step: int) -> ReplyMessage:
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]
 
 
-def _widget(turn: Turn) -> UserMessage | Reply:
-    return UserMessage(turn.content, turn.id) if turn.role == "user" else Reply.of_turn(turn)
+def _widget(turn: Turn) -> UserMessage | ReplyMessage:
+    return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)

@@ -2,23 +2,32 @@
 
 from dataclasses import dataclass
 
-from ruvmlx.runtime import LearnStatus, Turn
+from ruvmlx.errors import NotFound
+from ruvmlx.runtime import LearnStatus, Runtime, Turn
 from ruvmlx.text import one_line
 
-from .contract import ChatOptions, ChatRuntime, learned, start_session
+from .options import ChatOptions, start_session
+
+
+def learn_status(runtime: Runtime) -> LearnStatus | None:
+    """What was learned so far; None without an adapter."""
+    try:
+        return runtime.status()
+    except NotFound:
+        return None
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What was learned, and each reply's rating, as the store has it now: other processes rate, too."""
+    """What was learned, and each reply's rating, as the store has them now. Other processes may rate, too."""
 
     learned: LearnStatus | None
     ratings: dict[str, str | None]  # of one chat, by reply id
 
     @classmethod
-    def of(cls, runtime: ChatRuntime, session: str) -> "Standing":
+    def of(cls, runtime: Runtime, session: str) -> "Standing":
         turns = runtime.turns(session)
-        return cls(learned(runtime), {turn.reply_id: turn.rating for turn in turns if turn.reply_id})
+        return cls(learn_status(runtime), {turn.reply_id: turn.rating for turn in turns if turn.reply_id})
 
     @property
     def version(self) -> int:
@@ -33,13 +42,13 @@ class Opened:
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # what of the machine is not used; ""
+    caveat: str  # which part of the machine is not used, and why; "" if all is
     max_context: int
     learned: LearnStatus | None
-    said: list[str]  # what the user wrote before, the newest first
+    said: list[str]  # the user's earlier messages in all chats, the newest first
 
     @classmethod
-    def of(cls, runtime: ChatRuntime, options: ChatOptions) -> "Opened":
+    def of(cls, runtime: Runtime, options: ChatOptions) -> "Opened":
         session = start_session(runtime, options)
         return cls(
             session=session,
@@ -48,6 +57,6 @@ class Opened:
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             caveat=one_line(runtime.backend.caveat),
             max_context=runtime.model.config.max_context,
-            learned=learned(runtime),
+            learned=learn_status(runtime),
             said=runtime.asked_before(),
         )

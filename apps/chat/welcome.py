@@ -1,4 +1,4 @@
-"""The empty conversation: what is being opened, then what can be done."""
+"""The empty conversation: first which model is being opened, then the most useful keys."""
 
 import textwrap
 import time
@@ -18,7 +18,7 @@ Tab  choose a reply, then 1 to 5      /help  all commands"""
 
 
 def plan_block(plan: Plan, width: int) -> str:
-    """What is used, in two columns; all lines of one length, to be centred together."""
+    """The plan in two columns; all lines have one length, so that they are centred together."""
     rows = [(word, one_line(text)) for word, text in plan.rows()]
     left = max(len(word) for word, _ in rows) + 2
     lines = []

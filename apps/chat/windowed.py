@@ -1,8 +1,8 @@
-"""Long conversations that cost no more than what is seen of them.
+"""Layout of long conversations: only what is near the window is placed.
 
-Textual gives every widget of a scrolling container its place anew whenever anything in it grows, seen or not:
-25 us each, and a long reply has hundreds. `Windowed` widgets place only those children that are near the
-window; what they measure, and where everything is, stays the same.
+Textual places every widget of a scrolling container again whenever anything in it grows, visible or not:
+25 us each, and a long reply has hundreds. `Windowed` widgets place only the children near the window. Their
+sizes and positions stay the same.
 """
 
 from dataclasses import replace
@@ -12,7 +12,10 @@ from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.widget import Widget
 
-_Base = Widget if TYPE_CHECKING else object  # Textual's CSS goes by the first widget among a class's bases
+if TYPE_CHECKING:
+    _Base = Widget
+else:  # Textual's CSS goes by the first widget among a class's bases
+    _Base = object
 
 
 class Windowed(_Base):

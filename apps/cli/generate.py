@@ -128,8 +128,9 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
 @click.option("--motion", type=click.Choice(["on", "off"]), help="off: nothing blinks, slides or fades.")
 def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
+    from ruvmlx.host import Opener
+
     from ..chat import run_chat
-    from ..chat.opener import Opener
     from ..progress import is_first_run
 
     settings = resolve(flags)

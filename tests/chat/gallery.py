@@ -19,14 +19,14 @@ from ruvmlx.apps.chat import app, describe, stream
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.commands import Command
-from ruvmlx.apps.chat.contract import ChatOptions
-from ruvmlx.apps.chat.messages import Notice, Reply, UserMessage
-from ruvmlx.apps.chat.panel import View
+from ruvmlx.apps.chat.messages import Notice, ReplyMessage, UserMessage
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.overview import Overview
 from ruvmlx.apps.chat.plain import PlainChat
 from textual.events import Paste
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, UsageError, error_line
 from ruvmlx.runtime import LearningState, Rated, Turn
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import NamedRow, SessionRow
@@ -95,15 +95,16 @@ class Gallery(ChatApp):
 
     def __init__(self, runtime: HostileRuntime, numbers: range):
         super().__init__(lambda: runtime, ChatOptions(learn_when_idle=False))
-        self.scripted, self.numbers = runtime, numbers
+        self.scripted, self.numbers, self.shows = runtime, numbers, False
 
-    async def _begin(self, options: ChatOptions) -> None:
-        await super()._begin(options)
-        if options.session == "new":
+    def watch_phase(self) -> None:
+        super().watch_phase()
+        if self.phase == "idle" and not self.shows:
+            self.shows = True
             self.run_worker(self._show_all())
 
     async def _show_all(self) -> None:
-        self.panel.display = True
+        self.chat.panel.display = True
         for n in self.numbers:
             await self._show(n)
         self.action_leave()
@@ -112,38 +113,38 @@ class Gallery(ChatApp):
         """In all places, each in a frame; the list of chats is looked at once for all its titles."""
         self.scripted.show(n)
         text = self.scripted.text
-        await self._begin(replace(self.options, session="s"))
+        await self.actions.library.begin(replace(self.options, session="s"))
         await self._drawn()
         await self._in_the_conversation(n)
-        self.panel.show(View.of(self.scripted), None)
-        self.status.flash(describe.error_line(NotFound(tagged("flash", n))))
-        self.prompt.text = ""
-        self.prompt.post_message(Paste(tagged("paste", n)))
+        self.chat.panel.show(Overview.of(self.scripted), None)
+        self.chat.status.flash(error_line(NotFound(tagged("flash", n))))
+        self.chat.prompt.text = ""
+        self.chat.prompt.post_message(Paste(tagged("paste", n)))
         await self._drawn()
-        await self._obey(Command("title", tagged("title", n)))
-        self.status.background = describe.lesson({"promoted": True, "reason": text})
-        self.prompt.begin_edit(UserMessage(text).text)
+        await self.actions.obey(Command("title", tagged("title", n)))
+        self.chat.status.background = describe.lesson({"promoted": True, "reason": text})
+        self.chat.prompt.begin_edit(UserMessage(text).text)
         await self._drawn()
-        self.prompt.end_edit()
-        self.status.background = ""
+        self.chat.prompt.end_edit()
+        self.chat.status.background = ""
         if n % LISTED == LISTED - 1:
             await self._in_the_list()
 
     async def _in_the_conversation(self, n: int) -> None:
-        await self._obey(Command("adapter"))
+        await self.actions.obey(Command("adapter"))
         await self._drawn()
-        await self._obey(Command("status"))
-        await self._obey(Command("system", tagged("system", n)))
+        await self.actions.obey(Command("status"))
+        await self.actions.obey(Command("system", tagged("system", n)))
         await self._drawn()
-        reply = Reply()
-        await self.transcript.add(Notice(tagged("notice", n)), reply)
+        reply = ReplyMessage()
+        await self.chat.transcript.add(Notice(tagged("notice", n)), reply)
         await self._drawn()
-        await self._fail(UsageError(tagged("error", n)))
-        await stream.show_reply(reply, chunks(tagged("reply", n)), self.status)
+        await self.chat.show_error(UsageError(tagged("error", n)))
+        await stream.show_reply(reply, chunks(tagged("reply", n)), self.chat.status)
         await reply.finish(tagged("reply", n), "cancelled")
 
     async def _in_the_list(self) -> None:
-        screen = ChatsScreen("words")
+        screen = ChatsScreen(self.chat, "words")
         await self.push_screen(screen)
         await self.workers.wait_for_complete([w for w in self.workers if w.node is screen])
         await self._drawn()
@@ -190,7 +191,7 @@ def main(mode: str, first: str, last: str) -> int:
     gallery = Gallery(runtime, numbers)
     gallery.run()
     if gallery.failure:
-        print(f"failed: {describe.error_line(gallery.failure)}", file=sys.stderr)
+        print(f"failed: {error_line(gallery.failure)}", file=sys.stderr)
     return int(bool(gallery.failure))
 
 

@@ -4,7 +4,7 @@ import time
 from contextlib import asynccontextmanager
 
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.options import ChatOptions
 
 SMALL, WIDE = (80, 24), (160, 50)
 
@@ -25,16 +25,16 @@ async def chatting(runtime, size=SMALL, **options):
         await until(pilot, lambda: app.phase == "idle" or app.failure)
         assert not app.failure
         yield app, pilot
-        app.runtime.close_now()
+        app.host.close_now()
 
 
 async def ask(app, pilot, text="Hello"):
     """Send a message and wait for its reply."""
-    before = len(app.transcript.replies)
-    app.prompt.text = text
+    before = len(app.chat.transcript.replies)
+    app.chat.prompt.text = text
     await pilot.press("enter")
-    await until(pilot, lambda: len(app.transcript.replies) == before + 1 and app.phase == "idle")
-    return app.transcript.replies[-1]
+    await until(pilot, lambda: len(app.chat.transcript.replies) == before + 1 and app.phase == "idle")
+    return app.chat.transcript.replies[-1]
 
 
 def lines_of(widget):

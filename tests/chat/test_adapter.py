@@ -2,7 +2,7 @@
 
 import io
 
-from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 
 from ..lora.test_residency import with_two_adapters
@@ -27,7 +27,7 @@ async def test_the_app_swaps_and_shows_it():
     runtime = ScriptedRuntime(["One."], ["Two."])
     async with chatting(runtime) as (app, pilot):
         await ask(app, pilot)
-        app.prompt.text = "/adapter work"
+        app.chat.prompt.text = "/adapter work"
         await pilot.press("enter")
         await until(pilot, lambda: "Adapter: work@0" in screen_text(app))
         assert runtime.adapter == "work" and "Others: work@3" in screen_text(app)

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 from ruvmlx.apps.chat.app import ChatApp, run_app
-from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import Notice, UserMessage
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.welcome import Welcome
 from textual.events import Paste
 from textual.filter import Monochrome
@@ -30,7 +30,7 @@ async def test_a_reply_streams(size):
         assert "Capital of France?" in screen_text(app)
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle")
-        assert app.transcript.replies[-1].text == "The capital is **Paris**."
+        assert app.chat.transcript.replies[-1].text == "The capital is **Paris**."
         assert "The capital is Paris." in screen_text(app)
         await until(pilot, lambda: runtime.settled == 1)
     assert runtime.said == ["Capital of France?"]
@@ -52,12 +52,12 @@ async def test_escape_stops_and_keeps_the_text():
     """Esc ends the reply at once; its words stay, and the next message works."""
     runtime = ScriptedRuntime([f"word{n} " for n in range(50)], ["Next."], gate=True, free=3)
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Tell me"
+        app.chat.prompt.text = "Tell me"
         await pilot.press("enter")
         await until(pilot, lambda: "word2" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: app.phase == "idle")
-        reply = app.transcript.replies[-1]
+        reply = app.chat.transcript.replies[-1]
         assert reply.text == "word0 word1 word2 "
         assert "stopped" in screen_text(app)
         assert (await ask(app, pilot, "Go on")).text == "Next."
@@ -69,7 +69,7 @@ async def test_escape_at_random_tokens_always_ends_idle():
     runtime = ScriptedRuntime(*[[f"w{n} " for n in range(12)] for _ in range(12)], gate=True, free=0)
     async with chatting(runtime) as (app, pilot):
         for turn in range(12):
-            app.prompt.text = "Go"
+            app.chat.prompt.text = "Go"
             await pilot.press("enter")
             await until(pilot, lambda: app.phase == "replying")
             for _ in range(rng.randrange(6)):
@@ -80,8 +80,8 @@ async def test_escape_at_random_tokens_always_ends_idle():
             await until(pilot, lambda: app.phase == "idle")
             while runtime.released.acquire(blocking=False):
                 pass
-            assert len(app.transcript.replies) == turn + 1
-            assert app.transcript.replies[-1].text == runtime.turns(app.session)[-1].content
+            assert len(app.chat.transcript.replies) == turn + 1
+            assert app.chat.transcript.replies[-1].text == runtime.turns(app.chat.state.session)[-1].content
 
 
 @BOTH_SIZES
@@ -91,12 +91,12 @@ async def test_continue_shows_the_earlier_turns(size):
     async with chatting(runtime, size) as (app, pilot):
         await ask(app, pilot, "Who is there?")
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: app.transcript.replies[-1].effect)
-        session = app.session
+        await until(pilot, lambda: app.chat.transcript.replies[-1].effect)
+        session = app.chat.state.session
     runtime.closed = False
     async with chatting(runtime, size, session="continue") as (app, pilot):
         await until(pilot, lambda: "It is me." in screen_text(app))
-        assert app.session == session
+        assert app.chat.state.session == session
         assert "Who is there?" in screen_text(app)
         assert "▲ up" in screen_text(app)
         await ask(app, pilot, "And now?")
@@ -118,13 +118,13 @@ async def test_an_error_is_one_line_and_loses_nothing():
     """The error stands in the chat, the message is back in the input, and the app goes on."""
     runtime = ScriptedRuntime(UsageError("the prompt has 9,000 tokens; the context holds 8,192"), ["Fine."])
     async with chatting(runtime, WIDE) as (app, pilot):
-        app.prompt.text = "a long text"
+        app.chat.prompt.text = "a long text"
         await pilot.press("enter")
         await until(pilot, lambda: "9,000 tokens" in screen_text(app) and app.phase == "idle")
-        assert app.prompt.text == "a long text"
+        assert app.chat.prompt.text == "a long text"
         assert not app.query(UserMessage)
         assert "Traceback" not in screen_text(app)
-        app.prompt.text = ""
+        app.chat.prompt.text = ""
         assert (await ask(app, pilot)).text == "Fine."
 
 
@@ -140,38 +140,38 @@ async def test_a_refused_message_goes_before_what_was_typed_since():
 
     runtime.say = refuse
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "//etc?"
+        app.chat.prompt.text = "//etc?"
         await pilot.press("enter")
         await until(pilot, lambda: app.phase == "replying" and app.query(UserMessage))
         await pilot.press("n", "e", "x", "t")
         go_on.set()
         await until(pilot, lambda: "temperature is -1" in screen_text(app) and app.phase == "idle")
-        assert app.prompt.text == "//etc?\n\nnext"
+        assert app.chat.prompt.text == "//etc?\n\nnext"
         assert not app.query(UserMessage)
 
 
 async def test_an_error_after_the_message_was_taken_leaves_it():
     """It is part of the chat then: it stays in sight, and can be sent again."""
     async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "too hot" in screen_text(app) and app.phase == "idle")
         assert len(app.query(UserMessage)) == 1
-        assert app.prompt.text == "Go"
+        assert app.chat.prompt.text == "Go"
 
 
 async def test_progress_goes_when_the_first_token_comes():
     """A token without text yet (a part of an emoji) does not bring "reading ..." back below the reply."""
     runtime = ScriptedRuntime(["", "中", "", ""], gate=True, free=0)
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "reading 32 of 32 tokens" in screen_text(app))
         runtime.released.release()
         await until(pilot, lambda: "reading" not in screen_text(app))
         for _ in range(2):
             runtime.released.release()
-        await until(pilot, lambda: "中" in screen_text(app) and app.status.meter.tokens == 3)
+        await until(pilot, lambda: "中" in screen_text(app) and app.chat.status.meter.tokens == 3)
         assert "reading" not in screen_text(app)
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle")
@@ -180,7 +180,7 @@ async def test_progress_goes_when_the_first_token_comes():
 async def test_an_error_in_a_reply_keeps_its_words():
     """What came before the error stays readable."""
     async with chatting(ScriptedRuntime(["Half ", "a ", ValueError("boom\nline two")])) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "boom line two" in screen_text(app) and app.phase == "idle")
         assert "Half a" in screen_text(app)
@@ -251,9 +251,9 @@ async def test_scrolling_up_stays_while_a_reply_grows():
     """The scroll position is the reader's; at the end the reply is followed again."""
     runtime = ScriptedRuntime(["line\n\n"] * 60, gate=True, free=40)
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
-        transcript = app.transcript
+        transcript = app.chat.transcript
         await until(
             pilot, lambda: transcript.max_scroll_y > 30 and transcript.scroll_y == transcript.max_scroll_y
         )
@@ -276,9 +276,9 @@ async def test_multi_line_input():
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime) as (app, pilot):
         await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
-        assert app.prompt.text == "a\nb\nc"
+        assert app.chat.prompt.text == "a\nb\nc"
         app.post_message(Paste("\r\nd\x1b[31me\nf"))
-        await until(pilot, lambda: app.prompt.text == "a\nb\nc\nde\nf")
+        await until(pilot, lambda: app.chat.prompt.text == "a\nb\nc\nde\nf")
         assert runtime.said == []
         await pilot.press("enter")
         await until(pilot, lambda: runtime.said == ["a\nb\nc\nde\nf"])
@@ -291,7 +291,7 @@ async def test_a_long_input_leaves_room(size, rows):
         await ask(app, pilot)
         app.post_message(Paste("\n".join(f"line {n}" for n in range(100))))
         await until(pilot, lambda: "line 99" in screen_text(app))
-        await until(pilot, lambda: app.prompt.outer_size.height == rows)
+        await until(pilot, lambda: app.chat.prompt.outer_size.height == rows)
         assert "It is Paris." in screen_text(app)
         assert "Send" in lines_of(app.screen)[-1]
 
@@ -302,21 +302,21 @@ async def test_slash_commands():
     async with chatting(runtime, WIDE) as (app, pilot):
 
         async def send(text, answer):
-            app.prompt.text = text
+            app.chat.prompt.text = text
             await pilot.press("enter")
             await until(pilot, lambda: answer in screen_text(app))
 
         await ask(app, pilot)
         await send("/system Be brief.", "System prompt: Be brief.")
-        assert runtime.turns(app.session)[0].content == "Be brief."
+        assert runtime.turns(app.chat.state.session)[0].content == "Be brief."
         await send("/status", "8,192 tokens")
         await send("/help", "take the last rating back")
         await send("/nope", "no command /nope")
-        first = app.session
-        app.prompt.text = "/new"
+        first = app.chat.state.session
+        app.chat.prompt.text = "/new"
         await pilot.press("enter")
-        await until(pilot, lambda: app.session != first and not app.query(UserMessage))
-        assert runtime.turns(app.session)[0].content == "Be brief."
+        await until(pilot, lambda: app.chat.state.session != first and not app.query(UserMessage))
+        assert runtime.turns(app.chat.state.session)[0].content == "Be brief."
         assert not app.query(Notice)
 
 
@@ -324,7 +324,7 @@ async def test_quitting_while_a_reply_runs():
     """Ctrl+Q stops the reply, commits what there is, closes the runtime in its thread, leaves with 0."""
     runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "one" in screen_text(app))
         await pilot.press("ctrl+q")
@@ -339,7 +339,7 @@ async def test_control_c():
     """Once stops a reply, or asks; twice leaves."""
     runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: app.phase == "replying" and "one" in screen_text(app))
         await pilot.press("ctrl+c")
@@ -362,9 +362,9 @@ async def test_quitting_while_the_model_opens():
     app = ChatApp(slow)
     async with app.run_test() as pilot:
         await until(pilot, lambda: "Opening the model" in screen_text(app))
-        app.prompt.text = "early"
+        app.chat.prompt.text = "early"
         await pilot.press("enter")
-        assert app.prompt.text == "early"
+        assert app.chat.prompt.text == "early"
         await pilot.press("ctrl+q")
         arrive.set()
         await until(pilot, lambda: runtime.closed)
@@ -377,12 +377,12 @@ async def test_a_message_sent_while_the_model_opens():
     app = ChatApp(lambda: arrive.wait(10) and runtime)
     async with app.run_test() as pilot:
         await pilot.press("a", "b", "enter")
-        assert app.prompt.text == "ab"
+        assert app.chat.prompt.text == "ab"
         arrive.set()
-        await until(pilot, lambda: app.transcript.replies and app.phase == "idle")
+        await until(pilot, lambda: app.chat.transcript.replies and app.phase == "idle")
         assert runtime.said == ["ab"]
-        assert app.prompt.text == ""
-        app.runtime.close_now()
+        assert app.chat.prompt.text == ""
+        app.host.close_now()
 
 
 async def test_only_useful_keys_are_offered():
@@ -395,7 +395,7 @@ async def test_only_useful_keys_are_offered():
 
         assert "Send" in hints()
         assert "Up" not in hints()
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "Stop" in hints())
         runtime.released.release()
@@ -424,7 +424,7 @@ async def test_no_color(monkeypatch):
         await until(pilot, lambda: app.phase == "idle")
         await ask(app, pilot)
         assert any(isinstance(f, Monochrome) for f in app._filters)
-        app.runtime.close_now()
+        app.host.close_now()
 
 
 async def test_a_gpu_that_is_not_used_is_told_once():
@@ -436,8 +436,8 @@ async def test_a_gpu_that_is_not_used_is_told_once():
         assert len(app.query(Notice)) == 1 and "more like this" in screen_text(app)
         await ask(app, pilot)
         assert len(app.query(Notice)) == 1
-        first = app.session
-        app.prompt.text = "/new"
+        first = app.chat.state.session
+        app.chat.prompt.text = "/new"
         await pilot.press("enter")
-        await until(pilot, lambda: app.session != first and not app.query(UserMessage))
+        await until(pilot, lambda: app.chat.state.session != first and not app.query(UserMessage))
         assert not app.query(Notice)

@@ -5,8 +5,8 @@ import io
 
 import pytest
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import UserMessage
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 
 from ruvmlx.engine import Sampling
@@ -31,7 +31,7 @@ def chatting(open_tiny):
             await until(pilot, lambda: app.phase == "idle" or app.failure)
             assert not app.failure
             yield app, pilot
-            app.runtime.close_now()
+            app.host.close_now()
 
     return chat
 
@@ -42,20 +42,20 @@ async def idle_with(app, pilot, count):
         pilot,
         lambda: (
             app.phase == "idle"
-            and len(app.transcript.replies) == count
-            and all(r.finished and r.message_id for r in app.transcript.replies)
+            and len(app.chat.transcript.replies) == count
+            and all(r.finished and r.message_id for r in app.chat.transcript.replies)
         ),
     )
 
 
 async def send(app, pilot, text):
-    app.prompt.focus()
-    app.prompt.text = text
+    app.chat.prompt.focus()
+    app.chat.prompt.text = text
     await pilot.press("enter")
 
 
 def shown(app):
-    return [m.text for m in app.transcript.messages]
+    return [m.text for m in app.chat.transcript.messages]
 
 
 @BOTH_SIZES
@@ -65,14 +65,18 @@ async def test_a_reply_is_written_again_and_both_can_be_seen(chatting, size):
         first = await ask(app, pilot, "Hello")
         old = first.message_id
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: app.transcript.replies[-1].effect)
+        await until(pilot, lambda: app.chat.transcript.replies[-1].effect)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
         await idle_with(app, pilot, 1)
-        assert app.transcript.replies[0].message_id != old and app.transcript.replies[0].rating is None
+        assert (
+            app.chat.transcript.replies[0].message_id != old and app.chat.transcript.replies[0].rating is None
+        )
         await pilot.press("tab", "left")
         await until(pilot, lambda: "‹ 1/2 ›" in screen_text(app) and "▲ up" in screen_text(app))
-        assert app.transcript.replies[0].message_id == old and app.focused is app.transcript.replies[0]
+        assert (
+            app.chat.transcript.replies[0].message_id == old and app.focused is app.chat.transcript.replies[0]
+        )
         assert "←→ Flip" in lines_of(app.screen)[-1]
         await pilot.press("left")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
@@ -85,17 +89,17 @@ async def test_an_earlier_question_in_other_words(chatting):
         await ask(app, pilot, "First question")
         await ask(app, pilot, "Second question")
         before = shown(app)
-        app.prompt.text = "a draft"
+        app.chat.prompt.text = "a draft"
         await pilot.press("tab", "up", "e")
-        await until(pilot, lambda: app.prompt.text == "First question" and app.prompt.has_focus)
+        await until(pilot, lambda: app.chat.prompt.text == "First question" and app.chat.prompt.has_focus)
         assert "In other words" in screen_text(app)
         await pilot.press("escape")
-        assert app.prompt.text == "a draft" and "In other words" not in screen_text(app)
+        assert app.chat.prompt.text == "a draft" and "In other words" not in screen_text(app)
         await pilot.press("tab", "up", "e")
         await pilot.press("ctrl+a", "X", "enter")
         await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
         assert shown(app)[0] == "XFirst question" and "‹ 2/2 ›" in screen_text(app)
-        assert app.prompt.text == "a draft"
+        assert app.chat.prompt.text == "a draft"
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown(app) == before)
 
@@ -109,7 +113,7 @@ async def test_going_on_with_a_cut_reply(chatting):
         await pilot.press("tab", "m")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
         assert reply.text.startswith(short) and len(reply.text) > len(short)
-        turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
+        turns = await app.host.call(lambda runtime: runtime.turns(app.chat.state.session))
         assert turns[-1].content == reply.text or "\ufffd" in turns[-1].content
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown(app)[-1] == short)
@@ -124,7 +128,7 @@ async def test_edit_as_a_command(chatting):
         await until(pilot, lambda: shown(app)[:1] == ["Goodbye"])
         await idle_with(app, pilot, 1)
         await send(app, pilot, "/edit")
-        await until(pilot, lambda: app.prompt.text == "Goodbye")
+        await until(pilot, lambda: app.chat.prompt.text == "Goodbye")
 
 
 async def test_what_is_refused_leaves_all_as_it_was(chatting):
@@ -134,10 +138,10 @@ async def test_what_is_refused_leaves_all_as_it_was(chatting):
         await ask(app, pilot, "More")
         before = shown(app)
         await pilot.press("tab", "up", "e")
-        app.prompt.text = "word " * 700
+        app.chat.prompt.text = "word " * 700
         await pilot.press("enter")
         await until(pilot, lambda: "reads at most" in screen_text(app) and app.phase == "idle")
-        assert shown(app) == before and app.prompt.text == "word " * 700
+        assert shown(app) == before and app.chat.prompt.text == "word " * 700
 
 
 async def test_only_one_reply_is_written_at_a_time(open_tiny):
@@ -146,14 +150,14 @@ async def test_only_one_reply_is_written_at_a_time(open_tiny):
     app = ChatApp(lambda: runtime, ChatOptions())
     async with app.run_test() as pilot:
         await until(pilot, lambda: app.phase == "idle")
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "one" in screen_text(app))
         await pilot.press("ctrl+g", "ctrl+o")
         assert len(app.screen_stack) == 1 and app.phase == "replying"
-        app.action_edit()
-        assert app.editing is None
-        app.runtime.close_now()
+        app.actions.write.edit()
+        assert app.chat.editing is None
+        app.host.close_now()
 
 
 async def test_the_input_remembers(chatting):
@@ -162,18 +166,18 @@ async def test_the_input_remembers(chatting):
         await ask(app, pilot, "one")
         await ask(app, pilot, "two\nlines")
         await pilot.press(*"draft", "up")
-        assert app.prompt.text == "two\nlines"
+        assert app.chat.prompt.text == "two\nlines"
         await pilot.press("up")
-        assert app.prompt.text == "two\nlines"  # the cursor was in its last line
+        assert app.chat.prompt.text == "two\nlines"  # the cursor was in its last line
         await pilot.press("up")
-        assert app.prompt.text == "one"
+        assert app.chat.prompt.text == "one"
         await pilot.press("up", "down")
-        assert app.prompt.text == "two\nlines"
+        assert app.chat.prompt.text == "two\nlines"
         await pilot.press("down")
-        assert app.prompt.text == "draft"
+        assert app.chat.prompt.text == "draft"
     async with chatting() as (app, pilot):
         await pilot.press("up")
-        assert app.prompt.text == "two\nlines"
+        assert app.chat.prompt.text == "two\nlines"
 
 
 def plain(runtime, *lines, **options):
@@ -211,14 +215,12 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             what = rng.choice(["/again", "/next", "/prev", "/more", "/edit other", "go on"])
             await send(app, pilot, what)
             await asyncio.sleep(0)
-            await until(pilot, lambda: app.prompt.text == "" and app.phase == "idle")
-            await app.workers.wait_for_complete(
-                [w for w in app.workers if w.name in ("_reply", "action_again", "action_more", "action_flip")]
-            )
-            turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
-            ids = [m.message_id for m in app.transcript.messages]
+            await until(pilot, lambda: app.chat.prompt.text == "" and app.phase == "idle")
+            await app.workers.wait_for_complete([w for w in app.workers if w.group == "write"])
+            turns = await app.host.call(lambda runtime: runtime.turns(app.chat.state.session))
+            ids = [m.message_id for m in app.chat.transcript.messages]
             assert ids == [t.id for t in turns if t.role != "system"], what
-            places = [r.branch for r in app.transcript.replies]
+            places = [r.branch for r in app.chat.transcript.replies]
             assert places == [(t.branch, t.branches) for t in turns if t.role == "assistant"], what
 
 
@@ -232,7 +234,7 @@ async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
             raise UsageError("not today")
             yield
 
-        runtime = app.runtime._opened()
+        runtime = app.host._opened()
         monkeypatch.setattr(runtime, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")

@@ -3,8 +3,8 @@
 import pytest
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
-from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import UserMessage
+from ruvmlx.apps.chat.options import ChatOptions
 from textual.events import Key, Paste
 from textual.widgets import Input
 
@@ -38,8 +38,8 @@ async def test_choose_a_chat(chatting, three, size):  # noqa: F811
         await until(pilot, lambda: rows(app) is not None and len(rows(app)) == 3)
         assert rows(app)[0] == "Tell me of lions"
         await pilot.press("down", "down", "enter")
-        await until(pilot, lambda: app.session == three[2] and len(app.query(UserMessage)) == 2)
-        assert app.system == "of pelicans" and "needle in pelicans" in screen_text(app)
+        await until(pilot, lambda: app.chat.state.session == three[2] and len(app.query(UserMessage)) == 2)
+        assert app.chat.state.system == "of pelicans" and "needle in pelicans" in screen_text(app)
         assert not isinstance(app.screen, ChatsScreen)
 
 
@@ -87,9 +87,9 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
         await until(pilot, lambda: len(rows(app)) == 2)
         await pilot.press("escape")
         await send(app, pilot, "/restore")
-        await until(pilot, lambda: app.session == three[1])
+        await until(pilot, lambda: app.chat.state.session == three[1])
         await send(app, pilot, "/delete")
-        await until(pilot, lambda: app.session not in three)
+        await until(pilot, lambda: app.chat.state.session not in three)
     with open_tiny() as runtime:
         assert three[1] not in [s.id for s in runtime.store.chats.all()]
         with pytest.raises(NotFound):
@@ -111,20 +111,20 @@ async def test_keys_faster_than_the_search(chatting, three, keys):  # noqa: F811
         elif key == "ctrl+x":
             await until(pilot, lambda: "Deleted: Tell me of zebras" in screen_text(app))
         else:
-            await until(pilot, lambda: app.session == three[1])
+            await until(pilot, lambda: app.chat.state.session == three[1])
 
 
 async def test_deleting_the_chat_that_is_open(chatting, three):  # noqa: F811
     """A new one begins."""
     async with chatting(session=three[0]) as (app, pilot):
-        assert app.session == three[0]
+        assert app.chat.state.session == three[0]
         await pilot.press("ctrl+o")
         await until(pilot, lambda: rows(app))
         assert "●" in screen_text(app)
         await pilot.press("ctrl+x")
         await until(pilot, lambda: len(rows(app)) == 2)
         await pilot.press("escape")
-        await until(pilot, lambda: app.session not in three and app.phase == "idle")
+        await until(pilot, lambda: app.chat.state.session not in three and app.phase == "idle")
         assert not app.query(UserMessage)
 
 
@@ -132,27 +132,27 @@ async def test_commands(chatting, three, tmp_path):  # noqa: F811
     """/title, /fork, /open, /export and /import in the app."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
-        first = app.session
+        first = app.chat.state.session
         await send(app, pilot, "/title My talk")
         await until(pilot, lambda: "Title: My talk" in screen_text(app))
         await send(app, pilot, "/fork")
-        await until(pilot, lambda: app.session != first and app.query(UserMessage))
+        await until(pilot, lambda: app.chat.state.session != first and app.query(UserMessage))
         await ask(app, pilot, "Only here")
         await send(app, pilot, f"/export {tmp_path}/a.json")
         await until(pilot, lambda: (tmp_path / "a.json").exists())
         await send(app, pilot, f"/export {tmp_path}/a.json")
         await until(pilot, lambda: "exists already" in screen_text(app))
         await send(app, pilot, "/open 2")
-        await until(pilot, lambda: app.session == first)
+        await until(pilot, lambda: app.chat.state.session == first)
         assert shown(app)[0] == "Hello" and "Only here" not in screen_text(app)
         await send(app, pilot, f"/import {tmp_path}/a.json")
         await until(pilot, lambda: "Only here" in screen_text(app))
-        assert app.session != first
+        assert app.chat.state.session != first
         await send(app, pilot, "/open 99")
         await until(pilot, lambda: "no chat number 99" in screen_text(app))
         for wrong in ("/open", "/export", "/import", "/title", f"/import {tmp_path}/none"):
             await send(app, pilot, wrong)
-            await until(pilot, lambda: app.prompt.text == "" and app.phase == "idle")
+            await until(pilot, lambda: app.chat.prompt.text == "" and app.phase == "idle")
         assert app.is_running
 
 

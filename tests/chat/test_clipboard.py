@@ -86,7 +86,7 @@ async def test_copy_of_a_reply_and_of_its_code(monkeypatch):
     async with chatting(runtime) as (app, pilot):
 
         async def send(text, answer):
-            app.prompt.text = text
+            app.chat.prompt.text = text
             await pilot.press("enter")
             await until(pilot, lambda: answer in screen_text(app))
 

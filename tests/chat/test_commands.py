@@ -2,7 +2,8 @@
 
 import pytest
 from ruvmlx.apps.chat import palette
-from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse, parse_rating
+from ruvmlx.apps.chat.arguments import parse_rating
+from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse
 
 from ruvmlx.errors import UsageError
 
@@ -62,25 +63,27 @@ def test_ratings():
 def test_help_fits_a_small_terminal():
     """Every command has its line, and 80 columns hold it."""
     lines = help_lines()
-    assert len(lines) == len(COMMANDS)
+    assert len(lines) == len(COMMANDS) - 2  # /prev and /restore share a line
     assert max(map(len, lines)) <= 72
 
 
 def test_the_palette_offers_every_command():
     """What can be typed with a slash can be chosen; only leaving and help have entries of Textual's own."""
     offered = {entry.command.name for entry in palette.entries()}
-    assert offered == set(COMMANDS) - {"quit", "open"} | {"prev", "restore"}
+    assert offered == set(COMMANDS) - {"quit", "open"}
     for entry in palette.entries():
         parsed = parse(entry.types or f"/{entry.command.name} {entry.command.argument}")
         assert parsed is not None and parsed.name == entry.command.name
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "prev", "restore"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_both_chats_have_every_command(name):
+    """The plain mode takes the step; the app, too, or it has the action that the row names."""
     from ruvmlx.apps.chat.app import ChatApp
-    from ruvmlx.apps.chat.plain import PlainChat
 
-    assert callable(getattr(ChatApp, f"do_{name}")) and callable(getattr(PlainChat, f"do_{name}"))
+    row = COMMANDS[name]
+    app = ChatApp(ScriptedRuntime)
+    assert callable(row.step) and (not row.app or callable(app.actions.method(row.app)))
 
 
 async def test_the_palette_does_what_it_says():
@@ -88,12 +91,12 @@ async def test_the_palette_does_what_it_says():
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime) as (app, pilot):
         await ask(app, pilot)
-        first = app.session
+        first = app.chat.state.session
         await pilot.press("ctrl+p", *"new chat")
         await until(pilot, lambda: "/new" in screen_text(app))
         await pilot.press("enter")
-        await until(pilot, lambda: app.session != first)
+        await until(pilot, lambda: app.chat.state.session != first)
         await pilot.press("ctrl+p", *"rename this")
         await until(pilot, lambda: "/title TEXT" in screen_text(app))
         await pilot.press("enter")
-        await until(pilot, lambda: app.prompt.text == "/title " and app.prompt.has_focus)
+        await until(pilot, lambda: app.chat.prompt.text == "/title " and app.chat.prompt.has_focus)

@@ -55,11 +55,11 @@ async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):
         assert [c.learned for c in candidates] == [True, False]
         await pilot.press("right" if side else "1")
         await until(pilot, lambda: app.phase == "idle" and "You chose the reply" in screen_text(app))
-        reply = app.transcript.replies[-1]
+        reply = app.chat.transcript.replies[-1]
         assert reply.message_id == candidates[side].message and reply.rating == "up"
         assert reply.branch[1] == 3
         assert compare.SIDES[1 - side] in screen_text(app)
-        turns = await app.runtime.call(lambda runtime: runtime.turns(learned))
+        turns = await app.host.call(lambda runtime: runtime.turns(learned))
         assert turns[-1].rating == "up" and turns[-1].id == candidates[side].message
 
 
@@ -70,18 +70,18 @@ async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F81
         await until(pilot, lambda: "the left is better" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: app.phase == "idle" and len(shown(app)) == 4)
-        assert shown(app)[2] == "Which way?" and app.transcript.replies[-1].rating is None
+        assert shown(app)[2] == "Which way?" and app.chat.transcript.replies[-1].rating is None
         await send(app, pilot, "/choose 3")
         await until(pilot, lambda: "choose 1 or 2" in screen_text(app))
         await send(app, pilot, "/choose 1")
-        await until(pilot, lambda: app.transcript.replies[-1].rating == "up")
+        await until(pilot, lambda: app.chat.transcript.replies[-1].rating == "up")
         assert "‹ 1/2 ›" in screen_text(app)
 
 
 async def test_stopped(chatting, learned):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
-        runtime = app.runtime._opened()
+        runtime = app.host._opened()
         say_it = runtime.say
 
         def slowly(*args, **given):
@@ -91,7 +91,7 @@ async def test_stopped(chatting, learned):  # noqa: F811
 
         runtime.say = slowly
         await send(app, pilot, "/compare Which way?")
-        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and app.status.meter.tokens > 1)
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen) and app.chat.status.meter.tokens > 1)
         await pilot.press("escape")
         await until(pilot, lambda: "Stopped   esc Close" in screen_text(app))
         await pilot.press("1", "escape")

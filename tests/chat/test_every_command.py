@@ -8,8 +8,8 @@ import pytest
 from ruvmlx.apps.chat import commands
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.compare_screen import CompareScreen
-from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import Notice
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 
 from ruvmlx.engine import Sampling
@@ -34,8 +34,7 @@ ARGUMENTS = {
 }
 BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}
-# Every one that the parser knows, those without a line of their own in the help, too.
-NAMES = sorted({*commands.COMMANDS, *commands._TOLD_OF_AT})
+NAMES = sorted(commands.COMMANDS)
 
 
 def typed(name):
@@ -83,12 +82,12 @@ async def test_in_the_app(name, open_tiny, there):
             await type_in(app, pilot, line)
         errors = [str(notice.render()) for notice in app.query(Notice) if notice.has_class("error")]
         assert errors == [] and app.failure is None
-        app.runtime.close_now()
+        app.host.close_now()
 
 
 async def type_in(app, pilot, line):
     """Enter it, let it do its work, and close what it opened."""
-    app.prompt.text = line
+    app.chat.prompt.text = line
     await pilot.press("enter")
     await pilot.pause()
     await until(pilot, lambda: not app.is_running or rests(app))

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from ruvmlx.apps import chat
 from ruvmlx.apps.chat import idle
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.cli.generate import chat as chat_verb
 from textual import events
 
@@ -102,12 +102,12 @@ async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch,
     wanted = objection or "learned in the background: held-out loss"
     async with idling(rated()) as (app, pilot):
         await until(pilot, lambda: wanted in status_line(app), 60)
-        assert app.focused is app.prompt and app.phase == "idle"
-        await until(pilot, lambda: app.status.learned.consolidations == (not objection))
+        assert app.focused is app.chat.prompt and app.phase == "idle"
+        await until(pilot, lambda: app.chat.status.learned.consolidations == (not objection))
         monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
         await pilot.press("x")
-        await until(pilot, lambda: wanted in app.status.message and not app.status.background)
-        assert app.prompt.text == "x"
+        await until(pilot, lambda: wanted in app.chat.status.message and not app.chat.status.background)
+        assert app.chat.prompt.text == "x"
     assert stored(open_tiny, lambda runtime: len(runtime.learner.ledger.attempts())) == 1
     assert not stored(open_tiny, lambda runtime: runtime.background_due())
 
@@ -125,7 +125,7 @@ async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, 
         await until(pilot, lambda: status_line(app) == "learning in the background, step 2 of 4", 60)
         monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
         await pilot.press("h")
-        assert app.prompt.text == "h" and app.status.background == ""
+        assert app.chat.prompt.text == "h" and app.chat.status.background == ""
         seen.append(1)
         reply = await ask(app, pilot)
         assert reply.reply_id and steps == [1, 2]
@@ -142,7 +142,7 @@ async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny)
     async with idling(rated(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "step" in status_line(app), 60)
     done = steps[-1]
-    assert 0 < done < 24 and not app.runtime.is_open
+    assert 0 < done < 24 and not app.host.is_open
     assert stored(open_tiny, lambda runtime: runtime.learner.ledger.training() is not None)
     assert stored(open_tiny, lambda runtime: runtime.background_due() and runtime.store.integrity()) == "ok"
     async with idling(rated(settings, steps.append)) as (app, pilot):
@@ -154,7 +154,7 @@ async def test_switched_off_it_never_learns(rated, open_tiny):
     async with idling(rated(), learn_when_idle=False) as (app, pilot):
         for _ in range(10):
             await pilot.pause(SOON)
-        assert app.status.background == ""
+        assert app.chat.status.background == ""
     assert stored(open_tiny, lambda runtime: runtime.learner.ledger.attempts()) == []
     assert stored(open_tiny, lambda runtime: runtime.background_due())
 
@@ -168,10 +168,10 @@ async def test_how_long_a_key_waits_while_it_trains(rated, monkeypatch):
             await pilot.pause(0.01 * (n % 4))
             start = time.perf_counter()
             app.post_message(events.Key("x", "x"))
-            while app.prompt.text != "x" * n:
+            while app.chat.prompt.text != "x" * n:
                 await asyncio.sleep(0)
             shown.append(1000 * (time.perf_counter() - start))
-            await app.runtime.call(lambda runtime: None)
+            await app.host.call(lambda runtime: None)
             free.append(1000 * (time.perf_counter() - start))
     print(f"\nkey in the input: {figures(shown)}\nruntime free: {figures(free)}")
 
@@ -263,8 +263,8 @@ class Restful(ScriptedRuntime):
         lambda app, pilot: pilot.press("x"),
         lambda app, pilot: pilot.click("Transcript"),
         lambda app, pilot: app.on_event(events.Paste("y")),
-        lambda app, pilot: app.runtime.call(lambda runtime: None),
-        lambda app, pilot: app.runtime.call_between(lambda runtime: None),
+        lambda app, pilot: app.host.call(lambda runtime: None),
+        lambda app, pilot: app.host.call_between(lambda runtime: None),
         lambda app, pilot: ask(app, pilot),
         lambda app, pilot: pilot.press(*"/status", "enter"),
     ],
@@ -277,7 +277,7 @@ async def test_whatever_is_wanted_stops_it(disturb):
         await until(pilot, lambda: status_line(app) == "learning in the background, step 1 of 12")
         runtime.lessons = []
         await disturb(app, pilot)
-        await until(pilot, lambda: runtime.paused and app.status.background == "")
+        await until(pilot, lambda: runtime.paused and app.chat.status.background == "")
         assert "stopped after" not in screen_text(app) and app.is_running
     assert len(runtime.threads) == 1
 
@@ -286,7 +286,7 @@ async def test_it_does_not_begin_while_a_reply_comes():
     runtime = Restful(replies=[["One ", "two ", "three."]])
     runtime.gate = True
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "Go"
+        app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "One two" in screen_text(app))
         runtime.lessons = [REPORT]
@@ -295,7 +295,7 @@ async def test_it_does_not_begin_while_a_reply_comes():
         assert not runtime.begun and app.phase == "replying"
         runtime.released.release()
         await until(pilot, lambda: "learned in the background" in status_line(app))
-        assert app.transcript.replies[-1].text == "One two three."
+        assert app.chat.transcript.replies[-1].text == "One two three."
 
 
 async def test_an_error_is_one_line_and_it_is_tried_less_often(monkeypatch):
@@ -303,13 +303,13 @@ async def test_an_error_is_one_line_and_it_is_tried_less_often(monkeypatch):
     monkeypatch.setattr(idle, "LOOK_EVERY", 0.01)
     runtime, said = Restful(), []
     async with chatting(runtime) as (app, pilot):
-        app.watch(app.status, "background", lambda line: said.append(line))
+        app.watch(app.chat.status, "background", lambda line: said.append(line))
         runtime.lessons = [StoreBusy("another process holds it"), ValueError("boom\nline two"), REPORT]
         await until(pilot, lambda: "learned in the background: held-out" in status_line(app))
         assert "nothing learned in the background: another process holds it" in said
         assert "nothing learned in the background: unexpected ValueError: boom line two" in said
         first, second, third = runtime.begun
-        assert second - first >= 2 * SOON and third - second >= 4 * SOON and app._stuck == 0
+        assert second - first >= 2 * SOON and third - second >= 4 * SOON and app.idle_learner.stuck == 0
         runtime.replies = [["Fine."]]
         assert (await ask(app, pilot)).text == "Fine."
 
@@ -319,11 +319,11 @@ async def test_the_kv_cache_is_reviewed_too():
     same = {"measured": 4, "changed": False, "reason": "the fastest"}
     runtime = Restful(kv=[same, same | {"measured": 0}])
     async with chatting(runtime) as (app, pilot):
-        await until(pilot, lambda: app._stuck == 2)
-        assert app.status.background in ("", "measuring the KV cache in the background")
+        await until(pilot, lambda: app.idle_learner.stuck == 2)
+        assert app.chat.status.background in ("", "measuring the KV cache in the background")
         runtime.kv = [same | {"changed": True}]
         await until(pilot, lambda: "KV cache another way: the fastest" in status_line(app))
-        assert app._stuck == 0
+        assert app.idle_learner.stuck == 0
 
 
 async def test_leaving_does_not_wait_for_it():
@@ -343,10 +343,10 @@ async def test_copying_out_of_a_reply_is_noticed():
     runtime = ScriptedRuntime(["Some words."], ["Others."])
     async with chatting(runtime) as (app, pilot):
         first, _ = await ask(app, pilot), await ask(app, pilot)
-        app.prompt.text = "mine"
-        app.prompt.select_all()
+        app.chat.prompt.text = "mine"
+        app.chat.prompt.select_all()
         await pilot.press("ctrl+c")
-        app.prompt.text = ""
+        app.chat.prompt.text = ""
         first.body.query("*").first().text_select_all()
         assert app.screen.get_selected_text() == "Some words."
         await pilot.press("ctrl+c")
@@ -362,9 +362,7 @@ async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
         pilot,
     ):
         reply = await ask(app, pilot)
-        app._notice({reply.reply_id, None}, "copied")
+        app.actions.rate.notice({reply.reply_id, None}, "copied")
         await ask(app, pilot)
-        signals = await app.runtime.call(
-            lambda r: [s.label for s in r.store.signals.all(r.model.fingerprint)]
-        )
+        signals = await app.host.call(lambda r: [s.label for s in r.store.signals.all(r.model.fingerprint)])
     assert signals == (["copied", "continued"] if implicit else [])

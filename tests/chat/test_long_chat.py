@@ -2,7 +2,7 @@
 
 import pytest
 from ruvmlx.apps.chat import transcript
-from ruvmlx.apps.chat.messages import Reply, UserMessage
+from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
 from ruvmlx.apps.chat.transcript import EARLIER, NEWEST
 
 from ruvmlx.runtime import Turn
@@ -20,7 +20,7 @@ def long_chat(exchanges):
 
 
 def shown(app):
-    return len(app.query(UserMessage)) + len(app.query(Reply))
+    return len(app.query(UserMessage)) + len(app.query(ReplyMessage))
 
 
 def words(app):
@@ -43,16 +43,18 @@ async def test_earlier_ones_come_at_the_top(size):
     async with chatting(long_chat(70), size, session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
         for count, first in ((80, "answer 40"), (100, "answer 30")):
-            app.transcript.scroll_to(y=1, animate=False, immediate=True)
-            await until(pilot, lambda first=first: app.transcript.scroll_y == 1 and first in screen_text(app))
+            app.chat.transcript.scroll_to(y=1, animate=False, immediate=True)
+            await until(
+                pilot, lambda first=first: app.chat.transcript.scroll_y == 1 and first in screen_text(app)
+            )
             before = words(app)[1:9]
-            app.transcript.scroll_up(animate=False)
-            await until(pilot, lambda count=count: shown(app) == count and app.transcript.scroll_y > 9)
+            app.chat.transcript.scroll_up(animate=False)
+            await until(pilot, lambda count=count: shown(app) == count and app.chat.transcript.scroll_y > 9)
             await until(pilot, lambda before=before: words(app)[2:10] == before)
-        while app.transcript.has_earlier:
+        while app.chat.transcript.has_earlier:
             before = shown(app)
             await pilot.press("ctrl+home")
-            await until(pilot, lambda before=before: shown(app) > before and not app.transcript._held)
+            await until(pilot, lambda before=before: shown(app) > before and not app.chat.transcript._held)
         await pilot.press("ctrl+home")
         await until(pilot, lambda: "question 0" in screen_text(app))
         assert shown(app) == 140
@@ -66,11 +68,11 @@ async def test_nothing_moves_on_the_screen():
 
         def drawn():
             draw()
-            if not app._batch_count and app.transcript.virtual_size.height > height:
+            if not app._batch_count and app.chat.transcript.virtual_size.height > height:
                 frames.append(lines_of(app.screen)[1])
 
-        app.screen._compositor_refresh, height = drawn, app.transcript.virtual_size.height
-        app.transcript.scroll_to(y=0, animate=False, immediate=True)
+        app.screen._compositor_refresh, height = drawn, app.chat.transcript.virtual_size.height
+        app.chat.transcript.scroll_to(y=0, animate=False, immediate=True)
         await until(pilot, lambda: shown(app) == NEWEST + EARLIER and len(frames) > 2)
         assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
 
@@ -87,14 +89,14 @@ async def test_choosing_goes_on_into_the_earlier_ones():
     """Up from the first reply on the screen chooses the one before it; a rating that it has shows."""
     runtime = long_chat(70)
     async with chatting(runtime, session="continue") as (app, pilot):
-        first = app.transcript.replies[0]
+        first = app.chat.transcript.replies[0]
         assert first.reply_id == "a40"
         runtime.rated_elsewhere("a39", "up")
-        app._look_again()
-        await until(pilot, lambda: app.status.learned.ratings == 1)
+        app.actions.rate.look_again()
+        await until(pilot, lambda: app.chat.status.learned.ratings == 1)
         first.focus()
         await pilot.press("up")
-        await until(pilot, lambda: isinstance(app.focused, Reply) and app.focused.reply_id == "a39")
+        await until(pilot, lambda: isinstance(app.focused, ReplyMessage) and app.focused.reply_id == "a39")
         assert app.focused.rating == "up"
         await until(pilot, lambda: "▲ up" in screen_text(app))
 
@@ -102,7 +104,7 @@ async def test_choosing_goes_on_into_the_earlier_ones():
 async def test_a_new_chat_forgets_the_earlier_ones():
     """Nothing of the old chat comes into the new one."""
     async with chatting(long_chat(70), session="continue") as (app, pilot):
-        app.prompt.text = "/new"
+        app.chat.prompt.text = "/new"
         await pilot.press("enter")
         await until(pilot, lambda: shown(app) == 0)
         await pilot.press("pageup")
@@ -112,15 +114,15 @@ async def test_a_new_chat_forgets_the_earlier_ones():
 
 async def say(app, pilot, n):
     """Question n of a scripted chat; its reply is shown whole."""
-    app.prompt.text = f"question {n}"
+    app.chat.prompt.text = f"question {n}"
     await pilot.press("enter")
     wanted = f"reply {n}\n"
     await until(
         pilot,
         lambda: (
             app.phase == "idle"
-            and app.transcript.replies[-1:]
-            and app.transcript.replies[-1].text.startswith(wanted)
+            and app.chat.transcript.replies[-1:]
+            and app.chat.transcript.replies[-1].text.startswith(wanted)
         ),
     )
 
@@ -136,27 +138,27 @@ async def test_a_chat_that_grows_keeps_so_many(monkeypatch, size, full):
     monkeypatch.setattr(transcript, "EARLIER", 8)
     runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(turns)])
     async with chatting(runtime, size) as (app, pilot):
-        trim, widgets, moved = app.transcript.trim, [], []
+        trim, widgets, moved = app.chat.transcript.trim, [], []
 
         async def watched(turns):
             await pilot.pause()
-            before, first = words(app), app.transcript.messages[0]
+            before, first = words(app), app.chat.transcript.messages[0]
             await trim(turns)
             await pilot.pause()
             if not first.is_attached:
                 widgets.append(len(app.query("*")))
                 moved.append(words(app)[:12] != before[:12])
 
-        app.transcript.trim = watched
+        app.chat.transcript.trim = watched
         for n in range(turns):
             await say(app, pilot, n)
             assert shown(app) <= 12 + 8 + 2
         assert len(widgets) > turns // 10 and len(set(widgets)) == 1 and not any(moved)
-        while app.transcript.has_earlier:
+        while app.chat.transcript.has_earlier:
             before = shown(app)
             await pilot.press("ctrl+home")
-            await until(pilot, lambda before=before: shown(app) > before and not app.transcript._held)
-        assert [m.text for m in app.transcript.messages][::2] == [f"question {n}" for n in range(turns)]
+            await until(pilot, lambda before=before: shown(app) > before and not app.chat.transcript._held)
+        assert [m.text for m in app.chat.transcript.messages][::2] == [f"question {n}" for n in range(turns)]
 
 
 async def test_who_reads_elsewhere_is_left_alone(monkeypatch):
@@ -169,14 +171,14 @@ async def test_who_reads_elsewhere_is_left_alone(monkeypatch):
             runtime.released.release()
             await say(app, pilot, n)
         assert shown(app) == 6
-        app.prompt.text = "question 3"
+        app.chat.prompt.text = "question 3"
         await pilot.press("enter")
         await until(pilot, lambda: app.phase == "replying")
-        app.transcript.scroll_to(y=3, animate=False, immediate=True)
+        app.chat.transcript.scroll_to(y=3, animate=False, immediate=True)
         await pilot.pause()
         runtime.released.release()
-        await until(pilot, lambda: app.phase == "idle" and len(app.transcript.replies) == 4)
-        assert shown(app) == 8 and app.transcript.scroll_y == 3
+        await until(pilot, lambda: app.phase == "idle" and len(app.chat.transcript.replies) == 4)
+        assert shown(app) == 8 and app.chat.transcript.scroll_y == 3
         runtime.released.release()
         await say(app, pilot, 4)
         assert shown(app) == 4

@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.apps.chat import keys, theme
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
-from ruvmlx.apps.chat.models import Entry
+from ruvmlx.apps.chat.models import PickerEntry
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
@@ -63,9 +63,9 @@ def _luminance(color):
 
 async def test_without_motion():
     async with chatting(ScriptedRuntime(), motion=False) as (app, _):
-        assert app.animation_level == "none" and app.prompt.cursor_blink is False
+        assert app.animation_level == "none" and app.chat.prompt.cursor_blink is False
     async with chatting(ScriptedRuntime()) as (app, _):
-        assert app.prompt.cursor_blink is True
+        assert app.chat.prompt.cursor_blink is True
 
 
 async def test_keys_of_ones_own():
@@ -92,7 +92,7 @@ async def test_keys_of_ones_own_hold_in_every_screen():
         await until(pilot, lambda: isinstance(app.screen, PickerScreen) and app.screen._entries)
         screen = app.screen
         assert "f6 Close" in screen_text(app)
-        screen._entries = [Entry("one", ""), Entry("two", "")]
+        screen._entries = [PickerEntry("one", ""), PickerEntry("two", "")]
         screen._find()
         await pilot.press("ctrl+e")
         assert screen.options.highlighted == 1
@@ -100,7 +100,7 @@ async def test_keys_of_ones_own_hold_in_every_screen():
         assert app.screen is screen
         await pilot.press("f6")
         await until(pilot, lambda: app.screen is not screen)
-        app.push_screen(ChatsScreen())
+        app.push_screen(ChatsScreen(app.chat))
         await until(pilot, lambda: "f7 Rename" in screen_text(app) and "f6 Close" in screen_text(app))
         await pilot.press("ctrl+x")
         await until(pilot, lambda: runtime.closed)

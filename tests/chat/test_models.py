@@ -7,15 +7,15 @@ import time
 import pytest
 from ruvmlx.apps.chat import models
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.contract import ChatOptions
 from ruvmlx.apps.chat.messages import Notice
-from ruvmlx.apps.chat.opener import Holder, Opener
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.welcome import Welcome, plan_block
 
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import Interrupted
+from ruvmlx.host import ModelHolder, Opener
 from ruvmlx.progress import Progress
 from ruvmlx.runtime import Runtime
 
@@ -68,7 +68,7 @@ def chatting(cache):
             await until(pilot, lambda: app.phase == "idle" or app.failure)
             assert not app.failure
             yield app, pilot
-            app.runtime.close_now()
+            app.host.close_now()
 
     return chat
 
@@ -82,7 +82,7 @@ def notices(app):
 
 
 async def changed(app, pilot, to):
-    await until(pilot, lambda: app.phase == "idle" and app.model == to)
+    await until(pilot, lambda: app.phase == "idle" and app.chat.model == to)
 
 
 @BOTH_SIZES
@@ -90,7 +90,7 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
     """F3, a few letters, Enter; the chat is still there, and the new model answers in it."""
     async with chatting(size) as (app, pilot):
         await ask(app, pilot, "Hello there")
-        first, session = app.transcript.replies[0].text, app.session
+        first, session = app.chat.transcript.replies[0].text, app.chat.state.session
         await pilot.press("f3")
         await until(pilot, lambda: listed(app) is not None and len(listed(app)) == 4)
         await until(pilot, lambda: "● first/one" in screen_text(app))
@@ -99,12 +99,12 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
         await until(pilot, lambda: listed(app) == [TWO])
         await pilot.press("enter")
         await changed(app, pilot, TWO)
-        assert app.session == session and shown(app) == ["Hello there", first]
+        assert app.chat.state.session == session and shown(app) == ["Hello there", first]
         await until(pilot, lambda: f"Model: {TWO}" in screen_text(app))
-        assert "It reads this chat anew." in " ".join(notices(app)) and app.prompt.heading == TWO
+        assert "It reads this chat anew." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
         await ask(app, pilot, "And you?")
-        assert len(app.transcript.replies) == 2
-        turns = await app.runtime.call(
+        assert len(app.chat.transcript.replies) == 2
+        turns = await app.host.call(
             lambda r: [r.store.replies.get(t.reply_id).model for t in r.turns(session)[1::2]]
         )
         assert turns == [ONE, TWO]
@@ -120,14 +120,14 @@ async def test_a_rating_belongs_to_the_model_that_wrote(chatting):
         await until(pilot, lambda: any("wrote that reply" in said for said in notices(app)))
         (refusal,) = [said for said in notices(app) if "wrote that reply" in said]
         assert f"/model {ONE}" in refusal and "\n" not in refusal
-        assert app.transcript.replies[0].rating is None
-        assert (await app.runtime.call(lambda r: r.status())).ratings == 0
+        assert app.chat.transcript.replies[0].rating is None
+        assert (await app.host.call(lambda r: r.status())).ratings == 0
         await send(app, pilot, f"/model {ONE}")
         await changed(app, pilot, ONE)
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: app.transcript.replies[0].rating == "up")
-        assert (await app.runtime.call(lambda r: r.status())).ratings == 1
-        assert (await app.runtime.call(lambda r: r.store.integrity())) == "ok"
+        await until(pilot, lambda: app.chat.transcript.replies[0].rating == "up")
+        assert (await app.host.call(lambda r: r.status())).ratings == 1
+        assert (await app.host.call(lambda r: r.store.integrity())) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -144,47 +144,47 @@ async def test_a_model_that_cannot_be_used_leaves_the_chat_as_it_was(chatting, n
         await ask(app, pilot, "Hello")
         await send(app, pilot, f"/model {name}")
         await until(pilot, lambda: any(why in said for said in notices(app)) and app.phase == "idle")
-        assert "Traceback" not in screen_text(app) and app.model == ONE
+        assert "Traceback" not in screen_text(app) and app.chat.model == ONE
         await ask(app, pilot, "Still there?")
-        assert len(app.transcript.replies) == 2
+        assert len(app.chat.transcript.replies) == 2
 
 
 async def test_escape_keeps_the_old_model(chatting, monkeypatch):
     """While the new one is loaded; and what is sent meanwhile goes to the old one then."""
     async with chatting() as (app, pilot):
         await ask(app, pilot, "Hello")
-        waits = app.runtime._holder._opener
+        waits = app.host._holder._opener
 
         def slow(model, adapter, watch):
             while True:
                 watch.progress(Progress("Loading slowly", 1, 3, 1.0))
                 time.sleep(0.02)
 
-        app.runtime._holder._opener = Opener(slow, ONE)
+        app.host._holder._opener = Opener(slow, ONE)
         await send(app, pilot, f"/model {TWO}")
         await until(pilot, lambda: "Loading slowly: 0 kB of 0 kB" in screen_text(app))
         assert "esc Stop" in screen_text(app) and app.phase == "opening"
         await pilot.press("ctrl+y")
         await send(app, pilot, "What now?")
-        assert app.prompt.text == "What now?"
-        app.runtime._holder._opener = waits
+        assert app.chat.prompt.text == "What now?"
+        app.host._holder._opener = waits
         await pilot.press("escape")
-        await until(pilot, lambda: len(app.transcript.replies) == 2 and app.phase == "idle")
+        await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
         assert any("stopped before the model was open" in said for said in notices(app))
-        assert app.model == ONE and app.transcript.replies[0].rating is None
+        assert app.chat.model == ONE and app.chat.transcript.replies[0].rating is None
 
 
 async def test_deleted_chats_survive_a_change_of_the_model(chatting):
     """/restore brings back what was deleted under the old model."""
     async with chatting() as (app, pilot):
         await ask(app, pilot, "Hello")
-        first = app.session
+        first = app.chat.state.session
         await send(app, pilot, "/delete")
-        await until(pilot, lambda: app.session != first and app.phase == "idle")
+        await until(pilot, lambda: app.chat.state.session != first and app.phase == "idle")
         await send(app, pilot, f"/model {TWO}")
         await changed(app, pilot, TWO)
         await send(app, pilot, "/restore")
-        await until(pilot, lambda: app.session == first and shown(app)[:1] == ["Hello"])
+        await until(pilot, lambda: app.chat.state.session == first and shown(app)[:1] == ["Hello"])
 
 
 async def test_the_list_of_models(chatting):
@@ -200,7 +200,7 @@ async def test_the_list_of_models(chatting):
         await until(pilot, lambda: "Fetch zzz/new from Hugging Face" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(app.screen, PickerScreen))
-        assert app.model == ONE
+        assert app.chat.model == ONE
 
 
 async def test_adapters_are_chosen(chatting):
@@ -208,7 +208,7 @@ async def test_adapters_are_chosen(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: app.transcript.replies[0].rating == "up")
+        await until(pilot, lambda: app.chat.transcript.replies[0].rating == "up")
         await send(app, pilot, f"/model {TWO}")
         await changed(app, pilot, TWO)
         await pilot.press("f4")
@@ -225,10 +225,10 @@ async def test_adapters_are_chosen(chatting):
 async def test_choices_of_a_comparison_do_not_outlive_the_model(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
-        app._candidates = ["left", "right"]
+        app.chat.state.candidates = ["left", "right"]
         await send(app, pilot, f"/model {TWO}")
         await changed(app, pilot, TWO)
-        assert app._candidates == []
+        assert app.chat.state.candidates == []
 
 
 @BOTH_SIZES
@@ -279,7 +279,7 @@ def test_the_plans_columns_fit(monkeypatch, tiny):
 
 
 def plain(*lines):
-    holder, sink = Holder(opener()), io.StringIO()
+    holder, sink = ModelHolder(opener()), io.StringIO()
     holder.open()
     try:
         options = ChatOptions(sampling=Sampling(1.5), max_new_tokens=3, learn_when_idle=False)

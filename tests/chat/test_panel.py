@@ -4,8 +4,9 @@ import re
 import threading
 
 import pytest
-from ruvmlx.apps.chat import panel, rating
-from ruvmlx.apps.chat.panel import View, lines
+from ruvmlx.apps.chat import overview
+from ruvmlx.apps.chat.actions import panel as panel_actions
+from ruvmlx.apps.chat.overview import Overview, spoken_lines
 
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.memory import MemoryUse
@@ -71,7 +72,7 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
         state = runtime.learning(recent=3)
         assert state.missing == 0 and runtime.learner.ledger.due()
         assert [r.rating for r in state.recent] == ["up", "down", "up"]
-        assert all(lines(View.of(runtime), None))
+        assert all(spoken_lines(Overview.of(runtime), None))
 
 
 async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch):  # noqa: F811
@@ -83,12 +84,12 @@ async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch)
         return now[0]
 
     monkeypatch.setattr(Sensors, "read", read)
-    monkeypatch.setattr(rating, "SENSE_EVERY", 0.2)
+    monkeypatch.setattr(panel_actions, "SENSE_EVERY", 0.2)
     async with chatting() as (app, pilot):
         await pilot.press("f2")
         await until(pilot, lambda: "heat    41 °C" in screen_text(app))
         disturbed = []
-        monkeypatch.setattr(app.runtime, "disturb", lambda: disturbed.append(1))
+        monkeypatch.setattr(app.host, "cancel_idle", lambda: disturbed.append(1))
         now[0] = SensorReading(None, "serious", 12.34, "battery")
         await until(pilot, lambda: "heat    serious" in screen_text(app))
         assert "power   12.3 W, battery" in screen_text(app)
@@ -103,13 +104,13 @@ HELD = MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64
 
 
 def test_every_tier_with_its_bytes_and_every_part_with_its_name():
-    assert panel.cache_rows(KV) == [
+    assert overview.cache_rows(KV) == [
         ("hot", "▰▱▱▱ 7 MiB, 319 tok"),
         ("warm", "▰▰▱▱ 21 MiB, 1,792 tok"),
         ("cold", "▰▰▱▱ 22 MiB, 2,048 tok"),
         ("cache", "50 MiB (f16: 94 MiB)"),
     ]
-    assert panel.memory_rows(HELD) == [
+    assert overview.memory_rows(HELD) == [
         ("memory", "▰▱▱▱▱ 400 MiB"),
         ("budget", "8.0 GiB, peak 500 MiB"),
         ("model", "100 MiB"),
@@ -123,8 +124,8 @@ def test_every_tier_with_its_bytes_and_every_part_with_its_name():
 def test_what_matters_fits(height):
     """Details go first, then the older of the recent ratings; tiers, memory and heat stay."""
     recent = [(f"▲ {i}", "q") for i in range(8)]
-    machine = [*panel.cache_rows(KV), *panel.memory_rows(HELD), ("heat", "50 °C")]
-    shown = panel.fitted([("Recent ratings", recent), ("Machine", machine)], height)
+    machine = [*overview.cache_rows(KV), *overview.memory_rows(HELD), ("heat", "50 °C")]
+    shown = overview.fitted([("Recent ratings", recent), ("Machine", machine)], height)
     words = [word for _, rows in shown for word, _ in rows]
     assert {"▲ 0", "hot", "warm", "cold", "memory", "budget", "heat"} <= set(words)
     assert len(words) + len(shown) <= max(height, 10)

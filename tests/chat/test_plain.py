@@ -276,3 +276,9 @@ def test_sigint_is_given_back():
     """After the chat the process handles SIGINT as before."""
     setup = "import atexit, signal; atexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))"
     assert chat("", setup=setup).stdout == signal.default_int_handler.__name__ + "\n"
+
+
+def test_it_needs_no_screen():
+    """Textual is not imported: the linear mode starts without it."""
+    code = "import sys, ruvmlx.apps.chat.plain; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

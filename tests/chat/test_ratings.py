@@ -48,7 +48,7 @@ async def test_an_earlier_reply_can_be_chosen():
         assert second.rating is None
         assert runtime.ratings == [(first.reply_id, None, "2")]
         await pilot.press("escape", "x")
-        assert app.prompt.text == "x"
+        assert app.chat.prompt.text == "x"
 
 
 async def test_undo():
@@ -64,7 +64,7 @@ async def test_undo():
         await pilot.press("ctrl+r")
         await until(pilot, lambda: reply.rating is None)
         assert "log-prob" not in screen_text(app)
-        app.prompt.text = "/undo"
+        app.chat.prompt.text = "/undo"
         await pilot.press("enter")
         await until(pilot, lambda: "no rating to take back" in screen_text(app))
 
@@ -73,7 +73,7 @@ async def test_rating_before_any_reply():
     """Nothing happens, and a word says why."""
     runtime = ScriptedRuntime()
     async with chatting(runtime) as (app, pilot):
-        app.prompt.text = "/up"
+        app.chat.prompt.text = "/up"
         await pilot.press("enter")
         await until(pilot, lambda: "no reply to rate yet" in screen_text(app))
         await pilot.press("ctrl+y")
@@ -101,7 +101,7 @@ async def test_a_rating_while_a_reply_comes_does_not_hit_the_one_before():
     runtime.free = 1
     async with chatting(runtime) as (app, pilot):
         first = await ask(app, pilot)
-        app.prompt.text = "More"
+        app.chat.prompt.text = "More"
         await pilot.press("enter")
         await until(pilot, lambda: "Two" in screen_text(app))
         await pilot.press("ctrl+y", *"/up", "enter")
@@ -116,7 +116,7 @@ async def test_a_rating_does_not_wait_for_the_reply_that_streams():
     runtime = ScriptedRuntime(["One."], ["Two ", "is ", "very ", "long."], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
         first = await ask(app, pilot)
-        app.prompt.text = "More"
+        app.chat.prompt.text = "More"
         await pilot.press("enter")
         await until(pilot, lambda: "Two" in screen_text(app))
         await pilot.press("tab", "plus")
@@ -130,7 +130,7 @@ async def test_a_rating_does_not_wait_for_the_reply_that_streams():
         assert app.phase == "replying"
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle")
-        assert app.transcript.replies[-1].text == "Two is very long."
+        assert app.chat.transcript.replies[-1].text == "Two is very long."
         assert len(runtime.threads) == 1
 
 
@@ -144,7 +144,7 @@ async def test_a_rating_that_fails_during_a_reply_leaves_the_reply_alone():
     async with chatting(runtime) as (app, pilot):
         await ask(app, pilot)
         runtime.rate = fail
-        app.prompt.text = "More"
+        app.chat.prompt.text = "More"
         await pilot.press("enter")
         await until(pilot, lambda: "Two" in screen_text(app))
         await pilot.press("tab", "plus")
@@ -152,7 +152,7 @@ async def test_a_rating_that_fails_during_a_reply_leaves_the_reply_alone():
         await until(pilot, lambda: "no such reply any more" in screen_text(app))
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle")
-        assert app.transcript.replies[-1].text == "Two is long."
+        assert app.chat.transcript.replies[-1].text == "Two is long."
 
 
 async def test_the_effect_is_seen_when_the_reply_is_not():
@@ -160,11 +160,11 @@ async def test_the_effect_is_seen_when_the_reply_is_not():
     async with chatting(ScriptedRuntime(["line\n\n" * 40])) as (app, pilot):
         reply = await ask(app, pilot)
         await pilot.press("ctrl+home")
-        await until(pilot, lambda: app.transcript.scroll_y == 0)
+        await until(pilot, lambda: app.chat.transcript.scroll_y == 0)
         await pilot.press("ctrl+y")
         await until(pilot, lambda: reply.effect)
         assert "log-prob -1.234 → -1.198" in lines_of(app.screen)[-2]
-        app.status._flashing._callback()
+        app.chat.status._flashing._callback()
         await until(pilot, lambda: "tok/s" in lines_of(app.screen)[-2])
 
 
@@ -178,12 +178,12 @@ async def test_a_rating_of_another_process():
             screen = lines_of(app.screen)
             return any(mark in line for line in screen[:-2]) and version in screen[-2]
 
-        await until(pilot, lambda: runtime.settled == 1 and time.monotonic() > app._looked_at)
+        await until(pilot, lambda: runtime.settled == 1 and time.monotonic() > app.actions.rate.looked_at)
         runtime.rated_elsewhere(reply.reply_id, "up")
         app.post_message(AppFocus())
         await until(pilot, lambda: shows("▲ up", "v1"))
         runtime.rated_elsewhere(reply.reply_id, "down")
-        app._looked_at -= 60
+        app.actions.rate.looked_at -= 60
         await pilot.press("x")
         await until(pilot, lambda: shows("▼ down", "v2"))
         runtime.rated_elsewhere(reply.reply_id, "5")

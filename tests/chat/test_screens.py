@@ -71,7 +71,7 @@ async def reply(app, pilot):
 async def rated(app, pilot):
     await reply(app, pilot)
     await pilot.press("ctrl+y")
-    await until(pilot, lambda: app.transcript.replies[-1].effect)
+    await until(pilot, lambda: app.chat.transcript.replies[-1].effect)
 
 
 async def chosen(app, pilot):
@@ -83,11 +83,11 @@ async def chosen(app, pilot):
 async def editing(app, pilot):
     await reply(app, pilot)
     await pilot.press("tab", "e")
-    await until(pilot, lambda: app.editing)
+    await until(pilot, lambda: app.chat.editing)
 
 
 async def error(app, pilot):
-    app.prompt.text = "/rate 9"
+    app.chat.prompt.text = "/rate 9"
     await pilot.press("enter")
     await until(pilot, lambda: "got '9'" in screen_text(app))
 
@@ -134,8 +134,8 @@ async def test_screen(screen, size, written, monkeypatch):
     monkeypatch.setattr(Sensors, "read", lambda _: SensorReading())
     async with chatting(Settled([REPLY]), size) as (app, pilot):
         await screen(app, pilot)
-        app.prompt.cursor_blink = False
-        app.status.message = ""  # it is there for a moment only
+        app.chat.prompt.cursor_blink = False
+        app.chat.status.message = ""  # it is there for a moment only
         await until(pilot, lambda: not app._batch_count)
         await pilot.pause()
         shown = "\n".join(lines_of(app.screen)) + "\n"

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
@@ -77,7 +77,7 @@ async def test_esc_at_random_tokens(starter, backend, home, full):
             pressing.at = rng.randrange(1, LATEST)
             reply = await ask(app, pilot, rng.choice(QUESTIONS))
             said.append((reply.reply_id, reply.text))
-        app.runtime.close_now()
+        app.host.close_now()
     times = pressing.took
     print(
         f"\n{len(times)} of {len(said)} replies stopped; idle after: median {np.median(times):.1f} ms,"
@@ -93,10 +93,10 @@ async def test_esc_at_random_tokens(starter, backend, home, full):
 
 
 async def new_chat(app, pilot):
-    before, app.prompt.text = app.session, "/new"
+    before, app.chat.prompt.text = app.chat.state.session, "/new"
     await pilot.press("enter")
-    await until(pilot, lambda: app.session != before and app.phase == "idle")
-    return app.session
+    await until(pilot, lambda: app.chat.state.session != before and app.phase == "idle")
+    return app.chat.state.session
 
 
 def ties_against_uncached(model, backend, reply):

@@ -5,7 +5,7 @@ import gc
 import pytest
 from ruvmlx.apps.chat import windowed
 from ruvmlx.apps.chat.gc_policy import Garbage
-from ruvmlx.apps.chat.messages import Reply, UserMessage
+from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
 
 from ruvmlx.runtime import Turn
 
@@ -26,7 +26,7 @@ def long_chat(seed):
 async def screens(runtime, size, steps):
     """The conversation's height, and the screen at each place in it."""
     async with chatting(runtime, size, session="continue", motion=False) as (app, pilot):
-        found, transcript = [], app.transcript
+        found, transcript = [], app.chat.transcript
         for share in steps:
             transcript.scroll_to(y=share * transcript.max_scroll_y, animate=False, immediate=True)
             await pilot.pause()
@@ -47,13 +47,13 @@ async def test_it_looks_the_same_as_when_all_is_placed(monkeypatch, size, seed):
 async def test_what_is_far_costs_nothing():
     """The compositor has few of a long reply's widgets, the same number while it grows."""
     async with chatting(ScriptedRuntime(["x"]), SMALL) as (app, pilot):
-        reply, placed = Reply(), []
-        await app.transcript.add(UserMessage("Go on."), reply)
+        reply, placed = ReplyMessage(), []
+        await app.chat.transcript.add(UserMessage("Go on."), reply)
         for _ in range(6):
             await reply.grow("- one\n- two\n\nand a paragraph\n\n" * 20)
             await pilot.pause()
             await pilot.pause()
-            assert app.transcript.is_vertical_scroll_end
+            assert app.chat.transcript.is_vertical_scroll_end
             placed.append(len(app.screen._compositor.full_map))
         assert len(reply.query("*")) > 700
         assert max(placed) < 400 and placed[-1] < placed[1] + 20

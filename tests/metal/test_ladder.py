@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ruvmlx.apps.chat.contract import ChatOptions
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly

@@ -1,17 +1,20 @@
-"""Another model in the place of the one in use: side by side, one after the other, or not at all."""
+"""The host of the runtime: calls in one thread, and another model in the place of the one in use."""
 
+import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
-from ruvmlx.apps.chat.opener import Holder, Opener, Stoppable, Unchanged
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
+from ruvmlx.host import Host, ModelHolder, ModelUnchanged, Opener, StoppableWatch
 from ruvmlx.models.facts import Facts
 from ruvmlx.plan import MachineMemory, Need, Plan
 from ruvmlx.progress import QUIET, Progress, Watch
 
-from .scripted import ScriptedRuntime
+from .chat.scripted import ScriptedRuntime
 
 NATIVE = Choice("native", "cpu", "native avx2", "")
 GB = 10**9
@@ -24,7 +27,7 @@ class Shop:
         self.size, self.room, self.errors = size, room, errors
         self.events: list[str] = []
         self.open: dict[str, ScriptedRuntime] = {}
-        self.holder = Holder(Opener(self._opens, "old"))
+        self.holder = ModelHolder(Opener(self._opens, "old"))
         self.holder.open()
 
     def _opens(self, model, adapter, watch):
@@ -79,7 +82,7 @@ def test_both_never_take_more_than_three_quarters():
 def test_a_failure_leaves_the_old_one(size, events, error):
     """Open as it was, or opened again if it had made room; one line says why."""
     shop = Shop(size, new=error)
-    with pytest.raises(Unchanged) as caught:
+    with pytest.raises(ModelUnchanged) as caught:
         shop.holder.switch("new", "s1")
     assert shop.events == events and shop.holder.opened is shop.open["old"] and shop.holder.model == "old"
     assert "\n" not in str(caught.value) and str(caught.value).endswith("The model stays as it was.")
@@ -91,7 +94,7 @@ def test_too_large_for_the_machine_keeps_the_old_one_open():
     shop = Shop(size=60 * GB, new=CorruptFile("too large"))
     shop.room = 50 * GB
     shop.size = 200 * GB
-    with pytest.raises(Unchanged):
+    with pytest.raises(ModelUnchanged):
         shop.holder.switch("new", "s1")
     assert shop.events == ["old"]
 
@@ -107,7 +110,7 @@ def test_a_template_that_refuses_the_chat():
         return runtime
 
     shop.holder._opener = Opener(opens, "old")
-    with pytest.raises(Unchanged, match="no system"):
+    with pytest.raises(ModelUnchanged, match="no system"):
         shop.holder.switch("new", "s1")
     assert shop.events == ["old", "new", "-new"] and shop.holder.opened is shop.open["old"]
 
@@ -138,10 +141,10 @@ def test_stopped():
         def progress(self, progress):
             told.append(progress)
 
-    watch = Stoppable(Notes())
+    watch = StoppableWatch(Notes())
     threading.Thread(target=watch.stopped.set).start()
     watch.stopped.wait(10)
-    with pytest.raises(Unchanged, match="stopped before the model was open"):
+    with pytest.raises(ModelUnchanged, match="stopped before the model was open"):
         shop.holder.switch("new", "s1", watch)
     assert shop.events == ["old"] and told == []
     with pytest.raises(Interrupted):
@@ -153,7 +156,83 @@ def test_a_plain_function_opens_the_only_runtime():
     runtime = ScriptedRuntime()
     opener = Opener.of(lambda: runtime)
     assert opener() is runtime and Opener.of(opener) is opener
-    holder = Holder.fixed(runtime)
-    with pytest.raises(Unchanged, match="one model only"):
+    holder = ModelHolder.of_runtime(runtime)
+    with pytest.raises(ModelUnchanged, match="one model only"):
         holder.switch("new", "s1", QUIET)
     assert holder.opened is runtime and not runtime.closed
+
+
+# -- the host -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def host():
+    """A host whose replies wait for a test to release each piece, and its runtime."""
+    runtime = ScriptedRuntime(["one ", "two "], gate=True, free=0)
+    host = Host(lambda: runtime)
+    await host.open(QUIET)
+    yield host, runtime
+    await host.close()
+    assert runtime.closed and len(runtime.threads) == 1
+    assert threading.get_ident() not in runtime.threads
+
+
+def saying(session):
+    return lambda runtime, cancel: runtime.say(session, "Hi", sampling=None, max_new_tokens=9, cancel=cancel)
+
+
+async def test_a_rating_does_not_wait_for_the_reply(host):
+    """`call_between` is answered between two chunks; `call` waits for the end."""
+    host, runtime = host
+    session, said = await host.call(lambda r: r.new_chat()), []
+    arriving = host.write(saying(session))
+
+    async def read():
+        async for chunks in arriving:
+            said.extend(chunk.text for chunk in chunks if chunk.text)
+
+    reading = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    after = asyncio.ensure_future(host.call(lambda r: r.turns(session)))
+    between = asyncio.ensure_future(host.call_between(lambda r: r.status()))
+    await asyncio.sleep(0)
+    runtime.released.release()
+    assert (await between).ratings == 0 and not after.done()
+    runtime.released.release()
+    await reading
+    assert said == ["one ", "two "] and [turn.content for turn in await after] == ["Hi", "one two "]
+
+
+async def test_stop_keeps_the_words(host):
+    host, runtime = host
+    session, runtime.free = await host.call(lambda r: r.new_chat()), 1
+    async for chunks in host.write(saying(session)):
+        last = chunks[-1]
+        if any(chunk.text for chunk in chunks):
+            host.stop()
+    assert last.response.text == "one " and last.response.finish_reason == "cancelled"
+
+
+async def test_any_call_ends_idle_work(host):
+    host, _ = host
+    idle = asyncio.ensure_future(host.run_idle(lambda runtime, cancel: cancel.wait(60)))
+    await asyncio.sleep(0)
+    assert await host.call(lambda runtime: runtime.last_chat()) is None
+    assert await idle
+
+
+async def test_an_error_goes_to_the_caller(host):
+    host, _ = host
+
+    def fail(runtime):
+        raise UsageError("not this")
+
+    for call in (host.call, host.call_between):
+        with pytest.raises(UsageError, match="not this"):
+            await call(fail)
+
+
+def test_it_needs_no_terminal():
+    """A server can use it: Textual is not imported."""
+    code = "import sys, ruvmlx.host; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

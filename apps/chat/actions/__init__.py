@@ -1,0 +1,154 @@
+"""What the app can do, one class a subject, and how a slash command finds its action."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.runtime import Runtime
+
+from ..commands import COMMANDS, KEYS_HELP, Command, help_lines, parse
+from ..context import ChatContext
+from ..messages import Notice
+from ..palette import PaletteEntry
+from ..state import Outcome
+from ..view_model import Standing
+from .clipboard import ClipboardActions
+from .compare import CompareActions
+from .leave import LeaveActions
+from .library import LibraryActions
+from .models import ModelActions
+from .panel import PanelActions
+from .rate import RateActions
+from .select import SelectActions
+from .write import WriteActions
+
+
+class Actions:
+    def __init__(self, chat: ChatContext) -> None:
+        self._chat = chat
+        self.panel = PanelActions(chat)
+        self.rate = RateActions(chat, self.panel)
+        self.write = WriteActions(chat, self.rate)
+        self.library = LibraryActions(chat, self.rate, self.write)
+        self.clipboard = ClipboardActions(chat, self.rate)
+        self.models = ModelActions(chat, self.library, self.write, self._use_adapter)
+        self.compare = CompareActions(chat, self.rate, self.write)
+        self.leave = LeaveActions(chat, self.write, self.clipboard)
+        self.select = SelectActions(chat)
+
+    async def submit(self, text: str) -> None:
+        """What the user sends: a message or a command."""
+        try:
+            command = parse(text)
+        except RuvmlxError as error:
+            await self._chat.show_error(error)
+            return
+        if self._must_wait(command):
+            self._wait()
+            return
+        self._chat.prompt.sent(text)
+        if command is None:
+            self.write.send(text)
+        elif COMMANDS[command.name].during_reply:
+            self.start(command)  # the app goes on while a reply is written
+        else:
+            await self.obey(command)
+
+    def choose(self, entry: PaletteEntry) -> None:
+        """An entry of the palette."""
+        prompt = self._chat.prompt
+        if entry.types:
+            prompt.focus()
+            prompt.text = entry.types
+            prompt.move_cursor(prompt.document.end)
+        elif self._must_wait(entry.command):
+            self._wait()
+        else:
+            self.start(entry.command)
+
+    def _must_wait(self, command: Command | None) -> bool:
+        phase = self._chat.phase
+        if phase == "idle" or (command and command.name == "quit"):
+            return False
+        return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
+
+    def _wait(self) -> None:
+        """What is sent while the model opens goes out by itself, unless it is changed before."""
+        chat = self._chat
+        chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
+        chat.status.flash(
+            "It is sent when the model is open" if chat.waiting else "Still replying: Esc stops"
+        )
+
+    def start(self, command: Command) -> None:
+        """Obey without waiting for the end."""
+        self._chat.start(lambda: self.obey(command))
+
+    async def obey(self, command: Command) -> None:
+        """Do what a slash command says; its error is shown."""
+        try:
+            row = COMMANDS[command.name]
+            if row.app:
+                result = self.method(row.app)(command.argument)
+                if inspect.isawaitable(result):
+                    await result
+            else:
+                await self._take_step(command)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self._chat.show_error(error)
+
+    def command(self, name: str, argument: str = "") -> None:
+        """A key that does the same as a slash command."""
+        self.start(Command(name, argument))
+
+    def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
+        """ "write.again" -> that method."""
+        found: Callable[..., Awaitable[None] | None] = attrgetter(path)(self)
+        return found
+
+    def offers(self, path: str, argument: str = "") -> bool:
+        """Would this method do anything now? Keys for which it would not are not shown."""
+        chat, what = self._chat, argument if path == "command" else path
+        session, idle = bool(chat.state.session), chat.phase == "idle"
+        if what == "write.stop":
+            return chat.phase in ("replying", "opening")
+        if what == "write.cancel_edit":
+            return chat.editing is not None
+        if what in ("write.again", "write.more", "write.edit", "write.flip"):
+            return session and idle and self.write.may(what.removeprefix("write."))
+        if what in ("library.choose", "models.choose", "models.choose_adapter"):
+            return session and idle
+        if what in ("rate.rate", "select.select"):
+            too_early = what == "rate.rate" and self.rate.is_too_early
+            return session and not too_early and bool(chat.transcript.replies)
+        return session and chat.phase != "opening" if what == "undo" else True
+
+    async def _take_step(self, command: Command) -> None:
+        """Run the command's step in the runtime's thread and show its outcome."""
+        state, step = self._chat.state, COMMANDS[command.name].step
+        selected = self._chat.selected()
+        state.selected = selected.message_id if selected else None
+
+        def work(runtime: Runtime) -> tuple[Outcome, Standing | None]:
+            outcome = step(runtime, state, command.argument)
+            return outcome, Standing.of(runtime, state.session) if outcome.learned else None
+
+        outcome, standing = await self._chat.host.call_between(work)
+        if standing:
+            self.rate.show(standing)
+        await self._show(outcome)
+
+    async def _show(self, outcome: Outcome) -> None:
+        if outcome.opens:
+            await self.library.open(outcome.opens)
+        if outcome.notice:
+            await self._chat.transcript.add(Notice(outcome.notice))
+        if outcome.flash:
+            self._chat.status.flash(outcome.flash, outcome.seconds)
+
+    async def help(self, _: str = "") -> None:
+        await self._chat.transcript.add(Notice("\n".join(help_lines(KEYS_HELP))))
+
+    async def _use_adapter(self, name: str) -> None:
+        await self.obey(Command("adapter", name))

@@ -1,0 +1,63 @@
+"""Copying out of the conversation. What is copied of replies says a little about them."""
+
+import asyncio
+from collections.abc import Callable
+
+from ruvmlx.errors import NotFound
+
+from .. import clipboard
+from ..arguments import parse_number
+from ..context import ChatContext
+from ..messages import ReplyMessage
+from .rate import RateActions
+
+
+class ClipboardActions:
+    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
+        self._chat, self._rate = chat, rate
+
+    def copy(self, argument: str = "") -> None:
+        """The chosen reply, or one of its code blocks."""
+        reply = self._chat.chosen()
+        if reply is None:
+            raise NotFound("there is no reply to copy yet")
+        blocks = reply.code_blocks
+        number = parse_number(argument, len(blocks), "code blocks")
+        self._chat.app.copy_to_clipboard(reply.text if number is None else blocks[number - 1])
+        self._rate.notice([reply.reply_id], "copied")
+        self._chat.status.flash(
+            "Copied" if number is None else f"Copied code block {number} of {len(blocks)}"
+        )
+
+    def copy_next_code(self) -> None:
+        """The chosen reply's first code block; the next one if repeated."""
+        reply = self._chat.chosen()
+        blocks = reply.code_blocks if reply else []
+        if reply is None or not blocks:
+            self._chat.status.flash("That reply has no code in it")
+            return
+        reply.copied = reply.copied % len(blocks) + 1
+        self.copy(str(reply.copied))
+
+    def copy_selected_text(self) -> bool:
+        """What is selected in the input or on the screen; False if nothing is."""
+        app = self._chat.app
+        text = self._chat.prompt.selected_text or app.screen.get_selected_text()
+        if text:
+            app.copy_to_clipboard(text)
+            self._chat.status.flash("Copied")
+            app.screen.clear_selection()
+        return bool(text)
+
+    def to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
+        """Copy with the system's tool, in a thread; to_terminal: used if there is no tool."""
+        self._chat.start(lambda: self._to_system(text, to_terminal))
+        screen = self._chat.app.screen
+        if text == screen.get_selected_text():
+            within = (node for widget in screen.selections for node in widget.ancestors_with_self)
+            replies = {node.reply_id for node in within if isinstance(node, ReplyMessage)}
+            self._rate.notice(replies, "copied")
+
+    async def _to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
+        if not await asyncio.to_thread(clipboard.copy_with_tool, text):
+            to_terminal(text)

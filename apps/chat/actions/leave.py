@@ -1,0 +1,45 @@
+"""The ways out of the app."""
+
+import time
+
+from ..context import ChatContext
+from .clipboard import ClipboardActions
+from .write import WriteActions
+
+QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
+
+
+class LeaveActions:
+    def __init__(self, chat: ChatContext, write: WriteActions, clipboard: ClipboardActions) -> None:
+        self._chat, self._write, self._clipboard = chat, write, clipboard
+        self._interrupted_at = 0.0  # time.monotonic()
+
+    def leave_as_typed(self, _: str) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Close the runtime, then end the app."""
+        if self._chat.phase != "closing":
+            self._chat.phase = "closing"
+            self._chat.status.message = "Closing…"
+            self._chat.start(self._close)
+
+    async def _close(self) -> None:
+        failure = None
+        try:
+            await self._chat.host.close()
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            failure = error
+        self._chat.app.end(failure)
+
+    def interrupt(self) -> None:
+        """Ctrl+C: copy what is selected, else stop a reply, else leave if pressed twice."""
+        if self._clipboard.copy_selected_text():
+            return
+        if self._chat.phase in ("replying", "opening"):
+            self._write.stop()
+        elif time.monotonic() - self._interrupted_at < QUIT_WINDOW:
+            self.leave()
+        else:
+            self._interrupted_at = time.monotonic()
+            self._chat.status.flash("Press again to quit", QUIT_WINDOW)

@@ -1,0 +1,60 @@
+"""Saved chats in the app: showing the one that is open, and choosing another one."""
+
+from dataclasses import replace
+from functools import partial
+
+from ..chats_screen import ChatsScreen
+from ..context import ChatContext
+from ..options import ChatOptions
+from ..state import system_prompt_of
+from ..status import Meter
+from ..view_model import Opened
+from .rate import RateActions
+from .write import WriteActions
+
+
+class LibraryActions:
+    def __init__(self, chat: ChatContext, rate: RateActions, write: WriteActions) -> None:
+        self._chat, self._rate, self._write = chat, rate, write
+
+    async def begin(self, options: ChatOptions) -> None:
+        """Show a session: the first, or another one later."""
+        chat = self._chat
+        opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
+        chat.state.system = system_prompt_of(opened.turns) or options.system
+        self.show(opened)
+        await chat.transcript.restart(opened.turns, opened.model)
+        chat.phase = "idle"
+        chat.send_waiting()
+
+    def show(self, opened: Opened) -> None:
+        """All but the conversation."""
+        chat = self._chat
+        chat.state.session = opened.session
+        chat.model = chat.prompt.heading = opened.model
+        chat.prompt.earlier = opened.said
+        chat.status.backend = opened.backend
+        chat.caveat = opened.caveat
+        chat.status.meter = Meter(max_context=opened.max_context)
+        self._rate.show_learned(opened.learned)
+
+    async def open(self, session: str) -> None:
+        """Go on with another session."""
+        self._write.cancel_edit()
+        await self.begin(replace(self._chat.options, session=session, system=None))
+
+    def choose(self, words: str = "") -> None:
+        """The list of all chats, or of those with these words."""
+        self._chat.start(partial(self._choose, words))
+
+    async def _choose(self, words: str) -> None:
+        chat = self._chat
+        screen = ChatsScreen(chat, words)
+        chosen = await chat.ask(screen)
+        chat.state.deleted += screen.deleted
+        if chat.phase != "idle":
+            return
+        if chosen and chosen != chat.state.session:
+            await self.open(chosen)
+        elif chat.state.session in screen.deleted:
+            await self.begin(replace(chat.options, session="new", system=chat.state.system))

@@ -1,0 +1,161 @@
+"""Opening models in the app: the first one, and others in the middle of a chat; and the adapter picker."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from ruvmlx.errors import error_line
+from ruvmlx.models.model import Model
+from ruvmlx.models.resolve import REPO
+from ruvmlx.plan import Plan
+from ruvmlx.progress import Progress, Watch
+
+from .. import models
+from ..context import ChatContext, call_soon
+from ..messages import Notice
+from ..picker_screen import PickerScreen
+from ..view_model import Opened
+from ..welcome import Welcome
+from .library import LibraryActions
+from .write import WriteActions
+
+
+class _ShownWatch(Watch):
+    """Passes an opening on to the app's thread, where it is made."""
+
+    def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
+        self._show, self._loop = show, asyncio.get_running_loop()
+
+    def planned(self, plan: Plan) -> None:
+        call_soon(self._loop, lambda: self._show(plan))
+
+    def progress(self, progress: Progress) -> None:
+        call_soon(self._loop, lambda: self._show(progress))
+
+
+class ModelActions:
+    """use_adapter: what the adapter picker does with a name."""
+
+    def __init__(
+        self,
+        chat: ChatContext,
+        library: LibraryActions,
+        write: WriteActions,
+        use_adapter: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
+        self._plan: Plan | None = None  # of the first opening
+
+    # The first model
+
+    async def open_first(self) -> None:
+        chat = self._chat
+        await chat.host.open(_ShownWatch(self._show_first))
+        if chat.phase == "opening":
+            await self._library.begin(chat.options)
+            await self._warn()
+            if chat.host.is_first_run:
+                for welcome in chat.transcript.query_children(Welcome):
+                    welcome.plan = self._plan
+
+    def _show_first(self, what: Plan | Progress) -> None:
+        if isinstance(what, Plan):
+            self._plan = what
+        for welcome in self._chat.transcript.query_children(Welcome):
+            welcome.tell(what)
+
+    # Another model
+
+    async def use_as_typed(self, argument: str) -> None:
+        """The model of that name, or number in the list; without an argument the list."""
+        if not argument:
+            self.choose()
+            return
+        in_use = await self._model_in_use()
+        name = await asyncio.to_thread(models.find_model, argument, in_use)
+        self._chat.start(partial(self._switch, name))
+
+    def choose(self, words: str = "") -> None:
+        """The list of models."""
+        self._chat.start(partial(self._choose, words))
+
+    async def _choose(self, words: str) -> None:
+        in_use = await self._model_in_use()
+        screen = PickerScreen("Models", lambda: models.models(in_use), _new_model, words)
+        chosen = await self._chat.ask(screen)
+        if chosen is not None and self._chat.phase == "idle":
+            await self._switch(chosen)
+
+    async def _model_in_use(self) -> Model:
+        return await self._chat.host.call_between(lambda runtime: runtime.model)
+
+    async def _switch(self, name: str) -> None:
+        """The chat stays. So does the model, unless the new one can be used."""
+        chat = self._chat
+        self._write.cancel_edit()
+        chat.phase = "opening"
+        chat.app.refresh_bindings()
+        try:
+            await chat.host.switch(name, chat.state.session, _ShownWatch(self._show_switch))
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self._stay(error)
+        else:
+            await self._changed()
+        finally:
+            chat.status.background = ""
+            if chat.phase == "opening":
+                chat.phase = "idle"
+            chat.send_waiting()
+
+    def _show_switch(self, what: Plan | Progress) -> None:
+        if self._chat.phase == "opening":
+            self._chat.status.background = models.opening_line(what)
+
+    async def _stay(self, error: Exception) -> None:
+        chat = self._chat
+        if chat.phase == "closing":
+            return
+        if chat.host.is_open:
+            await chat.transcript.add(Notice(error_line(error), "error"))
+        else:  # the old model was closed to make room, and cannot be opened again
+            chat.app.end(error)
+
+    async def _changed(self) -> None:
+        """Show what is another model's now."""
+        chat = self._chat
+        chat.state.model_changed()
+        if chat.phase == "closing":
+            return
+        options = replace(chat.options, session=chat.state.session, system=None)
+        opened, said = await chat.host.call(lambda r: (Opened.of(r, options), models.told(r)))
+        self._library.show(opened)
+        await chat.transcript.show(opened.turns, opened.model)
+        await chat.transcript.add(Notice(said))
+        await self._warn()
+
+    async def _warn(self) -> None:
+        """One line where the machine's GPU, or our kernels on it, cannot be used."""
+        if self._chat.caveat:
+            await self._chat.transcript.mount(Notice(self._chat.caveat))  # the welcome stays
+
+    # Adapters
+
+    def choose_adapter(self, _: str = "") -> None:
+        self._chat.start(self._choose_adapter)
+
+    async def _choose_adapter(self) -> None:
+        entries = await self._chat.attempt(models.adapters)
+        if entries is None:
+            return
+        screen = PickerScreen("Adapters", lambda: entries, lambda word: f"Begin a new one: {word}")
+        chosen = await self._chat.ask(screen)
+        if chosen is not None and self._chat.phase == "idle":
+            await self._use_adapter(chosen)
+
+
+def _new_model(words: str) -> str:
+    """What is typed may be a repository, a folder or a file."""
+    if words.startswith(("/", "~", "./", "../")) or words.endswith(".gguf"):
+        return f"Open {words}"
+    return f"Fetch {words} from Hugging Face" if REPO.fullmatch(words) else ""

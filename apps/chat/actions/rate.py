@@ -1,0 +1,93 @@
+"""Ratings in the app: giving them, and showing those that the store has, other processes' included."""
+
+import contextlib
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from ruvmlx.runtime import LearnStatus, Runtime
+
+from .. import describe
+from ..arguments import parse_rating
+from ..context import ChatContext
+from ..view_model import Standing
+from .panel import PanelActions
+
+EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
+LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
+
+
+class RateActions:
+    def __init__(self, chat: ChatContext, panel: PanelActions) -> None:
+        self._chat, self._panel = chat, panel
+        self.looked_at = time.monotonic()
+
+    def rate_as_typed(self, argument: str) -> None:
+        self.rate(*parse_rating(argument))
+
+    def rate(self, rating: str, note: str = "") -> None:
+        """Rate the chosen reply."""
+        self._chat.start(lambda: self._rate(rating, note))
+
+    async def _rate(self, rating: str, note: str) -> None:
+        chat = self._chat
+        reply = None if self.is_too_early else chat.chosen()
+        if reply is None or reply.reply_id is None:
+            chat.status.flash("There is no reply to rate yet")
+            return
+        reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
+        done = await chat.attempt(
+            lambda runtime: (runtime.rate(reply_id, rating, note), Standing.of(runtime, session))
+        )
+        reply.progress = ""
+        if done:
+            reply.rated(done[0])
+            self.show(done[1])
+            chat.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
+
+    @property
+    def is_too_early(self) -> bool:
+        """While a reply is written, a rating would hit the one before it unless one is selected; while a
+        model opens, that model could not learn from it."""
+        phase = self._chat.phase
+        return phase == "opening" or (phase == "replying" and not self._chat.selected())
+
+    def notice(self, replies: Iterable[str | None], what: str) -> None:
+        """Tell the runtime what the user did with replies. An error is not shown: nobody asked."""
+        ids = [reply_id for reply_id in replies if reply_id]
+        self._chat.start(lambda: self._notice(ids, what))
+
+    async def _notice(self, ids: list[str], what: str) -> None:
+        for reply_id in ids:
+            with contextlib.suppress(Exception):
+                await self._chat.host.call_between(partial(_tell_runtime, reply_id, what))
+
+    def show(self, standing: Standing) -> None:
+        """Show the ratings and the state of learning."""
+        self._chat.transcript.show_standing(standing)
+        self.show_learned(standing.learned)
+
+    def show_learned(self, learned: LearnStatus | None) -> None:
+        self._chat.status.learned = learned
+        self._chat.key_hints.can_take_back = bool(learned and learned.ratings)
+        self._panel.fill()
+        self._chat.app.refresh_bindings()
+
+    def look_again(self) -> None:
+        """Show what the store has now: another process may have rated."""
+        self.looked_at = time.monotonic()
+        if self._chat.state.session and self._chat.phase != "closing":
+            self._chat.start(self._look, group="look", exclusive=True)
+
+    def look_after_a_while(self) -> None:
+        if time.monotonic() - self.looked_at > LOOK_AGAIN:
+            self.look_again()
+
+    async def _look(self) -> None:
+        session = self._chat.state.session
+        with contextlib.suppress(Exception):  # nobody asked
+            self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
+
+
+def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:
+    return runtime.notice(reply_id, what)

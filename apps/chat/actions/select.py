@@ -1,0 +1,34 @@
+"""Moving about in the conversation."""
+
+from functools import partial
+
+from ..context import ChatContext
+from ..messages import ReplyMessage
+
+
+class SelectActions:
+    def __init__(self, chat: ChatContext) -> None:
+        self._chat = chat
+
+    def select(self, step: int) -> None:
+        """Give the focus to the chosen reply (step 0) or to one before or after it."""
+        transcript, reply = self._chat.transcript, self._chat.chosen()
+        if not reply:
+            return
+        if step < 0 and transcript.has_earlier and reply is transcript.replies[0]:
+            self._chat.start(partial(self._select_earlier, reply, step))
+        else:
+            transcript.neighbour(reply, step).focus()
+
+    async def _select_earlier(self, reply: ReplyMessage, step: int) -> None:
+        await self._chat.transcript.load_earlier()
+        self._chat.transcript.neighbour(reply, step).focus()
+
+    def scroll(self, pages: int) -> None:
+        self._chat.start(partial(self._scroll, pages))
+
+    async def _scroll(self, pages: int) -> None:
+        transcript = self._chat.transcript
+        if pages < 0 and transcript.scroll_y <= 0:
+            await transcript.load_earlier()
+        transcript.scroll_relative(y=pages * (transcript.size.height - 2), animate=False)

@@ -1,0 +1,236 @@
+"""Replies in the app: to a message, to one in other words, once more, and the rest of a cut one."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from ruvmlx.errors import RuvmlxError, error_line
+from ruvmlx.host import BeginReply
+from ruvmlx.runtime import Runtime, Turn
+
+from ..commands import message_text
+from ..context import ChatContext
+from ..messages import Notice, ReplyMessage, UserMessage
+from ..steps.write import say, write_again, write_more
+from ..stream import show_reply
+from .rate import RateActions
+
+
+class WriteActions:
+    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
+        self._chat, self._rate = chat, rate
+
+    # What is asked for
+
+    def send(self, typed: str) -> None:
+        """Send a message, or an earlier one in other words."""
+        self._chat.start(partial(self._send, typed), group="write")
+
+    async def _send(self, typed: str) -> None:
+        chat = self._chat
+        text, edited = message_text(typed.strip()), self._take_edited()
+        message, reply = UserMessage(text), ReplyMessage()
+
+        async def place() -> None:
+            if edited:
+                await chat.transcript.cut(edited)
+                await edited.remove()
+            await chat.transcript.add(message, reply)
+
+        begin = say(chat.state, text, edited.message_id if edited else None)
+        await self._write(begin, reply, place, message, typed)
+
+    def again(self, _: str = "") -> None:
+        """Another reply to the question of the chosen one, beside it."""
+        self._chat.start(self._again, group="write")
+
+    async def _again(self) -> None:
+        chat, reply = self._chat, ReplyMessage()
+        old = chat.chosen()
+
+        async def place() -> None:
+            if old:
+                await chat.transcript.cut(old)
+                await old.remove()
+            await chat.transcript.add(reply)
+
+        await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
+
+    def more(self, _: str = "") -> None:
+        """The rest of the chosen reply."""
+        self._chat.start(self._more, group="write")
+
+    async def _more(self) -> None:
+        chat, reply = self._chat, self._chat.chosen()
+        if reply is None or not reply.is_cut:
+            chat.status.flash("That reply came to its own end; /again writes another one")
+            return
+
+        async def place() -> None:
+            await chat.transcript.cut(reply)
+            reply.reopen()
+
+        await self._write(write_more(chat.state, reply.message_id), reply, place)
+
+    def stop(self) -> None:
+        """Stop the reply that is being written, or the opening of a model."""
+        if self._chat.phase in ("replying", "opening"):
+            self._chat.host.stop()
+            self._chat.status.flash("Stopping", 0.5)
+
+    # Writing
+
+    async def _write(
+        self,
+        begin: BeginReply,
+        reply: ReplyMessage,
+        place: Callable[[], Awaitable[None]],
+        message: UserMessage | None = None,
+        typed: str = "",
+    ) -> None:
+        """Show a reply as it comes; `place` makes room for it once it is under way."""
+        chat = self._chat
+        if chat.phase != "idle":
+            return
+        chat.phase, chat.status.message = "replying", ""
+        session, arriving = chat.state.session, chat.host.write(begin)
+        await place()
+        chat.prompt.focus()
+        try:
+            response = await show_reply(reply, arriving, chat.status)
+            if response:
+                chat.state.kv = response.kv
+                await reply.finish(response.text, response.finish_reason)
+                await self._committed(session, reply, message)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            if chat.phase != "closing":
+                await self._failed(error, reply, message, typed)
+        finally:
+            if chat.phase == "replying":
+                chat.phase = "idle"
+            chat.app.refresh_bindings()
+
+    async def _committed(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
+        """Give the reply and its question their places in the chat."""
+        turns = await self._chat.host.call(lambda runtime: runtime.turns(session))
+        reply.place(turns[-1])
+        if message and len(turns) > 1:
+            message.place(turns[-2])
+        await self._chat.transcript.trim(turns)
+        self.settle()
+
+    async def _failed(
+        self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
+    ) -> None:
+        """Lose nothing: keep the words that came; put a refused message into the input again, and show again
+        what made room for a reply that never came."""
+        chat = self._chat
+        if reply.text:
+            await reply.finish(reply.text, "")
+        else:
+            await reply.remove()
+        refused = isinstance(error, RuvmlxError) and not reply.begun
+        if message and refused:
+            await message.remove()
+        if typed and (refused or (not reply.text and not chat.prompt.text)):
+            chat.prompt.put_back(typed)
+        if refused:
+            await self.show_turns()
+        await chat.transcript.add(Notice(error_line(error), "error"))
+
+    async def show_turns(self) -> None:
+        """Show the conversation as the store has it now."""
+        session = self._chat.state.session
+        turns = await self._chat.host.call(lambda runtime: runtime.turns(session))
+        await self._chat.transcript.show(turns, self._chat.model)
+
+    def settle(self) -> None:
+        """Prepare the reply for its rating; a message sent meanwhile waits in the host's queue."""
+        self._chat.start(self._settle)
+
+    async def _settle(self) -> None:
+        if self._chat.phase != "closing":
+            try:
+                await self._chat.host.settle()
+            except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+                await self._chat.show_error(error)
+            self._rate.look_again()
+
+    # In other words
+
+    def edit_as_typed(self, argument: str) -> None:
+        if self.edit() and argument:
+            self._chat.prompt.end_edit()
+            self.send(argument)
+
+    def edit(self) -> bool:
+        """Take the question of the chosen reply into the input; False if there is none."""
+        chat = self._chat
+        reply = chat.chosen()
+        message = chat.transcript.question_of(reply) if reply else None
+        message = message or next(
+            (m for m in reversed(chat.transcript.messages) if isinstance(m, UserMessage)), None
+        )
+        if chat.phase != "idle" or message is None or message.message_id is None:
+            chat.status.flash("There is no question to put in other words yet")
+            return False
+        chat.editing = message
+        chat.prompt.begin_edit(message.text)
+        return True
+
+    def cancel_edit(self) -> None:
+        """Leave the message as it is."""
+        if self._chat.editing:
+            self._chat.editing = None
+            self._chat.prompt.end_edit()
+            self._chat.app.refresh_bindings()
+
+    def _take_edited(self) -> UserMessage | None:
+        """End the editing; the message that was edited, if it is still there."""
+        edited = self._chat.editing
+        self.cancel_edit()
+        return edited if edited and edited.is_attached else None
+
+    # Alternatives
+
+    def next(self, _: str = "") -> None:
+        self.flip(1)
+
+    def previous(self, _: str = "") -> None:
+        self.flip(-1)
+
+    def flip(self, step: int) -> None:
+        """Show the next reply, or wording, in the place of the chosen one."""
+        self._chat.start(partial(self._flip, step), group="write")
+
+    async def _flip(self, step: int) -> None:
+        chat = self._chat
+        chosen, session = chat.chosen(), chat.state.session
+        if chat.phase != "idle" or not session:
+            return
+        message = chosen.message_id if chosen else None
+
+        def flip(runtime: Runtime) -> tuple[int, list[Turn]]:
+            return runtime.flip(session, step, message), runtime.turns(session)
+
+        done = await chat.attempt(flip)
+        if done:
+            had_focus = chat.selected() is not None
+            await chat.transcript.show(done[1], chat.model)
+            shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
+            self._tell_place(done[1], done[0])
+            if shown and had_focus:
+                shown.focus()
+
+    def _tell_place(self, turns: list[Turn], message: int) -> None:
+        turn = next((turn for turn in turns if turn.id == message), None)
+        if turn is None or turn.branches == 1:
+            self._chat.status.flash("There is only this one here; /again writes another one")
+
+    def may(self, action: str) -> bool:
+        """Would the action change the chosen reply?"""
+        reply = self._chat.chosen()
+        if action == "more":
+            return reply is not None and reply.is_cut
+        if action == "flip":
+            return reply is not None and reply.branch[1] > 1
+        return bool(self._chat.transcript.messages)

@@ -1,0 +1,32 @@
+"""What may follow a slash command: a rating, a number, a version."""
+
+from ruvmlx.errors import UsageError
+from ruvmlx.ratings import RATINGS
+
+RATE_USAGE = "/rate up|down|1-5 [NOTE]"
+
+
+def parse_rating(argument: str) -> tuple[str, str]:
+    """ "up too long" -> ("up", "too long")."""
+    word, _, note = argument.partition(" ")
+    rating = {"+": "up", "-": "down"}.get(word, word.lower())
+    if rating not in RATINGS:
+        raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {RATE_USAGE}")
+    return rating, note.strip()
+
+
+def parse_number(argument: str, last: int, what: str) -> int | None:
+    """ "2" -> 2, "" -> None; UsageError unless 1 to `last`."""
+    if not argument:
+        return None
+    if not last:
+        raise UsageError(f"there are no {what} in it")
+    if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
+        raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
+    return int(argument)
+
+
+def parse_version(argument: str) -> int:
+    if not argument.isascii() or not argument.isdigit():
+        raise UsageError(f"a version is a number that /learning shows, got {argument[:20]!r}")
+    return int(argument[:9])

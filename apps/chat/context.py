@@ -1,0 +1,103 @@
+"""What the app's actions and screens share: the model's host, the chat that is open, the widgets."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from textual.screen import Screen
+from textual.worker import Worker
+
+from ruvmlx.errors import NotFound, error_line
+from ruvmlx.host import Host
+from ruvmlx.runtime import Runtime
+
+from .messages import Notice, ReplyMessage, UserMessage
+from .options import ChatOptions
+from .panel import Panel
+from .prompt import Prompt
+from .shell import ChatShell
+from .state import ChatState
+from .status import KeyHints, StatusLine
+from .transcript import Transcript
+
+T = TypeVar("T")
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
+    """show() in the app's thread; called from the runtime's thread."""
+    with contextlib.suppress(RuntimeError):  # the app has ended
+        loop.call_soon_threadsafe(show)
+
+
+class ChatContext:
+    """The widgets are attributes: a query would visit every widget of the conversation."""
+
+    panel: Panel
+    transcript: Transcript
+    prompt: Prompt
+    status: StatusLine
+    key_hints: KeyHints
+
+    def __init__(self, app: ChatShell, host: Host, options: ChatOptions) -> None:
+        self.app, self.host, self.options = app, host, options
+        self.state = ChatState(options)
+        self.model = ""  # its name
+        self.caveat = ""  # what of the machine the runtime does not use
+        self.editing: UserMessage | None = None  # the message that the input puts in other words
+        self.waiting = ""  # sent while the model was opening
+
+    @property
+    def phase(self) -> str:
+        return self.app.phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self.app.phase = phase
+
+    def start(
+        self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
+    ) -> Worker[None]:
+        """Run a coroutine function as a Textual worker. exclusive: it cancels the others of its group."""
+
+        async def run() -> None:  # Textual refuses a lambda
+            await work()
+
+        return self.app.run_worker(run, group=group, exclusive=exclusive)
+
+    async def ask(self, screen: Screen[T]) -> T | None:
+        """Show a screen and wait for its result; only in a worker."""
+        return await self.app.push_screen_wait(screen)
+
+    async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
+        """A call, between two chunks if a reply is being written; None if it failed, which is shown."""
+        try:
+            return await self.host.call_between(work)
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self.show_error(error)
+            return None
+
+    async def show_error(self, error: Exception) -> None:
+        """One line: in the conversation, or in the status line if something was merely not found."""
+        if isinstance(error, NotFound):
+            self.status.flash(error_line(error))
+        else:
+            await self.transcript.add(Notice(error_line(error), "error"))
+
+    def selected(self) -> ReplyMessage | None:
+        """The reply that has the focus."""
+        focused = self.app.focused
+        return focused if isinstance(focused, ReplyMessage) else None
+
+    def chosen(self) -> ReplyMessage | None:
+        """The selected reply, else the newest."""
+        replies, selected = self.transcript.replies, self.selected()
+        if selected in replies:
+            return selected
+        return replies[-1] if replies else None
+
+    def send_waiting(self) -> None:
+        """Send what was sent while a model was opening, if nobody has changed it since."""
+        if self.waiting and self.waiting == self.prompt.text:
+            self.prompt.action_submit()
+        self.waiting = ""

@@ -1,0 +1,39 @@
+"""What the command line chose for a chat, and the session that follows from it."""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from ruvmlx.engine.types import Sampling
+from ruvmlx.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """`session` is "new", "continue" (the last one) or an id's beginning."""
+
+    session: str = "new"
+    sampling: Sampling | None = None  # None: the model's own
+    max_new_tokens: int = 1024
+    system: str | None = None
+    # The app alone uses these; the plain mode has no idle time.
+    learn_when_idle: bool = True
+    theme: str = "auto"
+    motion: bool = True
+    keys: str = ""  # as in "again=ctrl+t,chats=f3"
+
+    def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
+        """The keyword arguments of `Runtime.say` and its like. cancel: ends the reply."""
+        return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
+
+
+def start_session(runtime: Runtime, options: ChatOptions) -> str:
+    """The id of the session to chat in; "continue" without an earlier chat begins a new one."""
+    earlier = runtime.last_chat() if options.session == "continue" else options.session
+    if options.session == "new" or earlier is None:
+        return runtime.new_chat(options.system)
+    if options.session != "continue":
+        earlier = runtime.find_chat(earlier)
+    if options.system:
+        runtime.set_system(earlier, options.system)
+    return earlier

@@ -1,0 +1,67 @@
+"""The chat that is open, and what a command did to it: the same for the app and the plain mode.
+
+A step is what a slash command does with the runtime. It runs in the runtime's thread, returns an `Outcome`,
+and knows nothing of how that is shown.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ruvmlx.host import BeginReply
+from ruvmlx.kv.cache import KVStats
+from ruvmlx.platform.sensors import Sensors
+from ruvmlx.runtime import Runtime, Turn
+
+from .compare import Candidate
+from .options import ChatOptions
+
+
+@dataclass
+class ChatState:
+    """The chat that is open. A step may change it; the front end waits meanwhile."""
+
+    options: ChatOptions
+    session: str = ""  # its id; "" until a runtime is open
+    system: str | None = None  # its system prompt
+    selected: int | None = None  # message id of the reply that has the focus
+    deleted: list[str] = field(default_factory=list)  # ids that /restore brings back, the newest last
+    candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
+    kv: KVStats | None = None  # the KV cache after the newest reply
+    sensors: Sensors = field(default_factory=Sensors)
+
+    def __post_init__(self) -> None:
+        self.system = self.system or self.options.system
+
+    def model_changed(self) -> None:
+        """Forget what belongs to the former model."""
+        self.candidates, self.kv = [], None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step. `notice` and `flash` are for the app, `words`, `reply`, `then` and `model` for the
+    plain mode; the rest is for both."""
+
+    words: str = ""  # the answer, to be read aloud; may have several lines
+    notice: str = ""  # the answer as a part of the conversation
+    flash: str = ""  # the answer for the status line, where it stays for `seconds`
+    seconds: float = 3.0
+    opens: str = ""  # the id of the session to go on with
+    retell: bool = False  # repeat what was said in that session
+    learned: bool = False  # ratings, or the adapter's version, are others now
+    reply: BeginReply | None = None  # a reply to stream, after `words`
+    then: "Step | None" = None  # another step, after `reply`
+    model: str = ""  # the name of the model to switch to
+    leaves: bool = False
+
+
+Step = Callable[[Runtime, ChatState, str], Outcome]  # the last one: what was typed after the command
+
+
+def told(text: str) -> Outcome:
+    """The same answer in both modes."""
+    return Outcome(words=text, notice=text)
+
+
+def system_prompt_of(turns: list[Turn]) -> str | None:
+    return next((turn.content for turn in turns if turn.role == "system"), None)

@@ -1,0 +1,1 @@
+"""What slash commands do with the runtime, for the app and the plain mode alike (state.Step)."""

@@ -1,0 +1,34 @@
+"""A comparison in words: both replies one after the other, then the choice."""
+
+from ruvmlx.runtime import Runtime
+
+from .. import compare, describe
+from ..state import ChatState, Outcome
+
+
+def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Ask for the first reply; the next step asks for the second."""
+    compare.check(runtime, state.session, argument)
+    state.candidates = []
+    return _write_side(state, argument, compare.order())
+
+
+def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
+    """Write the next of the `sides` that are left: True is with what was learned."""
+    learned, *rest = sides
+    number = len(state.candidates) + 1
+
+    def written(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+        state.candidates.append(compare.candidate(runtime, state.session, learned))
+        if rest:
+            return _write_side(state, text, rest)
+        return Outcome("Which is better? /choose 1 or /choose 2")
+
+    begin = compare.writing(state.session, text, number == 1, learned, state.options)
+    return Outcome(f"Reply {number}.", reply=begin, then=written)
+
+
+def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    chosen = compare.choice(argument, state.candidates)
+    result = runtime.prefer(state.session, chosen.message)
+    return Outcome(f"{compare.told(chosen)}. {describe.effect_words(result)}")

@@ -1,0 +1,62 @@
+"""Saved chats: listed, opened, begun, named, copied, deleted, written to files and read from them."""
+
+from ruvmlx.errors import NotFound
+from ruvmlx.runtime import Runtime
+
+from .. import chat_files
+from ..state import ChatState, Outcome, told
+
+
+def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    return Outcome("\n".join(chat_files.lines(runtime, argument)))
+
+
+def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    return _opened(runtime, chat_files.find(runtime, argument))
+
+
+def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome("New chat.", opens=runtime.new_chat(state.system))
+
+
+def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    said = chat_files.rename(runtime, state.session, argument)
+    return Outcome(said, flash=said)
+
+
+def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """A copy of the chat, up to the selected reply if there is one."""
+    said = "This is the copy; the other chat stays as it was"
+    copied = runtime.store.chats.fork(state.session, state.selected)
+    return Outcome(f"{said}.", flash=said, opens=copied)
+
+
+def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    runtime.put_away(state.session)
+    state.deleted.append(state.session)
+    return Outcome(
+        "Deleted. /restore brings it back, until you leave. This is a new chat.",
+        flash="Deleted · /restore brings it back, until you leave",
+        seconds=10,
+        opens=runtime.new_chat(state.system),
+    )
+
+
+def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """Bring back the chat that was deleted last."""
+    if not state.deleted:
+        raise NotFound("nothing was deleted since you came")
+    runtime.bring_back(state.deleted[-1])
+    return _opened(runtime, state.deleted.pop())
+
+
+def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    return told(chat_files.export(runtime, state.session, argument))
+
+
+def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    return _opened(runtime, chat_files.import_file(runtime, argument))
+
+
+def _opened(runtime: Runtime, session: str) -> Outcome:
+    return Outcome(f"Chat: {chat_files.title(runtime, session)}", opens=session, retell=True)

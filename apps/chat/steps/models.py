@@ -1,0 +1,42 @@
+"""The model, its adapters, the system prompt."""
+
+from ruvmlx.runtime import Runtime
+
+from .. import describe, models
+from ..state import ChatState, Outcome, told
+
+
+def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument the model in use is told."""
+    if not argument:
+        return Outcome(models.in_use_line(runtime.model))
+    return Outcome(model=models.find_model(argument, runtime.model))
+
+
+def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome("\n".join(models.model_lines(runtime.model)))
+
+
+def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument the adapter in use is told; "none" goes on without one."""
+    if argument:
+        runtime.use_adapter(None if argument == models.NO_ADAPTER else argument)
+    said = describe.adapter(runtime)
+    return Outcome(said, notice=said, learned=True)
+
+
+def list_adapters(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome("\n".join(models.adapter_lines(runtime)))
+
+
+def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument the system prompt is told; "none" removes it."""
+    if argument:
+        prompt = None if argument == "none" else argument
+        runtime.set_system(state.session, prompt)
+        state.system = prompt
+    return told(describe.system_prompt(state.system))
+
+
+def status(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return told("\n".join(describe.status_lines(runtime)))

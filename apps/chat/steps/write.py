@@ -1,0 +1,98 @@
+"""Replies: written again, gone on with, to a question in other words; the alternatives in a place; copies."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.errors import NotFound
+from ruvmlx.host import BeginReply
+from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.text import sanitize
+
+from .. import clipboard
+from ..arguments import parse_number
+from ..code import code_blocks
+from ..state import ChatState, Outcome
+
+
+def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginReply:
+    """Streams the reply to a message. instead_of: id of the earlier message that these words replace."""
+    session, options = state.session, state.options
+    how: dict[str, Any] = {} if instead_of is None else {"instead_of": instead_of}
+
+    def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+        return runtime.say(session, text, **options.for_reply(cancel), **how)
+
+    return begin
+
+
+def write_again(state: ChatState, message: int | None = None) -> BeginReply:
+    """Streams another reply beside the one with this message id, or beside the last."""
+    session, options = state.session, state.options
+    return lambda runtime, cancel: runtime.again(session, **options.for_reply(cancel), message=message)
+
+
+def write_more(state: ChatState, message: int | None = None) -> BeginReply:
+    """Streams the rest of the reply with this message id, or of the last one."""
+    session, options = state.session, state.options
+    return lambda runtime, cancel: runtime.go_on(session, **options.for_reply(cancel), message=message)
+
+
+def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome(reply=write_again(state), then=_place)
+
+
+def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """Only the rest is written: the reader knows what came before."""
+    return Outcome(reply=write_more(state))
+
+
+def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument the question is shown."""
+    question = next((t for t in reversed(runtime.turns(state.session)) if t.role == "user"), None)
+    if question is None or question.id is None:
+        raise NotFound("there is no question to put in other words yet")
+    if not argument:
+        return Outcome(f"Your question: {question.content}\nIn other words: /edit and the new text.")
+    return Outcome(reply=say(state, argument, question.id))
+
+
+def next_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return _flip(runtime, state, 1)
+
+
+def previous_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return _flip(runtime, state, -1)
+
+
+def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
+    runtime.flip(state.session, step)
+    place = _place(runtime, state, "").words
+    return Outcome("\n".join(filter(None, [*spoken(runtime.turns(state.session)[-2:]), place])))
+
+
+def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """Which of several replies in this place is shown."""
+    last = runtime.turns(state.session)[-1]
+    if last.branches == 1:
+        return Outcome()
+    return Outcome(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
+
+
+def spoken(turns: list[Turn]) -> list[str]:
+    """What was said, with the speakers' names."""
+    names = {"user": "You", "assistant": "Assistant"}
+    return [f"{names[turn.role]}: {turn.content}" for turn in turns if turn.role != "system"]
+
+
+def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """The newest reply, or one of its code blocks, into the clipboard."""
+    turns = runtime.turns(state.session)
+    reply = next((t.content for t in reversed(turns) if t.role == "assistant"), None)
+    if reply is None:
+        raise NotFound("there is no reply to copy yet")
+    blocks = code_blocks(sanitize(reply))
+    number = parse_number(argument, len(blocks), "code blocks")
+    clipboard.copy(sanitize(reply) if number is None else blocks[number - 1])
+    return Outcome("Copied." if number is None else f"Copied code block {number} of {len(blocks)}.")

@@ -1,0 +1,353 @@
+"""One open model in one thread, with a queue of calls. The chat app uses it; a server can.
+
+MLX binds its streams to threads, and a reply takes seconds. So everything that touches the runtime, `open`
+and `close` included, runs in the host's thread, one call at a time and in order. Calls of `call_between` do
+not wait for a reply that is being written, and every call ends idle work (`run_idle`). The caller's event
+loop never waits.
+
+`ModelHolder` has the runtime in use and replaces it by one with another model. The plain chat, which has no
+event loop, uses it alone.
+"""
+
+import asyncio
+import contextlib
+import gc
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .engine.types import Chunk
+from .errors import Interrupted, RuvmlxError, UsageError, error_line
+from .models.facts import Facts
+from .plan import GPU_SHARE, Plan
+from .progress import QUIET, Progress, Watch
+from .runtime import Runtime
+
+T = TypeVar("T")
+BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a reply until the event is set
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens a runtime: open(model, adapter, watch), with the names that the settings use.
+
+    model, adapter: what the first runtime is opened with. first_run: this machine had no data before.
+    """
+
+    open: Callable[[str | None, str | None, Watch], Runtime]
+    model: str | None = None
+    adapter: str | None = "default"
+    first_run: bool = False
+
+    def __call__(self) -> Runtime:
+        return self.open(self.model, self.adapter, QUIET)
+
+    @classmethod
+    def of(cls, open_runtime: "OpenRuntime") -> "Opener":
+        """An opener from a plain function, which can open its one runtime only."""
+        return open_runtime if isinstance(open_runtime, Opener) else cls(_open_only(open_runtime))
+
+
+OpenRuntime = Callable[[], Runtime] | Opener
+
+
+def _open_only(open_runtime: Callable[[], Runtime]) -> Callable[[str | None, str | None, Watch], Runtime]:
+    def opens(model: str | None, adapter: str | None, watch: Watch) -> Runtime:
+        if model is not None:
+            raise UsageError("this chat was opened with one model only; start another one with --model.")
+        return open_runtime()
+
+    return opens
+
+
+class ModelUnchanged(RuvmlxError):
+    """Another model could not be opened; the one in use stays."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(f"{error_line(why)} The model stays as it was.")
+        self.exit_code = getattr(why, "exit_code", 1)
+
+
+class StoppableWatch(Watch):
+    """Passes everything on to another watch; ends the opening with `Interrupted` once `stopped` is set, from
+    any thread."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.stopped, self._fetches = threading.Event(), False
+
+    def found(self, facts: Facts) -> None:
+        self._watch.found(facts)
+
+    def planned(self, plan: Plan) -> None:
+        self._fetches = self._fetches or plan.facts.to_fetch > 0
+        self._raise_if_stopped()
+        self._watch.planned(plan)
+
+    def progress(self, progress: Progress) -> None:
+        self._raise_if_stopped()
+        self._watch.progress(progress)
+
+    def _raise_if_stopped(self) -> None:
+        if self.stopped.is_set():
+            kept = "; what was fetched so far is kept" if self._fetches else ""
+            raise Interrupted(f"stopped before the model was open{kept}.")
+
+
+class _PlanWatch(Watch):
+    """Passes everything on to another watch; remembers the plan, and calls then(plan)."""
+
+    def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
+        self._watch, self._then = watch, then
+        self.plan: Plan | None = None
+
+    def found(self, facts: Facts) -> None:
+        self._watch.found(facts)
+
+    def planned(self, plan: Plan) -> None:
+        self.plan = plan
+        self._watch.planned(plan)
+        self._then(plan)
+
+    def progress(self, progress: Progress) -> None:
+        self._watch.progress(progress)
+
+
+class ModelHolder:
+    """The runtime in use, and its replacement by one with another model. Belongs to the runtime's thread.
+
+    During a switch both runtimes are open for a moment, unless the machine has no room for that. Then the
+    old one is closed as soon as the plan says that the new one will fit, and opened again if that fails. The
+    store keeps the chat: the new model reads it anew.
+    """
+
+    def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
+        self._opener, self.runtime, self.model = opener, runtime, opener.model
+        self.plan: Plan | None = None  # of the runtime in use, if its opening told one
+        self.leaving = False  # nobody waits for a runtime any more
+        self._deleted_chats: frozenset[str] = frozenset()  # handed on from the closed runtime to the next
+
+    @classmethod
+    def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
+        """Holds an open runtime that cannot be replaced."""
+        return cls(Opener.of(lambda: runtime), runtime)
+
+    @property
+    def first_run(self) -> bool:
+        return self._opener.first_run
+
+    @property
+    def opened(self) -> Runtime:
+        assert self.runtime is not None, "call open() first"
+        return self.runtime
+
+    def open(self, watch: Watch = QUIET) -> None:
+        """Open the first runtime."""
+        plan_watch = _PlanWatch(watch)
+        self.runtime = self._opener.open(self.model, self._opener.adapter, plan_watch)
+        self.plan = plan_watch.plan
+
+    def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
+        """Go on with another model and the adapter of the same name.
+
+        Raises ModelUnchanged if that fails: the model in use stays. `runtime` is None afterwards only if the
+        old runtime was closed to make room and cannot be opened again.
+        """
+        label = self.opened.adapter_label
+        adapter = label.rpartition("@")[0] if label else None
+        held = self.plan.need.total if self.plan else 0
+        plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
+        try:
+            new = self._checked(session, self._opener.open(model, adapter, plan_watch))
+        except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
+            if self.runtime is None and not self.leaving:
+                self._take(self._opener.open(self.model, adapter, QUIET))
+            raise ModelUnchanged(error) from None
+        self.release()
+        self._take(new)
+        self.model, self.plan = model, plan_watch.plan
+
+    def _make_room(self, plan: Plan, held: int) -> None:
+        """Close the runtime in use, which holds so many bytes, if the new one fits only without it."""
+        need, memory = plan.need.total, plan.memory
+        beside = plan.fits and need + held <= memory.total * GPU_SHARE
+        if not (plan.facts.to_fetch or beside or need > memory.limit + held):
+            self.release()
+
+    @staticmethod
+    def _checked(session: str, runtime: Runtime) -> Runtime:
+        """The runtime, if its model's chat template accepts the chat; else close it and raise."""
+        try:
+            runtime.check_chat(session)
+        except BaseException:
+            runtime.close()
+            raise
+        return runtime
+
+    def _take(self, runtime: Runtime) -> None:
+        runtime.take_over(self._deleted_chats)
+        self.runtime, self._deleted_chats = runtime, frozenset()
+
+    def release(self) -> None:
+        """Close the runtime in use and give all of its memory back."""
+        if self.runtime is not None:
+            self._deleted_chats = self.runtime.hand_over()
+            self.runtime.close()
+            self.runtime = None
+        gc.collect()
+        if "mlx.core" in sys.modules:
+            sys.modules["mlx.core"].clear_cache()
+
+    def close(self) -> None:
+        runtime, self.runtime = self.runtime, None
+        if runtime is not None:
+            runtime.close()
+
+
+class Host:
+    """Owns a runtime in a thread of its own; its coroutines may be called from one event loop."""
+
+    def __init__(self, open_runtime: OpenRuntime) -> None:
+        self._holder = ModelHolder(Opener.of(open_runtime))
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
+        self._between: deque[Callable[[], None]] = deque()
+        self._closing = threading.Lock()
+        self._closed: Future[None] | None = None
+        self._reply_cancel: threading.Event | None = None  # of the newest `write`
+        self._idle_cancel: threading.Event | None = None  # of the newest `run_idle`
+        self._settle_cancel: threading.Event | None = None  # of the newest `settle`
+        self._opening: StoppableWatch | None = None  # the newest
+
+    async def open(self, watch: Watch) -> None:
+        """Open the first runtime. The watch is called in the runtime's thread; `stop` ends the opening."""
+        watch = self._opening = StoppableWatch(watch)
+        await self._run(lambda: self._holder.open(watch))
+
+    async def switch(self, model: str, session: str, watch: Watch) -> None:
+        """Go on with another model (ModelHolder.switch); `stop` ends the opening."""
+        self.cancel_idle()
+        self._cancel_settle()
+        watch = self._opening = StoppableWatch(watch)
+        await self._run(lambda: self._holder.switch(model, session, watch))
+
+    @property
+    def is_open(self) -> bool:
+        return self._holder.runtime is not None
+
+    @property
+    def is_first_run(self) -> bool:
+        return self._holder.first_run
+
+    async def call(self, work: Callable[[Runtime], T]) -> T:
+        """work(runtime), in the runtime's thread."""
+        self.cancel_idle()
+        return await self._run(lambda: work(self._opened()))
+
+    async def call_between(self, work: Callable[[Runtime], T]) -> T:
+        """As `call`, but between two chunks if a reply is being written. For ratings and short reads only."""
+        self.cancel_idle()
+        done: Future[T] = Future()
+
+        def answer() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work(self._opened()))
+                except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
+                    done.set_exception(error)
+
+        self._between.append(answer)
+        self._pool.submit(self._answer)
+        return await asyncio.wrap_future(done)
+
+    def _answer(self) -> None:
+        """Do the queued `call_between` work. Runs after each chunk of a reply, and in turn in the queue."""
+        while self._between:
+            self._between.popleft()()
+
+    async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
+        """work(runtime, cancel) while nobody needs the model: any other call sets `cancel`."""
+        cancel = self._idle_cancel = threading.Event()
+        return await self._run(lambda: work(self._opened(), cancel))
+
+    def cancel_idle(self) -> None:
+        """End the idle work that is running or queued, if there is any; from any thread."""
+        if self._idle_cancel is not None:
+            self._idle_cancel.set()
+
+    async def settle(self) -> None:
+        """Prepare the newest replies for their rating. `write` cancels that; a rating waits for it."""
+        self.cancel_idle()
+        cancel = self._settle_cancel = threading.Event()
+        await self._run(lambda: self._opened().settle(cancel))
+
+    def _cancel_settle(self) -> None:
+        if self._settle_cancel is not None:
+            self._settle_cancel.set()
+
+    def write(self, begin: BeginReply) -> AsyncIterator[list[Chunk]]:
+        """Stream the reply of begin(runtime, cancel). Each item is all chunks that came since the last one,
+        so a slow reader never falls behind.
+
+        `stop` works from now on, also before the first chunk is asked for.
+        """
+        self.cancel_idle()
+        self._cancel_settle()
+        self._reply_cancel = threading.Event()
+        return self._stream(begin, self._reply_cancel)
+
+    async def _stream(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        chunks: deque[Chunk] = deque()
+
+        def pump() -> None:
+            for chunk in begin(self._opened(), cancel):
+                chunks.append(chunk)
+                with contextlib.suppress(RuntimeError):  # the event loop is closed; the reply is committed
+                    loop.call_soon_threadsafe(arrived.set)
+                self._answer()
+
+        pumping = asyncio.ensure_future(self._run(pump))
+        pumping.add_done_callback(lambda _: arrived.set())
+        while not (pumping.done() and not chunks):
+            await arrived.wait()
+            arrived.clear()
+            batch = [chunks.popleft() for _ in range(len(chunks))]
+            if batch:
+                yield batch
+        await pumping  # raises what the runtime raised
+
+    def stop(self) -> None:
+        """End the reply that is being written and keep its text; end an opening, too."""
+        if self._reply_cancel is not None:
+            self._reply_cancel.set()
+        if self._opening is not None:
+            self._opening.stopped.set()
+
+    async def close(self) -> None:
+        """Stop a reply, wait for what is running, then close the runtime."""
+        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it closes even if nobody waits
+
+    def close_now(self) -> BaseException | None:
+        """As `close`, from any thread and without an event loop; the error, if any. May be repeated."""
+        return self._close_once().exception()
+
+    def _close_once(self) -> Future[None]:
+        self._holder.leaving = True
+        self.stop()
+        self.cancel_idle()
+        self._cancel_settle()
+        with self._closing:
+            if self._closed is None:
+                self._closed = self._pool.submit(self._holder.close)
+                self._pool.shutdown(wait=False)
+            return self._closed
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _opened(self) -> Runtime:
+        return self._holder.opened

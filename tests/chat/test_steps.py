@@ -1,0 +1,95 @@
+"""Steps of slash commands on a scripted runtime, without a front end."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from ruvmlx.apps.chat.commands import COMMANDS
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.state import ChatState, Outcome
+
+from ruvmlx.errors import NotFound, UsageError
+
+from .scripted import ScriptedRuntime
+
+
+@pytest.fixture
+def runtime():
+    return ScriptedRuntime(["One."], ["Two."])
+
+
+@pytest.fixture
+def state(runtime):
+    """A chat with one question and its reply."""
+    state = ChatState(ChatOptions(system="Be brief."))
+    state.session = runtime.new_chat(state.system)
+    list(runtime.say(state.session, "Hi", **state.options.for_reply(threading.Event())))
+    return state
+
+
+def take(name, runtime, state, argument=""):
+    return COMMANDS[name].step(runtime, state, argument)
+
+
+def test_a_rating_is_told_and_taken_back(runtime, state):
+    """/undo changes what was learned, so the app shows the ratings anew; `flash` is its answer."""
+    assert take("rate", runtime, state, "up too long").words.startswith("Rated up: log-probability")
+    undone = take("undo", runtime, state)
+    assert undone.learned and undone.flash == undone.words == "Last rating taken back: 0 left, version 0."
+    with pytest.raises(NotFound):
+        take("undo", runtime, state)
+
+
+def test_nothing_to_rate(runtime, state):
+    state.session = runtime.new_chat()
+    runtime.last_reply_id = None
+    with pytest.raises(NotFound, match="no reply to rate yet"):
+        take("rate", runtime, state, "up")
+    with pytest.raises(UsageError, match="a rating is up, down or 1 to 5"):
+        take("rate", runtime, state, "9")
+
+
+def test_a_new_chat_keeps_the_system_prompt(runtime, state):
+    outcome = take("new", runtime, state)
+    assert outcome == Outcome("New chat.", opens=outcome.opens) and outcome.opens != state.session
+    assert [turn.content for turn in runtime.turns(outcome.opens)] == ["Be brief."]
+
+
+def test_the_system_prompt_is_shown_changed_and_removed(runtime, state):
+    assert take("system", runtime, state).words == "System prompt: Be brief."
+    assert take("system", runtime, state, "Sing.").notice == "System prompt: Sing."
+    assert runtime.turns(state.session)[0].content == state.system == "Sing."
+    assert take("system", runtime, state, "none").words == "No system prompt."
+    assert state.system is None and runtime.turns(state.session)[0].role == "user"
+
+
+def test_a_deleted_chat_is_remembered(runtime, state):
+    """/delete opens a new chat; /restore opens the deleted one, once."""
+    put_away, brought_back = [], []
+    runtime.put_away, runtime.bring_back = put_away.append, brought_back.append
+    chats = SimpleNamespace(get=lambda _: SimpleNamespace(title="Greeting"))
+    runtime.store = SimpleNamespace(chats=chats)
+    first = state.session
+    outcome = take("delete", runtime, state)
+    assert put_away == state.deleted == [first] and outcome.opens not in ("", first)
+    state.session = outcome.opens
+    back = take("restore", runtime, state)
+    assert back.opens == first and back.retell and back.words == "Chat: Greeting"
+    assert brought_back == [first] and state.deleted == []
+    with pytest.raises(NotFound, match="nothing was deleted"):
+        take("restore", runtime, state)
+
+
+def test_a_question_in_other_words(runtime, state):
+    """Without words the question is shown; with words a reply to them is asked for."""
+    assert take("edit", runtime, state).words.startswith("Your question: Hi\n")
+    asked = {}
+    runtime.say = lambda session, text, **how: asked.update(how, text=text) or iter(())
+    outcome = take("edit", runtime, state, "Hello?")
+    list(outcome.reply(runtime, threading.Event()))
+    assert asked["text"] == "Hello?" and asked["instead_of"] == 1 and asked["max_new_tokens"] == 1024
+
+
+def test_leaving(runtime, state):
+    assert take("quit", runtime, state).leaves
+    assert "/rate up|down|1-5 [NOTE]" in take("help", runtime, state).words
