@@ -59,7 +59,7 @@ def test_what_a_policy_costs_is_told_by_tiers_that_hold_something(tiny_folder):
 
 
 def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_bench, home, monkeypatch):
-    monkeypatch.setitem(learning.RATINGS, "quick", 20)
+    monkeypatch.setitem(learning.RATINGS_GIVEN, "quick", 20)
     rows = tiny_bench("learning", "--quick")
     assert "20 ratings" in rows["rating: weights updated, median"]["note"]
     assert all(row["value"] > 0 for row in rows.values())
