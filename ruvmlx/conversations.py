@@ -15,6 +15,7 @@ from .errors import NotFound, StoreBusy, UsageError
 from .kv.disk import CacheFolder
 from .models.model import Message, Model
 from .sampling import check_sampling
+from .settings import Settings
 from .store import Store
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Chatting:
     notice: Callable[[str, str], bool]
     rate: Callable[..., "RatingResult"]
     _prepared: Callable[..., GenerationRequest]
-    _implicit: bool
+    settings: Settings
     _folder: CacheFolder | None
 
     def new_chat(self, system: str | None = None) -> str:
@@ -225,7 +226,7 @@ class Chatting:
 
     def _notice_of(self, turn: Turn | None, what: str) -> None:
         """Unless it was rated, or not even read to its end."""
-        if not self._implicit or turn is None or turn.reply_id is None:
+        if not self.settings.implicit_feedback or turn is None or turn.reply_id is None:
             return
         if turn.rating is None and turn.finish_reason != "cancelled":
             self.notice(turn.reply_id, what)

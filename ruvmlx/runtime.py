@@ -7,9 +7,11 @@ the `cancel` event of a request may be set.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from . import settings as config
 from .backends.base import Backend
@@ -26,19 +28,21 @@ from .platform.cpu import total_memory
 from .platform.memory import Held, peak, resident
 from .progress import QUIET, Watch
 from .sampling import check_sampling
+from .settings import Settings
+from .sona import embedding
 from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
 from .sona.loops import Loops
 from .sona.optional.routing import Routing, made_by
 from .sona.optional.tier_measurement import KVLedger, KVLoop, KVStatus
-from .sona.rating_index import MemoryStatus, check_examples
+from .sona.rating_index import MemoryStatus
 from .sona.signal import Pace
 from .sona.state import RatingResult
 from .sona.trace import Trace
 from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
-    from .sona.background import Settings
+    from .sona.background import Settings as Training
     from .sona.optional.router import RouterStatus
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
@@ -75,91 +79,54 @@ class Runtime(Chatting):
         store: Store,
         model: Model,
         backend: Backend,
-        adapter: str | None,
-        sampling: Mapping[str, Any] | None = None,
-        kv: str | None = None,
-        examples: int = 0,
+        settings: Settings,
         learn: bool = True,
-        implicit: bool = False,
-        kv_tiers: str | None = None,
-        kv_limit: float | None = None,
-        router: bool = False,
-        targets: str = "head",
-        kv_disk: int | None = None,
         watch: Watch = QUIET,
     ):
-        self.store, self.model, self.backend = store, model, backend
-        self.examples, self._implicit = check_examples(examples), implicit
-        self._flags = dict(sampling or {})
+        """learn: False records ratings, for examples and for later, but leaves the weights as they are."""
+        self.store, self.model, self.backend, self.settings = store, model, backend, settings
         check_sampling(self.sampling())
-        known = KVLedger(store, model.fingerprint, backend.name, asked_policy(kv, kv_tiers))
-        self._kv = KVLoop(known, model, backend, kv_limit)
-        self._folder = None if kv_disk is None else CacheFolder.beside(store.path, kv_disk << 20)
-        policy = cache_policy(kv, backend, kv_tiers) and known.policy
+        asked = asked_policy(settings.kv, settings.kv_tiers)
+        known = KVLedger(store, model.fingerprint, backend.name, asked)
+        self._kv = KVLoop(known, model, backend, settings.kv_limit)
+        kept = settings.kv_disk
+        self._folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
+        policy = cache_policy(settings.kv, backend, settings.kv_tiers) and known.policy
         self.engine = LLMInferenceEngine(model, backend, policy, self._folder)
+        implicit, targets = settings.implicit_feedback, settings.learn_targets
         self._adapters = Residency(
             lambda name: Learner(store, model, backend, name, learn, implicit, targets, self._watch),
             lambda x: x.nbytes,
         )
         self._watch = watch
+        adapter = settings.adapter_name
         self.learner = self._adapters.get(adapter) if adapter else None
         self._watch = QUIET  # later ones are loaded without a word: nothing is measured then
-        self._routing = Routing(store, model.fingerprint, self.examples > 0) if router else None
+        self._routing = Routing(store, model.fingerprint, settings.examples > 0) if settings.router else None
         self._pace = Pace()
         self.last_reply_id: str | None = None
         self._loops: Loops | None = None
         self.tidy_chats()
 
     @classmethod
-    def open(
-        cls,
-        model: str | None = None,
-        backend: str = "auto",
-        adapter: str | None = "default",
-        threads: int | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        kv: str | None = None,
-        kv_budget: int | None = None,
-        examples: int = 0,
-        learn: bool = True,
-        implicit: bool = False,
-        kv_tiers: str | None = None,
-        kv_limit: float | None = None,
-        router: bool = False,
-        targets: str = "head",
-        kv_disk: int | None = None,
-        watch: Watch = QUIET,
-    ) -> "Runtime":
-        """Open the store, load the model, take up the adapter. Seconds; raises RuvmlxError.
+    def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
+        """Open the store, load the model and the adapter. Seconds; raises RuvmlxError.
 
-        sampling: what the user asked for by name ("temperature", ...), for every reply.
-        kv: "tiered" or "f16"; None or "auto" is what was measured to be best (`review_kv`), where the backend
-        has tiers. kv_tiers: "HOT,WARM", lengths of the tiers in tokens, whatever was measured. kv_limit: nats
-        per token that they may cost. kv_budget: MiB for all KV caches.
-        examples: up to so many liked replies to similar questions are put before each message.
-        learn: False records ratings, for examples and for later, but leaves the weights as they are.
-        implicit: what is done with unrated replies (`notice`) counts a little, too.
-        router: whether a reply is made with what was learned, and with examples, is chosen for each, by what
-        ratings and latency say of such conversations.
-        targets: which matrices a rating changes (lora/targets.py).
-        kv_disk: MiB of chats' KV caches that are kept beside the store until they are gone on with; None
-        leaves what is there alone.
         watch: told what will be used, and of the progress; it may raise to stop. NotEnoughMemory is raised
         before weights are fetched or read.
         """
         from .plan import Planning
 
-        choice = describe(backend, threads)
+        settings = settings or Settings()
+        choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
         try:
-            planning = Planning(watch, choice, model)
-            loaded = planning.load(model)
-            budget = (kv_budget or 0) << 20
-            opened = open_backend(backend, planning.counted(loaded), threads, budget, planning)
-            return cls(
-                store, loaded, opened, adapter, sampling, kv, examples, learn, implicit, kv_tiers, kv_limit,
-                router, targets, kv_disk, watch,
-            )  # fmt: skip
+            planning = Planning(watch, choice, settings.model)
+            loaded = planning.load(settings.model)
+            budget = (settings.kv_budget or 0) << 20
+            weights = planning.counted(loaded)
+            backend = open_backend(settings.backend, weights, settings.threads, budget, planning)
+            return cls(store, loaded, backend, settings, learn, watch)
         except BaseException:
             store.close()
             raise
@@ -190,7 +157,7 @@ class Runtime(Chatting):
         own = {k: v for k, v in self.model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
-        asked = {k: v for k, v in (self._flags | given).items() if v is not None}
+        asked = {k: v for k, v in (self.settings.sampling | given).items() if v is not None}
         return Sampling(**(own | asked))
 
     # -- generation ----------------------------------------------------------------------------------
@@ -246,7 +213,7 @@ class Runtime(Chatting):
             return request
         if routed and self._routing is not None and self.learner is not None:
             request.route = self._routing.choose(self.learner, request)
-        wanted = self.examples and (request.route is None or request.route.examples)
+        wanted = self.settings.examples and (request.route is None or request.route.examples)
         if wanted and self.learner is not None and request.messages is not None:
             request = self._with_examples(request)
         if request.route is not None and not request.examples:
@@ -261,7 +228,7 @@ class Runtime(Chatting):
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
         found = self.learner.memory.examples(
             question_of(request),
-            self.examples,
+            self.settings.examples,
             min(context // 4, free),
             size=lambda example: sum(map(self._size, example.messages)),
             known=[m.content for m in messages if m.role == "user"],
@@ -362,6 +329,10 @@ class Runtime(Chatting):
         reply = self.store.reply(reply_id)
         return reply.fingerprint == self.model.fingerprint and self.learner.memory.noticed(reply, what)
 
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """One unit vector [dimensions] per text, by the model alone. UsageError for a text without words."""
+        return embedding.embed(self.store, self.model, self.backend, texts)
+
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""
         return self._learner().memory.status()
@@ -389,7 +360,7 @@ class Runtime(Chatting):
         self,
         progress: Callable[[int, int, float], None] | None = None,
         cancel: threading.Event | None = None,
-        settings: "Settings | None" = None,
+        settings: "Training | None" = None,
     ) -> dict[str, Any]:
         """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
 

@@ -147,11 +147,13 @@ from ruvmlx import runtime as module
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
 from ruvmlx.models.load import load_model
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 module.SAVE_EVERY = 0.0
 model = load_model(sys.argv[1])
-runtime = module.Runtime(Store(Path(sys.argv[2])), model, open_backend("reference", model), None)
+settings = Settings(adapter="none", kv_disk=None)
+runtime = module.Runtime(Store(Path(sys.argv[2])), model, open_backend("reference", model), settings)
 chat = runtime.new_chat()
 for chunk in runtime.say(chat, "hello", sampling=Sampling(0.0), max_new_tokens=50, cancel=threading.Event()):
     if chunk.generated == 9:

@@ -7,6 +7,7 @@ import pytest
 from ruvmlx import soft_delete
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 from .cli.test_cli import process  # noqa: F401 - a fixture
@@ -18,12 +19,12 @@ def open_native(tiny, tiny_neutral, tiny_whitening, home):
     """As `open_tiny`, on the native backend, with caches on disk."""
     backend = NativeBackend(tiny, threads=1)
 
-    def open_it(kv_disk=10, **options) -> Runtime:
+    def open_it(kv_disk=10, **settings) -> Runtime:
         store = Store(home / "ruvmlx.db")
         if store.neutral(tiny.fingerprint) is None:
             store.put_neutral(tiny.fingerprint, tiny_neutral)
             store.put_whitening(tiny.fingerprint, tiny_whitening)
-        return Runtime(store, tiny, backend, "default", kv_disk=kv_disk, **options)
+        return Runtime(store, tiny, backend, Settings(kv_disk=kv_disk, **settings))
 
     return open_it
 

@@ -7,6 +7,7 @@ import pytest
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.models.model import Message
+from ruvmlx.settings import Settings
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):
@@ -93,7 +94,8 @@ def test_bad_sampling_is_refused_before_anything_is_saved(open_tiny):
             next(runtime.say(chat, "hi", sampling=Sampling(-1.0), max_new_tokens=5, cancel=threading.Event()))
         assert runtime.turns(chat) == []
         with pytest.raises(UsageError, match="temperature"):
-            type(runtime)(runtime.store, runtime.model, runtime.backend, None, {"temperature": -1})
+            settings = Settings(adapter="none", temperature=-1)
+            type(runtime)(runtime.store, runtime.model, runtime.backend, settings)
 
 
 def test_system_prompt_can_be_changed(open_tiny):

@@ -6,6 +6,7 @@ import pytest
 from ruvmlx import runtime as runtime_module
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 from tests.engine.test_stream import Synchronous
 from tests.engine.test_stream_trace import near
@@ -23,12 +24,12 @@ def streaming(tiny):
 def open_on(tiny, tiny_neutral, tiny_whitening, home):
     """As `open_tiny`, on a backend, with a store for each name."""
 
-    def open_it(backend, name: str, **options) -> Runtime:
+    def open_it(backend, name: str) -> Runtime:
         store = Store(home / name / "ruvmlx.db")
         if store.neutral(tiny.fingerprint) is None:
             store.put_neutral(tiny.fingerprint, tiny_neutral)
             store.put_whitening(tiny.fingerprint, tiny_whitening)
-        return Runtime(store, tiny, backend, "default", kv_disk=10, **options)
+        return Runtime(store, tiny, backend, Settings(kv_disk=10))
 
     return open_it
 
@@ -84,7 +85,9 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
 
 def test_without_an_adapter(tiny, streaming, home):
     """Nothing learns: tokens are kept, no log-probability."""
-    with Runtime(Store(home / "ruvmlx.db"), tiny, streaming, None) as runtime:
+    with Runtime(
+        Store(home / "ruvmlx.db"), tiny, streaming, Settings(adapter="none", kv_disk=None)
+    ) as runtime:
         response = say(runtime, runtime.new_chat(), "hello")
         reply = runtime.store.reply("last")
     assert reply.sampled_ids[: len(response.token_ids)] == response.token_ids and reply.logprob is None

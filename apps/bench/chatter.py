@@ -18,6 +18,7 @@ from typing import Any
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings as RuntimeSettings
 
 from ..chat import run_chat
 from ..chat.contract import ChatRuntime
@@ -113,8 +114,16 @@ class PacedRun:
 
 
 def opened(settings: Settings, tell: Tell) -> ChatRuntime:
-    adapter = "bench" if settings.ratings else None
-    runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
+    adapter = "bench" if settings.ratings else "none"
+    runtime = Runtime.open(
+        RuntimeSettings(
+            model=settings.model,
+            backend=settings.backend,
+            adapter=adapter,
+            threads=settings.threads,
+            kv_disk=None,
+        )
+    )
     if settings.rate:
         runtime.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
     if settings.ratings:

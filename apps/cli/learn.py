@@ -14,7 +14,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
-from .options import adapter_name, load_model, model_options, open_runtime, resolve
+from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show, show_facts
 
 
@@ -50,10 +50,10 @@ def _ledger(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    name = adapter_name(settings)
+    name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
-    model = load_model(settings["model"])
+    model = load_model(settings.model)
     return Ledger(Store(config.store_file()), model.fingerprint, name)
 
 
@@ -266,11 +266,11 @@ def _router(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    name = adapter_name(settings)
+    name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has nothing to choose from; name an adapter.")
-    store, fingerprint = Store(config.store_file()), load_model(settings["model"]).fingerprint
-    return Router(store, Ledger(store, fingerprint, name), fingerprint, settings["examples"] > 0)
+    store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
+    return Router(store, Ledger(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
 def _show_router(facts: dict[str, Any]) -> None:
@@ -289,8 +289,8 @@ def _kv_ledger(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    asked = asked_policy(settings["kv"], settings["kv_tiers"])
-    model, backend = load_model(settings["model"]), describe(settings["backend"]).name
+    asked = asked_policy(settings.kv, settings.kv_tiers)
+    model, backend = load_model(settings.model), describe(settings.backend).name
     return KVLedger(Store(config.store_file()), model.fingerprint, backend, asked)
 
 

@@ -181,10 +181,10 @@ def _bench(settings: dict[str, Any], say):
 
     from ..prove.trial import Bench
 
-    model = load_model(settings["model"])
-    backend = open_backend(settings["backend"], model, settings["threads"], 0)
+    model = load_model(settings.model)
+    backend = open_backend(settings.backend, model, settings.threads, 0)
     say(f"{backend.name}: {backend.kernels}")
-    return Bench(model, backend, settings["kv"], settings["learn_targets"])
+    return Bench(model, backend, settings.kv, settings.learn_targets)
 
 
 VERBS: list[click.Command] = [prove]

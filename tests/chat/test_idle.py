@@ -357,7 +357,9 @@ async def test_copying_out_of_a_reply_is_noticed():
 @pytest.mark.parametrize("implicit", [False, True])
 async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
     """A reply that is copied and then talked on about: recorded where `implicit_feedback` is on."""
-    async with idling(lambda: open_tiny(implicit=implicit), max_new_tokens=4, learn_when_idle=False) as (
+    async with idling(
+        lambda: open_tiny(implicit_feedback=implicit), max_new_tokens=4, learn_when_idle=False
+    ) as (
         app,
         pilot,
     ):

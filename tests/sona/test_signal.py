@@ -96,7 +96,7 @@ def chat(runtime, *texts):
 
 
 def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         bank, memory = runtime.learner.memory.bank, runtime.learner.memory
         reply_id = reply(runtime)
         assert runtime.notice(reply_id, "copied") and runtime.notice(reply_id, "continued")
@@ -115,7 +115,7 @@ def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
 
 
 def test_going_on_and_stopping_are_noticed_where_wanted(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         session = chat(runtime, "one", "two")
         first, second = [t.reply_id for t in runtime.turns(session) if t.reply_id]
         request = GenerationRequest(prompt="and this", max_new_tokens=40, ignore_eos=True)
@@ -140,7 +140,7 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
 
 
 def test_a_deleted_chat_takes_its_signals_along(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         session = chat(runtime, "one", "two")
         assert runtime.store.signal_count() == 1
         runtime.store.delete_session(session)

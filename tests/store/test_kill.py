@@ -19,9 +19,10 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
-from ruvmlx import config
+from ruvmlx import settings as config
 model = load_model(sys.argv[1])
-runtime = Runtime(Store(config.store_file()), model, open_backend("reference", model), "default")
+settings = config.Settings(kv_disk=None)
+runtime = Runtime(Store(config.store_file()), model, open_backend("reference", model), settings)
 for i in range(10_000):
     request = GenerationRequest(prompt="hi", max_new_tokens=3, sampling=Sampling(seed=i), ignore_eos=True)
     list(runtime.generate(request))
