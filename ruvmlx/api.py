@@ -203,10 +203,10 @@ class LocalModel:
         """
         if id is None:
             prompt = self.settings.system if system is None else system
-            return Chat(self, self._call(lambda runtime: runtime.new_chat(prompt)))
-        found = Chat(self, self._call(lambda runtime: runtime.find_chat(id)))
+            return Chat(self, self._call(lambda runtime: runtime.chats.new_chat(prompt)))
+        found = Chat(self, self._call(lambda runtime: runtime.chats.find_chat(id)))
         if system is not None:
-            self._call(lambda runtime: runtime.set_system(found.id, system))
+            self._call(lambda runtime: runtime.chats.set_system(found.id, system))
         return found
 
     def reply(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> Reply:
@@ -316,7 +316,7 @@ class Chat:
     @property
     def messages(self) -> list[Turn]:
         """The branch in use, oldest first, the system prompt before it."""
-        return self._model._call(lambda runtime: runtime.turns(self.id))
+        return self._model._call(lambda runtime: runtime.chats.turns(self.id))
 
     def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """Answer a message. edit: id of an earlier message of the user that these words replace.
@@ -328,7 +328,7 @@ class Chat:
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
         """The same, piece by piece."""
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.say(
+            lambda runtime, sampling, limit, cancel: runtime.chats.say(
                 self.id, text, sampling=sampling, max_new_tokens=limit, cancel=cancel, instead_of=edit
             ),
             options,
@@ -337,7 +337,7 @@ class Chat:
     def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """Another reply to the same question, beside that message (the last one by default)."""
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.again(
+            lambda runtime, sampling, limit, cancel: runtime.chats.again(
                 self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
             ),
             options,
@@ -349,7 +349,7 @@ class Chat:
         UsageError if it came to its own end, or another model wrote it.
         """
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.go_on(
+            lambda runtime, sampling, limit, cancel: runtime.chats.continue_reply(
                 self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
             ),
             options,

@@ -191,7 +191,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     settings = resolve(flags)
     change = load(folder, load_model(settings.model).config)  # refused before seconds are spent
     with open_runtime(replace(settings, adapter=name)) as runtime:
-        adopted = adopt(runtime.store, runtime._learner(), change, name)
+        adopted = adopt(runtime.store, runtime.learning.required(), change, name)
     if adopted.kl > KL_CAP:
         log(f"note: its KL is {adopted.kl:.2f}, over the cap of {KL_CAP}; the first rating will shrink it.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}

@@ -135,7 +135,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
     with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
         report = _deepened(runtime, cancel) if deep else _consolidated(runtime, given, cancel)
         status = runtime.status()
-        kv = runtime.review_kv(cancel)
+        kv = runtime.tiers.review(cancel)
     facts = _facts(status) | report
     if as_json:
         print_json(facts | {"kv": kv})
@@ -160,7 +160,7 @@ def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) 
 
 def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """Nothing is promoted or refused: what `learn status` says of that is left out."""
-    return {"promoted": None, "ppl_change": None} | runtime.deepen(_progress("reply"), cancel)
+    return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
 
 
 @contextmanager
@@ -221,8 +221,8 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
     cancel = threading.Event()
     if measure:
         with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
-            report = runtime.review_kv(cancel)
-            status = runtime.kv_status()
+            report = runtime.tiers.review(cancel)
+            status = runtime.tiers.status()
     else:
         status = _kv_ledger(flags).status()
     facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}

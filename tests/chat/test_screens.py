@@ -52,7 +52,7 @@ class Settled(ScriptedRuntime):
 
     store = Shelf()
 
-    def learning(self):
+    def state(self):
         recent = [
             Rated("r2", "up", "just right", "Sort it"),
             Rated("r1", "2", "", "And 漢字 of a long question?"),

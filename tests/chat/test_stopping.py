@@ -41,7 +41,7 @@ class Pressing:
         self._pressed = 0.0
 
     def within(self, runtime):
-        say = runtime.say
+        say = runtime.chats.say
 
         def pressing(*arguments, **options):
             for chunk in say(*arguments, **options):
@@ -50,7 +50,7 @@ class Pressing:
                     self.at, self._pressed = 0, time.perf_counter()
                     self.app.call_from_thread(self.app.simulate_key, "escape")
 
-        runtime.say = pressing
+        runtime.chats.say = pressing
         return runtime
 
     def changed(self, phase):

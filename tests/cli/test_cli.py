@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_line(run, monkeypatch, tiny_folder, home):
 
 
 def test_an_unexpected_error_is_still_one_line(run, monkeypatch):
-    monkeypatch.setattr("ruvmlx.settings.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("ruvmlx.settings.resolve", lambda *_: 1 / 0)
     code, _, err = run("config", "show")
     assert code == 1 and one_line(err) and "RUVMLX_DEBUG" in err
 
