@@ -77,6 +77,8 @@ class Conversations:
         sampling: None is what `sampling()` says. instead_of: id of an earlier message of the user; the chat
         goes on from there with these words, on a branch of its own. untouched: without what was learned.
         """
+        if not text.strip():
+            raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]

@@ -89,7 +89,7 @@ def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
     from ruvmlx.platform.memory import size
 
-    folder, limit = CacheFolder.beside(settings.store_file()), settings.load().kv_disk
+    folder, limit = CacheFolder.beside(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
     return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
 

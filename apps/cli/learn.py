@@ -93,8 +93,8 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """How many ratings, which version, how far from the untouched model."""
-    facts = _facts(_ledger(flags).status()) | {"targets": resolve(flags)["learn_targets"]}
-    if resolve(flags)["router"] == "on":
+    facts = _facts(_ledger(flags).status()) | {"targets": resolve(flags).learn_targets}
+    if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)
 
@@ -247,7 +247,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     if train:
         with _stopped_by_ctrl_c(cancel):
             report = router.train(cancel)
-    facts: dict[str, Any] = {"router": resolve(flags)["router"], **router.status().facts}
+    facts: dict[str, Any] = {"router": config.written(resolve(flags).router), **router.status().facts}
     if report:
         facts["training"] = report
     if as_json:

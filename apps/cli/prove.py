@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ruvmlx.errors import UsageError
+from ruvmlx.settings import Settings
 
 from .options import load_model, model_options, resolve
 from .output import json_option, log, print_json, show
@@ -176,7 +177,7 @@ def _checked(function, given: str):
     return score
 
 
-def _bench(settings: dict[str, Any], say):
+def _bench(settings: Settings, say):
     from ruvmlx.backends.select import open_backend
 
     from ..prove.trial import Bench

@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import Reading, Sensors
-from ruvmlx.runtime import LearningState, Rated
+from ruvmlx.learning import LearningState, Rated
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
