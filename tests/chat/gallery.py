@@ -27,7 +27,8 @@ from textual.events import Paste
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
-from ruvmlx.runtime import LearningState, Rated, Turn
+from ruvmlx.learning import LearningState, Rated
+from ruvmlx.runtime import Turn
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import NamedRow, SessionRow
 

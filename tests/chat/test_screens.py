@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ruvmlx.learning import LearningState, Rated
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import Reading, Sensors
-from ruvmlx.learning import LearningState, Rated
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
