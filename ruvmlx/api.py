@@ -384,7 +384,7 @@ def list_adapters() -> list[AdapterInfo]:
     """The adapters of all models."""
     from .store import Store
 
-    rows = Store(store_file()).named_adapters()
+    rows = Store(store_file()).adapters.all()
     return [AdapterInfo(row.name, row.model or row.fingerprint, row.version, row.bytes) for row in rows]
 
 

@@ -26,32 +26,32 @@ class Conversations:
         self._model, self._implicit = writer.engine.model, implicit
 
     def new_chat(self, system: str | None = None) -> str:
-        return self._store.new_session(self._model.name, system or None)
+        return self._store.chats.new(self._model.name, system or None)
 
     def last_chat(self) -> str | None:
         """The chat used last, if there is one."""
-        sessions = self._store.sessions()
+        sessions = self._store.chats.all()
         return sessions[0].id if sessions else None
 
     def find_chat(self, beginning: str) -> str:
         """A chat's id, from a unique beginning of it; NotFound where there is none."""
-        return self._store.find_session(beginning)
+        return self._store.chats.find(beginning)
 
     def set_system(self, session_id: str, system: str | None) -> None:
         """Change a chat's system prompt; it holds from the next reply on."""
-        self._store.set_system(session_id, system or None)
+        self._store.chats.set_system(session_id, system or None)
 
     def asked_before(self) -> list[str]:
         """What the user wrote in all chats, the newest first, each text once."""
-        return self._store.said()
+        return self._store.messages.user_texts()
 
     def turns(self, session_id: str) -> list[Turn]:
         """The branch in use, the system prompt first."""
-        system = self._store.session(session_id).system
+        system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
             Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
-            for m in self._store.messages(session_id)
+            for m in self._store.messages.branch(session_id)
         ]
 
     def check_chat(self, session_id: str) -> None:
@@ -86,8 +86,8 @@ class Conversations:
         request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched)
         self._notice_next(turns, before)
         if instead_of is not None:
-            self._store.set_head(session_id, before[-1].id if before else None)
-        self._store.add_user_message(session_id, text)
+            self._store.messages.set_head(session_id, before[-1].id if before else None)
+        self._store.messages.add_user(session_id, text)
         yield from self._writer.generate(request, session_id)
 
     def again(
@@ -113,7 +113,7 @@ class Conversations:
         request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
-        self._store.set_head(session_id, turns[end - 1].id)
+        self._store.messages.set_head(session_id, turns[end - 1].id)
         yield from self._writer.generate(request, session_id)
 
     def continue_reply(
@@ -137,7 +137,7 @@ class Conversations:
             raise NotFound("there is no reply that could be gone on with.")
         if turn.finish_reason == "stop":
             raise UsageError("that reply came to its own end; /again writes another one.")
-        cut_off = self._store.reply(turn.reply_id)
+        cut_off = self._store.replies.get(turn.reply_id)
         if cut_off.fingerprint != self._model.fingerprint:
             raise UsageError(f"that reply was begun by {cut_off.model}; /again writes one with this model.")
         sampling = sampling or self._writer.sampling()
@@ -153,7 +153,7 @@ class Conversations:
             cancel=cancel,
         )
         self._writer.engine.prompt_ids(request)  # refused here if the context is full
-        self._store.set_head(session_id, turns[at - 1].id)
+        self._store.messages.set_head(session_id, turns[at - 1].id)
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
@@ -163,15 +163,15 @@ class Conversations:
             raise NotFound("there is nothing in this chat yet.")
         shown = next((t for t in turns if t.id == message), turns[-1])
         assert shown.id is not None
-        return self._store.flip(session_id, shown.id, step)
+        return self._store.messages.next_sibling(session_id, shown.id, step)
 
     def prefer(self, session_id: str, message: int) -> RatingResult:
         """Of several replies in one place this one is the best: it is shown from now on, and rated up."""
-        known = {row.id: row.reply_id for row in self._store.all_messages(session_id)}
+        known = {row.id: row.reply_id for row in self._store.messages.all(session_id)}
         reply_id = known.get(message)
         if reply_id is None:
             raise NotFound(f"message {message} is no reply of this chat.")
-        self._store.set_head(session_id, message)
+        self._store.messages.set_head(session_id, message)
         return self._learning.required().rate(reply_id, "up")
 
     def _request(

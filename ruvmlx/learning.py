@@ -132,7 +132,7 @@ class Learning:
         of this one."""
         if self.learner is None:
             return False
-        reply = self._store.reply(reply_id)
+        reply = self._store.replies.get(reply_id)
         return reply.fingerprint == self._model.fingerprint and self.learner.memory.noticed(reply, what)
 
     def state(self, recent: int = 8) -> LearningState:
@@ -140,7 +140,7 @@ class Learning:
         learner = self.required()
         ledger = learner.ledger
         rated = [
-            Rated(r.reply_id, r.rating, r.note, self._store.reply(r.reply_id).prompt)
+            Rated(r.reply_id, r.rating, r.note, self._store.replies.get(r.reply_id).prompt)
             for r in ledger.ratings()[: -recent - 1 : -1]
         ]
         return LearningState(ledger.name, ledger.status(), learner.memory.status(), ledger.missing(), rated)

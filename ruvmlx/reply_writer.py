@@ -165,7 +165,7 @@ class ReplyWriter:
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
         """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
         with contextlib.suppress(StoreBusy):
-            self._store.put_draft(session_id, reply)
+            self._store.drafts.put(session_id, reply)
 
     def _commit(
         self,
@@ -179,7 +179,7 @@ class ReplyWriter:
         reply = replace(reply, latency_ratio=pace)
         kv = self._tiers.observed(request.session_id, response)
         route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
-        self._store.add_reply(reply, session_id, kv, route)
+        self._store.replies.add(reply, session_id, kv, route)
         self.last_reply_id = reply.id
         learner = self._learning.learner
         if learner is not None and trace is not None:

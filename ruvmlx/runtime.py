@@ -151,7 +151,7 @@ class Runtime:
 
     def adapters(self) -> list[NamedRow]:
         """Adapters of this model that have learned something."""
-        return self.store.named_adapters(self.model.fingerprint)
+        return self.store.adapters.all(self.model.fingerprint)
 
     def settle(self, cancel: threading.Event | None = None) -> None:
         """Prepare the newest reply for its rating, while the user reads: `Learning.settle`."""

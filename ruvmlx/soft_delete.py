@@ -13,7 +13,7 @@ DAYS = 1.0
 
 def delete(store: Store, session_id: str) -> None:
     """For good, with what lies beside the store."""
-    store.delete_session(session_id)
+    store.chats.delete(session_id)
     CacheFolder.beside(store.path).remove(session_id)
 
 
@@ -24,7 +24,7 @@ def delete_older(store: Store) -> list[str]:
     lines. StoreBusy if another process holds the store.
     """
     failed = []
-    for session_id in store.put_away_before(time.time() - DAYS * 86400):
+    for session_id in store.chats.soft_deleted_before(time.time() - DAYS * 86400):
         try:
             delete(store, session_id)
         except NotFound:  # another process deleted it first
@@ -42,10 +42,10 @@ def tidy(store: Store, folder: CacheFolder | None) -> None:
     A store that another process holds is left to the next start.
     """
     with contextlib.suppress(StoreBusy):
-        store.take_up_drafts()
+        store.drafts.recover()
         delete_older(store)
         if folder is not None:
-            folder.tidy(store.session_ids())
+            folder.tidy(store.chats.ids())
 
 
 class DeletedChats:
@@ -57,12 +57,12 @@ class DeletedChats:
 
     def soft_delete(self, session_id: str) -> None:
         """Take a chat out of sight."""
-        self._store.put_away(session_id)
+        self._store.chats.soft_delete(session_id)
         self._ids.add(session_id)
 
     def restore(self, session_id: str) -> None:
         """Undo `soft_delete`."""
-        self._store.bring_back(session_id)
+        self._store.chats.restore(session_id)
         self._ids.discard(session_id)
 
     def hand_over(self) -> frozenset[str]:
@@ -77,7 +77,7 @@ class DeletedChats:
 
     def erase(self) -> None:
         """Delete them for good, unless another process restored them."""
-        for session_id in self._ids & {row.id for row in self._store.put_away_sessions()}:
+        for session_id in self._ids & {row.id for row in self._store.chats.soft_deleted()}:
             with contextlib.suppress(NotFound):  # another process was quicker
                 self._sessions.drop(session_id)
                 delete(self._store, session_id)

@@ -26,9 +26,9 @@ def open_on(tiny, tiny_neutral, tiny_whitening, home):
 
     def open_it(backend, name: str) -> Runtime:
         store = Store(home / name / "ruvmlx.db")
-        if store.neutral(tiny.fingerprint) is None:
-            store.put_neutral(tiny.fingerprint, tiny_neutral)
-            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        if store.model_data.reference_text(tiny.fingerprint) is None:
+            store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
+            store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         return Runtime(store, tiny, backend, Settings(kv_disk=10))
 
     return open_it
@@ -46,7 +46,7 @@ def chat_of(open_on, backend, name: str):
         seen.append(say(runtime, chat, "after the undo", cancel_at=9, n=40))
     with open_on(backend, name) as runtime:
         seen.append(say(runtime, chat, "after a restart", n=40))
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
         runtime.settle()
         traces = runtime.learner._traces
         return seen, reply, traces[reply.id], runtime.learner.micro
@@ -75,7 +75,7 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     with open_on(streaming, "drafts") as runtime:
         chat = runtime.chats.new_chat()
         say(runtime, chat, "hello", n=30)
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
     drawn = [draft for draft in drafts if draft.sampled_ids]
     assert len(drawn) >= 29
     for i, draft in enumerate(drawn):
@@ -85,9 +85,8 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
 
 def test_without_an_adapter(tiny, streaming, home):
     """Nothing learns: tokens are kept, no log-probability."""
-    with Runtime(
-        Store(home / "ruvmlx.db"), tiny, streaming, Settings(adapter="none", kv_disk=None)
-    ) as runtime:
+    settings = Settings(adapter="none", kv_disk=None)
+    with Runtime(Store(home / "ruvmlx.db"), tiny, streaming, settings) as runtime:
         response = say(runtime, runtime.chats.new_chat(), "hello")
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
     assert reply.sampled_ids[: len(response.token_ids)] == response.token_ids and reply.logprob is None

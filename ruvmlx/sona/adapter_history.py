@@ -9,9 +9,7 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import AdapterRow, RatingRow, Store
-from ..store.anchors import DeepRun
-from ..store.bases import Attempt, RatedReply
+from ..store import Attempt, DeepRun, RatedReply, RatingRow, Store, VersionRow
 from .instant import KL_CAP
 from .optional.ewc import TASKS, Anchor, Fisher
 
@@ -46,33 +44,33 @@ class Ledger:
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
-        return self._store.adapter_version(*self._mine)
+        return self._store.versions.head(*self._mine)
 
-    def adapter(self, version: int) -> AdapterRow:
-        return self._store.adapter(*self._mine, version)
+    def adapter(self, version: int) -> VersionRow:
+        return self._store.versions.get(*self._mine, version)
 
     def base_of(self, version: int) -> int:
         """Id of the base that a version stands on; 0: none."""
-        return self._store.base_of(*self._mine, version)
+        return self._store.versions.base_of(*self._mine, version)
 
     def base(self, id_: int) -> BaseLoRA:
-        return BaseLoRA.from_bytes(self._store.base(*self._mine, id_))
+        return BaseLoRA.from_bytes(self._store.bases.get(*self._mine, id_))
 
     def leads_to(self, version: int, head: int) -> bool:
         """Is the version the head, or an ancestor of it?"""
-        return version == 0 or self._store.is_ancestor(*self._mine, version, head)
+        return version == 0 or self._store.versions.is_ancestor(*self._mine, version, head)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
-        return self._store.ratings(*self._mine)
+        return self._store.ratings.in_force(*self._mine)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
         """(version before, version after) of every rating of a reply on the way to a version."""
-        return self._store.steps_of_reply(*self._mine, head, reply_id)
+        return self._store.ratings.steps_of_reply(*self._mine, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
-        return self._store.rated_texts(*self._mine)
+        return self._store.ratings.texts(*self._mine)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
@@ -83,14 +81,14 @@ class Ledger:
         HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
         with self._store.transaction():
-            version = self._store.add_version(*self._mine, parent, state, kl, norm)
-            self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
+            version = self._store.versions.add(*self._mine, parent, state, kl, norm)
+            self._store.ratings.add(*self._mine, version, reply_id, rating, note, weight)
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
         """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
         with self._store.transaction():
-            return self._store.add_version(*self._mine, parent, state, kl, norm)
+            return self._store.versions.add(*self._mine, parent, state, kl, norm)
 
     def promote(
         self,
@@ -110,27 +108,27 @@ class Ledger:
         data = base.to_bytes()
         pause()
         with self._store.transaction():
-            id_ = self._store.add_base(*self._mine, data, report)
-            version = self._store.add_version(*self._mine, parent, state, kl, norm, id_)
-            self._store.add_attempt(*self._mine, parent, version, report)
+            id_ = self._store.bases.add(*self._mine, data, report)
+            version = self._store.versions.add(*self._mine, parent, state, kl, norm, id_)
+            self._store.bases.add_attempt(*self._mine, parent, version, report)
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
         """Remember a consolidation that changed nothing, and why."""
         with self._store.transaction():
-            self._store.add_attempt(*self._mine, parent, None, report)
+            self._store.bases.add_attempt(*self._mine, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
         """Consolidations that came to an end, the oldest first."""
-        return self._store.attempts(*self._mine)
+        return self._store.bases.attempts(*self._mine)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
         """What the background loop trains on, the newest `limit` of them."""
-        return self._store.rated_replies(*self._mine, limit)
+        return self._store.ratings.replies(*self._mine, limit)
 
     def last_promotion(self) -> int:
         """The newest version on the way to the one in use that brought a base; 0: none did."""
-        found = self._store.promotions(*self._mine, self.version())
+        found = self._store.versions.promotions(*self._mine, self.version())
         return found[-1] if found else 0
 
     def due(self) -> bool:
@@ -142,28 +140,28 @@ class Ledger:
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        enough = 1 if self._store.has_training(*self._mine) else DUE
+        enough = 1 if self._store.checkpoints.has_training(*self._mine) else DUE
         return max(MINIMUM - len(ratings), enough - new, 0)
 
     def training(self) -> bytes | None:
-        return self._store.training(*self._mine)
+        return self._store.checkpoints.training(*self._mine)
 
     def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
-        self._store.put_training(*self._mine, state, pause)
+        self._store.checkpoints.put_training(*self._mine, state, pause)
 
     # -- the deep loop -------------------------------------------------------------------------------
 
     def anchors(self) -> list[Anchor]:
         """Ends of tasks on the way to the version in use, the oldest first."""
-        rows = self._store.anchors(*self._mine)
+        rows = self._store.anchors.in_use(*self._mine)
         return [Anchor(self.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
     def anchor_ids(self) -> list[int]:
-        return [row.id for row in self._store.anchors(*self._mine)]
+        return [row.id for row in self._store.anchors.in_use(*self._mine)]
 
     def last_anchor(self) -> int:
         """The version at which the newest of them was made; 0: there is none."""
-        rows = self._store.anchors(*self._mine)
+        rows = self._store.anchors.in_use(*self._mine)
         return rows[-1].version if rows else 0
 
     def end_deep_run(
@@ -177,27 +175,27 @@ class Ledger:
             if self.base_of(self.version()) != base:
                 return False
             if fisher is not None:
-                self._store.add_anchor(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
-            self._store.end_deep_run(*self._mine, version, report, pruned)
+                self._store.anchors.add(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
+            self._store.deep_runs.add(*self._mine, version, report, pruned)
         return True
 
     def deep_run(self) -> DeepRun | None:
         """The newest one that came to an end."""
-        return self._store.deep_run(*self._mine)
+        return self._store.deep_runs.newest(*self._mine)
 
     def first_rating(self) -> float | None:
         """When the oldest rating in force was given, seconds since 1970."""
-        return self._store.first_rating(*self._mine)
+        return self._store.ratings.first_time(*self._mine)
 
     def pruned(self) -> dict[str, str]:
         """Rating by reply id, of what the memory does not find any more."""
-        return self._store.pruned(*self._mine)
+        return self._store.deep_runs.pruned(*self._mine)
 
     def measurement(self) -> bytes | None:
-        return self._store.measurement(*self._mine)
+        return self._store.checkpoints.measurement(*self._mine)
 
     def put_measurement(self, state: bytes) -> None:
-        self._store.put_measurement(*self._mine, state)
+        self._store.checkpoints.put_measurement(*self._mine, state)
 
     # -- the way back --------------------------------------------------------------------------------
 
@@ -207,22 +205,22 @@ class Ledger:
         A consolidation that came after it is gone with it.
         """
         with self._store.transaction():
-            version = self._store.last_rating(*self._mine, self.version())
+            version = self._store.ratings.last_version(*self._mine, self.version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.move_head(*self._mine, self.adapter(version).parent, "undo")
+            self._store.versions.move_head(*self._mine, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
         with self._store.transaction():
-            self._store.move_head(*self._mine, version)
+            self._store.versions.move_head(*self._mine, version)
         return self.status()
 
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
-        promotions, attempts = self._store.promotions(*self._mine, version), self.attempts()
+        promotions, attempts = self._store.versions.promotions(*self._mine, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
@@ -233,7 +231,7 @@ class Ledger:
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.adapter_versions(*self._mine),
+            versions=self._store.versions.kept(*self._mine),
             last=attempts[-1] if attempts else None,
         )
 

@@ -100,12 +100,12 @@ class Whitening:
 
 def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
     """The model's whitening. It is measured once and kept in the store: seconds, the first time."""
-    stored = store.whitening(model.fingerprint)
+    stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.config.hidden_size) if stored else None
     if known is None:
         with untouched(backend):
             known = measure(backend, model.tokenizer)
-        store.put_whitening(model.fingerprint, known.to_bytes())
+        store.model_data.put_whitening(model.fingerprint, known.to_bytes())
     return known
 
 

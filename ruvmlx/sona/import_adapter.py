@@ -28,4 +28,4 @@ def adopt(store: Store, learner: Learner, change: BaseLoRA, name: str) -> Adopte
     finally:
         learner.stand()
     packed = base.to_bytes() if base else None
-    return Adopted(store.take_in(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl)
+    return Adopted(store.adapters.add(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl)

@@ -189,13 +189,13 @@ class Learner:
 
     def _load_neutral(self, watch: Watch) -> Neutral:
         config, tokenizer = self._model.config, self._model.tokenizer
-        stored = self._store.neutral(self._model.fingerprint)
+        stored = self._store.model_data.reference_text(self._model.fingerprint)
         eos = np.array(sorted(tokenizer.eos_ids))
         known = Neutral.from_bytes(stored, self._backend.head, eos) if stored else None
         if known is None:
             shape = (RANK, config.vocab_size, config.max_context)
             known = measure(self._backend, tokenizer, *shape, watch)
-            self._store.put_neutral(self._model.fingerprint, known.to_bytes())
+            self._store.model_data.put_reference_text(self._model.fingerprint, known.to_bytes())
         return known
 
     # -- traces --------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Learner:
             self._below.prepare(self._state)
             for reply_id, trace in reversed(self._traces.items()):
                 if self.ledger.base_of(trace.version) == self._state.base:
-                    self._read(self._store.reply(reply_id), trace, self._state, pause)
+                    self._read(self._store.replies.get(reply_id), trace, self._state, pause)
 
     def _settle(self, reply_id: str) -> None:
         trace = self._traces[reply_id]
@@ -237,7 +237,7 @@ class Learner:
             self.neutral.prepare()
             trace.said = instant.saying(trace, self.neutral)
         if reply_id not in self._settled and self.ledger.base_of(trace.version) == self._state.base:
-            self._store.put_trace(reply_id, trace.to_bytes())
+            self._store.traces.put(reply_id, trace.to_bytes())
             self._settled.add(reply_id)
 
     def _trace_of(self, reply: ReplyRow, state: State) -> Trace:
@@ -260,7 +260,7 @@ class Learner:
         drawn = self._body_of(trace.version, state)
         taken = self._below.read(self._ground.lora, state, drawn, reply, trace, pause)
         if taken and reply.id in self._settled and self._traces.get(reply.id) is trace:
-            self._store.put_trace(reply.id, trace.to_bytes())
+            self._store.traces.put(reply.id, trace.to_bytes())
 
     def _body_of(self, version: int, state: State) -> BodyLoRA | None:
         try:
@@ -270,7 +270,7 @@ class Learner:
 
     def _stored_trace(self, reply: ReplyRow, state: State) -> Trace | None:
         """Traces of other adapters are of no use; the untouched model is the same for all."""
-        data = self._store.trace(reply.id)
+        data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self.ledger.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)
@@ -328,7 +328,7 @@ class Learner:
         )  # fmt: skip
 
     def _rateable(self, reply_id: str) -> ReplyRow:
-        reply = self._store.reply(reply_id)
+        reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
                 f"{reply.model} wrote that reply, and only that model can learn from its rating; in use is "

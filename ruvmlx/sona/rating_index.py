@@ -105,11 +105,11 @@ class Memory:
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
         """A reply's question as a unit vector; read now if that was not done yet."""
-        state = reply.query if reply.query is not None else self._store.query(reply.id)
+        state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
             if state is not None:
-                self._store.set_query(reply.id, state)
+                self._store.replies.set_query(reply.id, state)
         return self._unit(state)
 
     # -- in step with the store ----------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Memory:
                 found = pruned.get(reply_id) != label  # pruned as what it was rated then, and is again
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # the first time
-            for reply_id in self._store.examples_used(self._model.fingerprint):
+            for reply_id in self._store.replies.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
             self.bank.tend()
         self._version = version
@@ -135,12 +135,14 @@ class Memory:
     def _labels(self) -> dict[str, str]:
         """What each reply was given: its rating or, where that counts, the strongest sign without one."""
         mine = self._model.fingerprint
-        signs = self._store.signals(mine, "implicit") if self._implicit else []
+        signs = self._store.signals.all(mine, "implicit") if self._implicit else []
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equal ones the newest
-        return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._ledger.name))
+        return {s.reply_id: s.label for s in signs} | dict(
+            self._store.ratings.labels(mine, self._ledger.name)
+        )
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        return self._unit(self._store.query(reply_id)) if reply_id not in self.bank else None
+        return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
 
     def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
         """A pooled state as the bank's vector; None for one of another shape, or that is not finite."""
@@ -166,7 +168,7 @@ class Memory:
     def vector(self, reply_id: str) -> np.ndarray | None:
         """The question's unit vector, if it was ever read; pruned entries' too."""
         known = self.bank.vector(reply_id)
-        return self._unit(self._store.query(reply_id)) if known is None else known
+        return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
         """A rating was committed as `version`, on top of what the bank reflects."""
@@ -194,7 +196,7 @@ class Memory:
         """Write the signals of this process; ratings themselves were committed before."""
         rows, self._pending = [s.row() for s in self._pending], []
         if rows:
-            self._store.add_signals(rows)
+            self._store.signals.add(rows)
 
     # -- what it is asked ----------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ class Memory:
 
     def _example(self, reply_id: str) -> Example | None:
         """None for a reply whose chat was deleted, or of which nothing whole is left."""
-        reply = self._store.reply(reply_id)
+        reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         return Example(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
 
@@ -254,8 +256,8 @@ class Memory:
             patterns=len(patterns),
             poor=sum(p.poor for p in patterns),
             hits=self.bank.hits,
-            signals=self._store.signal_count() + len(self._pending),
-            dropped=self._store.signals_dropped(),
+            signals=self._store.signals.count() + len(self._pending),
+            dropped=self._store.signals.dropped(),
         )
 
 

@@ -15,7 +15,7 @@ from ruvmlx.sona import background, instant, promotion, replay
 from ruvmlx.sona.background import Background, Settings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import Example
-from ruvmlx.store import bases
+from ruvmlx.store import checkpoints
 from ruvmlx.training import trainer
 from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import Text
@@ -243,7 +243,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
 
 PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "training._below",
-    "training._run", "training.hidden", "adamw.update", "bases.put_training", "background._gradients",
+    "training._run", "training.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
     "gate.frozen_logprobs", "gate._nll", "gate._loss", "neutral_text.read", "neutral.drifting",
     "neutral.under", "gate._grounded", "ledger.promote",
 )  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
 
 def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
     """Left in the middle of it, what was kept before still is."""
-    monkeypatch.setattr(bases, "WRITTEN", 3)
+    monkeypatch.setattr(checkpoints, "WRITTEN", 3)
     ledger, calls = rated.learner.ledger, []
     for state in (b"0123456789", b"another one"):
         ledger.put_training(state, lambda: calls.append(1))

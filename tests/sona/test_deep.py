@@ -11,7 +11,6 @@ from ruvmlx.lora.merge import HEAD
 from ruvmlx.sona import background, deep, promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.optional.ewc import TASKS, penalty
-from ruvmlx.store import anchors as store_module
 
 from .pauses import Watch
 from .test_background import QUICK, answer, rated, steady, tiny_backend  # noqa: F401 - fixtures
@@ -37,11 +36,11 @@ def test_it_anchors_what_is_liked(learned):
     assert anchor.fisher.squares.keys() == learned.learner.base.pairs.keys() - {HEAD}
     assert all(x.all() and np.isfinite(x).all() for pair in anchor.fisher.squares.values() for x in pair)
     assert ledger.deep_run().report == {k: report[k] for k in report if k != "seconds"}
-    body = learned.store.witnessed("deep")[-1].body
+    body = learned.store.witness.rows("deep")[-1].body
     assert (
         body["anchored"]
         and body["reason"] == report["reason"]
-        and len(learned.store.witnessed("anchor")) == 1
+        and len(learned.store.witness.rows("anchor")) == 1
     )
 
 
@@ -49,7 +48,7 @@ def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
     report = rated.deepen()
     assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
     assert rated.learner.ledger.anchors() == [] and rated.learner.ledger.deep_run() is not None
-    assert rated.store.witnessed("deep")[-1].body["reason"] == report["reason"]
+    assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
 
 
 def test_too_few_ratings(open_tiny):
@@ -107,7 +106,7 @@ def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypa
         assert len(seen) < len(task.examples)
     got = ledger.anchors()[0].fisher.to_bytes()
     assert ledger.measurement() is None
-    learned.store._db.execute("DELETE FROM anchors")
+    learned.store.db.execute("DELETE FROM anchors")
     assert learned.learning.loops.deepen()["anchored"] and ledger.anchors()[0].fisher.to_bytes() == got
 
 
@@ -117,7 +116,7 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
     assert learned.learning.loops.deepen()["anchored"]
     ledger = learned.learner.ledger
     want = ledger.anchors()[0].fisher.to_bytes()
-    learned.store._db.execute("DELETE FROM anchors")
+    learned.store.db.execute("DELETE FROM anchors")
     learned.learning.loops.close()
     known: set[str] = set()
     for _ in range(100):
@@ -212,7 +211,7 @@ def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
 
 def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
     """The last row of the transaction cannot be written: no anchor, no pruned entries, no log."""
-    record = learned.store.record
+    record = learned.store.witness.record
 
     def failing(kind, body):
         if kind == "deep":
@@ -220,12 +219,12 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
         record(kind, body)
 
     learned.learner.ledger.put_measurement(b"what was stopped")
-    monkeypatch.setattr(learned.store, "record", failing)
+    monkeypatch.setattr(learned.store.witness, "record", failing)
     with pytest.raises(RuntimeError):
         learned.learning.loops.deepen()
     ledger = learned.learner.ledger
     assert ledger.anchors() == [] and ledger.deep_run() is None and ledger.pruned() == {}
-    assert ledger.measurement() == b"what was stopped" and learned.store.check_chain().broken is None
+    assert ledger.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
 
 
 def test_the_background_loop_pays_the_penalty(learned):
@@ -275,39 +274,39 @@ def test_the_store_keeps_ten_and_merges_the_oldest(learned):
     np.testing.assert_allclose(oldest.mean(place)[0], weight * fisher.mean(place)[0], rtol=1e-5)
     assert oldest.examples == 4 * fisher.examples and all(f.examples == fisher.examples for f in rest)
     assert ledger.deep_run().report == {"reason": str(TASKS + 2)}
-    assert store.check_chain().broken is None
+    assert store.witness.check().broken is None
 
 
 def _measured(runtime):
     assert runtime.learning.loops.deepen()["anchored"]
     (anchor,) = runtime.learner.ledger.anchors()
-    runtime.store._db.execute("DELETE FROM anchors")
+    runtime.store.db.execute("DELETE FROM anchors")
     return anchor.fisher
 
 
 def test_those_left_behind_by_an_undo_go_first(learned):
     ledger, fisher = learned.learner.ledger, _measured(learned)
-    mine = (ledger._store, *ledger._mine)
     for version in (15, 15, 14, 14):
         with learned.store.transaction():
-            store_module.Anchors.add_anchor(*mine, version, 1, fisher.to_bytes(), 4, None)
+            learned.store.anchors.add(*ledger._mine, version, 1, fisher.to_bytes(), 4, None)
     learned.rollback(14)
     with learned.store.transaction():
-        learned.store.add_anchor(*mine[1:], 14, 1, fisher.to_bytes(), 4, None)
-    assert learned.store._rows("SELECT version FROM anchors ORDER BY id") == [(14,), (14,), (14,)]
+        learned.store.anchors.add(*ledger._mine, 14, 1, fisher.to_bytes(), 4, None)
+    rows = learned.store.db.rows("SELECT version FROM anchors ORDER BY id")
+    assert [row["version"] for row in rows] == [14, 14, 14]
 
 
 def test_an_anchors_base_is_kept(learned, monkeypatch):
     """Even when no version stands on it any more whose weights are."""
     assert learned.learning.loops.deepen()["anchored"]
-    from ruvmlx.store import adapters
+    from ruvmlx.store import versions
 
-    monkeypatch.setattr(adapters, "KEEP_VERSIONS", 2)
+    monkeypatch.setattr(versions, "KEEP_VERSIONS", 2)
     base = learned.learner.base.to_bytes()
     promote(learned, seed=4)
     for i in range(14, 19):
         learned.rate(answer(learned, i), "up" if i % 2 else "down")
     assert learned.learner.ledger.anchors()[0].base.to_bytes() == base
-    learned.store.delete_adapter(learned.model.fingerprint, "default")
+    learned.store.adapters.delete(learned.model.fingerprint, "default")
     for table in ("anchors", "deep_runs", "pruned", "measurements"):
-        assert learned.store._rows(f"SELECT count(*) FROM {table}") == [(0,)]
+        assert learned.store.db.value(f"SELECT count(*) FROM {table}") == 0

@@ -15,7 +15,7 @@ from ruvmlx.store import Store
 
 TRAIN_FOREVER = """
 import sys
-from ruvmlx import settings as config
+from ruvmlx.settings import Settings, store_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
@@ -24,8 +24,8 @@ from ruvmlx.sona import background, promotion
 from ruvmlx.store import Store
 background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
-chosen = config.Settings(kv_disk=None)
-runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), chosen)
+chosen = Settings(kv_disk=None)
+runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), chosen)
 for i in range(runtime.status().ratings, 12):
     request = GenerationRequest(
         request_id=f"reply-{i}",  # decides what is held out: the same in every run

@@ -42,7 +42,7 @@ class Routing:
     ) -> Callable[[str], np.ndarray | None]:
         """The newest question is read now, with the model; of earlier ones what is known already."""
         memory = learner.memory
-        known = dict(self._store.questions_of(session_id)) if session_id is not None else {}
+        known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 
         def vector(text: str) -> np.ndarray | None:
             if text == question:
