@@ -138,6 +138,7 @@ class ReplyStream(Iterator[str]):
         self._response: GenerationResponse | None = None
         self._ended = False
         self._written = model._submit(_writer(begin, self._chunks, self._cancel))
+        model._cancels.add(self._cancel)
         weakref.finalize(self, self._cancel.set)
 
     def __next__(self) -> str:
@@ -180,6 +181,7 @@ class LocalModel:
         self.settings = settings
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
         self._closed = threading.Lock()  # taken once, by the first `close`
+        self._cancels = weakref.WeakSet[threading.Event]()  # of the streams that are read
         try:
             self._runtime = self._pool.submit(_open_runtime, settings).result()
         except BaseException:
@@ -265,8 +267,10 @@ class LocalModel:
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
 
     def close(self) -> None:
-        """Finish what was begun, save KV caches, free the memory. Further calls raise UsageError."""
+        """End replies that are being written, save KV caches, free memory. Later calls raise UsageError."""
         if self._closed.acquire(blocking=False):
+            for cancel in list(self._cancels):
+                cancel.set()
             closing = self._pool.submit(self._runtime.close)
             self._pool.shutdown()
             closing.result()

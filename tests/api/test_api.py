@@ -183,6 +183,14 @@ def test_a_closed_model_says_so(tiny_folder, home):
         model.reply("hello")
 
 
+def test_closing_ends_a_reply(tiny_folder, home):
+    model = ruvmlx.open(tiny_folder, backend="reference", max_tokens=450)
+    stream = model.chat().stream("hello", temperature=2.0, seed=5)
+    next(stream)
+    model.close()
+    assert stream.reply.finish_reason in ("cancelled", "stop")
+
+
 async def test_asyncio(tiny_folder, home):
     """The same calls, awaited."""
     settings = {"backend": "reference", "temperature": 0, "max_tokens": 6}
