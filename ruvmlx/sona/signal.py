@@ -20,9 +20,9 @@ from statistics import median
 import numpy as np
 
 from ..errors import UsageError
+from ..ratings import RATINGS
 from ..store import SignalRow
 
-RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 # What was done with a reply: (reward -1 to 1, weight against a rating's 1).
 IMPLICIT = {
     "regenerated": (-1.0, 0.2),  # another reply to the same question was wanted

@@ -188,7 +188,7 @@ def sweep(model: Model, settings: Settings, strengths: Sequence[float], seed: in
 
 
 def main() -> None:
-    from ruvmlx.models import resolve
+    from ruvmlx.models import starter
     from ruvmlx.models.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Settings().steps)
     parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
     args = parser.parse_args()
-    model = load_model(str(resolve.starter_path()))
+    model = load_model(str(starter.starter_path()))
     settings, strengths = Settings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
 
     def log(row: dict) -> None:
