@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ruvmlx.learning import LearningState, Rated
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import SensorReading, Sensors
-from ruvmlx.runtime import LearningState, Rated
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
@@ -42,7 +42,11 @@ def newest(rows):
 class Shelf:
     """Three chats of long ago."""
 
-    def sessions(self):
+    @property
+    def chats(self):
+        return self
+
+    def all(self):
         titles = ("Sorting rows by time", "Was kostet die Welt?", "日本語のテキスト " * 9)
         return [SessionRow(f"s{n}", title, None, "m", n + 2, 0.0) for n, title in enumerate(titles)]
 
@@ -52,7 +56,7 @@ class Settled(ScriptedRuntime):
 
     store = Shelf()
 
-    def learning(self):
+    def state(self):
         recent = [
             Rated("r2", "up", "just right", "Sort it"),
             Rated("r1", "2", "", "And 漢字 of a long question?"),
