@@ -182,20 +182,20 @@ class ModelHolder:
     def _checked(session: str, runtime: Runtime) -> Runtime:
         """The runtime, if its model's chat template accepts the chat; else close it and raise."""
         try:
-            runtime.check_chat(session)
+            runtime.chats.check_chat(session)
         except BaseException:
             runtime.close()
             raise
         return runtime
 
     def _take(self, runtime: Runtime) -> None:
-        runtime.take_over(self._deleted_chats)
+        runtime.deleted_chats.take_over(self._deleted_chats)
         self.runtime, self._deleted_chats = runtime, frozenset()
 
     def release(self) -> None:
         """Close the runtime in use and give all of its memory back."""
         if self.runtime is not None:
-            self._deleted_chats = self.runtime.hand_over()
+            self._deleted_chats = self.runtime.deleted_chats.hand_over()
             self.runtime.close()
             self.runtime = None
         gc.collect()

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 KINDS = ("unit", "model", "kernels", "app")
 FOLDERS = {
     "kernels": "kernels", "metal": "kernels", "wheels": "kernels",
-    "chat": "app", "cli": "app", "bench": "app", "prove": "app",
+    "chat": "app", "cli": "app", "bench": "app", "prove": "app", "docs": "app",
     "backends": "model",
 }  # fmt: skip
 # Fixtures with a model: the real one, and whatever runs.
@@ -46,6 +46,7 @@ FILES = dict.fromkeys(
 )  # fmt: skip
 # Files, or single tests, of more than 5 s on one core.
 SLOW = {
+    "docs/test_docs.py::test_the_site_builds",
     "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
     "bench/test_compare.py", "kernels/test_c_programs.py", "metal/test_cuda.py", "metal/test_front_end.py",
     "metal/test_ladder.py", "prove/test_prove.py", "sona/test_background_starter.py",

@@ -106,7 +106,7 @@ def test_a_template_that_refuses_the_chat():
 
     def opens(model, adapter, watch):
         runtime = shop._opens(model, adapter, watch)
-        runtime.check_chat = lambda session: (_ for _ in ()).throw(refusal)
+        runtime.chats.check_chat = lambda session: (_ for _ in ()).throw(refusal)
         return runtime
 
     shop.holder._opener = Opener(opens, "old")
@@ -178,7 +178,9 @@ async def host():
 
 
 def saying(session):
-    return lambda runtime, cancel: runtime.say(session, "Hi", sampling=None, max_new_tokens=9, cancel=cancel)
+    return lambda runtime, cancel: runtime.chats.say(
+        session, "Hi", sampling=None, max_new_tokens=9, cancel=cancel
+    )
 
 
 async def test_a_rating_does_not_wait_for_the_reply(host):
@@ -217,7 +219,7 @@ async def test_any_call_ends_idle_work(host):
     host, _ = host
     idle = asyncio.ensure_future(host.run_idle(lambda runtime, cancel: cancel.wait(60)))
     await asyncio.sleep(0)
-    assert await host.call(lambda runtime: runtime.last_chat()) is None
+    assert await host.call(lambda runtime: runtime.chats.last_chat()) is None
     assert await idle
 
 

@@ -29,11 +29,11 @@ class ChatOptions:
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:
     """The id of the session to chat in; "continue" without an earlier chat begins a new one."""
-    earlier = runtime.last_chat() if options.session == "continue" else options.session
+    earlier = runtime.chats.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
-        return runtime.new_chat(options.system)
+        return runtime.chats.new_chat(options.system)
     if options.session != "continue":
-        earlier = runtime.find_chat(earlier)
+        earlier = runtime.chats.find_chat(earlier)
     if options.system:
-        runtime.set_system(earlier, options.system)
+        runtime.chats.set_system(earlier, options.system)
     return earlier

@@ -30,7 +30,7 @@ class Overview:
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
         try:
-            learning = runtime.learning()
+            learning = runtime.learning.state()
         except NotFound:
             learning = None
         return cls(learning, runtime.held())

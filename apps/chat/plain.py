@@ -112,7 +112,7 @@ class PlainChat:
 
     def _begin(self) -> None:
         session = start_session(self._runtime, self._options)
-        turns = self._runtime.turns(session) if self._options.session != "new" else []
+        turns = self._runtime.chats.turns(session) if self._options.session != "new" else []
         self._state.system = system_prompt_of(turns) or self._state.system
         self._warn()
         self._retell(turns)
@@ -160,7 +160,7 @@ class PlainChat:
     def _open(self, outcome: Outcome) -> None:
         """Go on with another session."""
         self._state.session = outcome.opens
-        turns = self._runtime.turns(outcome.opens)
+        turns = self._runtime.chats.turns(outcome.opens)
         self._state.system = system_prompt_of(turns)
         self._streams.print(outcome.words)
         if outcome.retell:

@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from ..backends.base import Backend, untouched
-from ..errors import UsageError
 from ..models.model import Message, Model
 from ..store import ReplyRow, Store
 from . import embedding, signal
@@ -20,7 +19,6 @@ from .adapter_history import Ledger
 from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
-MAX_EXAMPLES = 8
 _UNKNOWN = -1  # version of a bank that must look at the store again
 
 
@@ -66,13 +64,7 @@ class Memory:
     @cached_property
     def whitening(self) -> embedding.Whitening:
         """Measured once per model: seconds, the first time."""
-        stored = self._store.model_data.whitening(self._model.fingerprint)
-        known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
-        if known is None:
-            with untouched(self._backend):
-                known = embedding.measure(self._backend, self._model.tokenizer)
-            self._store.model_data.put_whitening(self._model.fingerprint, known.to_bytes())
-        return known
+        return embedding.whitening_of(self._store, self._model, self._backend)
 
     @cached_property
     def bank(self) -> ReasoningBank:
@@ -267,12 +259,6 @@ class Memory:
             signals=self._store.signals.count() + len(self._pending),
             dropped=self._store.signals.dropped(),
         )
-
-
-def check_examples(n: int) -> int:
-    if not 0 <= n <= MAX_EXAMPLES:
-        raise UsageError(f"examples is {n}; it must be from 0 (none) to {MAX_EXAMPLES}.")
-    return n
 
 
 def whole_sentences(text: str) -> str:

@@ -113,7 +113,7 @@ async def test_going_on_with_a_cut_reply(chatting):
         await pilot.press("tab", "m")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
         assert reply.text.startswith(short) and len(reply.text) > len(short)
-        turns = await app.host.call(lambda runtime: runtime.turns(app.chat.state.session))
+        turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
         assert turns[-1].content == reply.text or "\ufffd" in turns[-1].content
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown(app)[-1] == short)
@@ -197,8 +197,8 @@ def test_plain_mode_does_it_all(open_tiny, capsys):
         assert "(2 of 2 replies in this place; /next, /prev)" in said
         assert "(1 of 2 replies in this place; /next, /prev)" in said
         assert "Your question: Bye" in said and "You: Hello\nAssistant: " in said
-        chat = runtime.last_chat()
-        (last,) = [t for t in runtime.turns(chat) if t.role == "assistant"]
+        chat = runtime.chats.last_chat()
+        (last,) = [t for t in runtime.chats.turns(chat) if t.role == "assistant"]
         assert last.branches == 4
         code, said = plain(runtime, "/again", "/more", "/next", "/edit x")
         assert code == 1 and said == ""
@@ -217,7 +217,7 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             await asyncio.sleep(0)
             await until(pilot, lambda: app.chat.prompt.text == "" and app.phase == "idle")
             await app.workers.wait_for_complete([w for w in app.workers if w.group == "write"])
-            turns = await app.host.call(lambda runtime: runtime.turns(app.chat.state.session))
+            turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
             ids = [m.message_id for m in app.chat.transcript.messages]
             assert ids == [t.id for t in turns if t.role != "system"], what
             places = [r.branch for r in app.chat.transcript.replies]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ruvmlx.learning import LearningState, Rated
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import SensorReading, Sensors
-from ruvmlx.runtime import LearningState, Rated
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
@@ -53,7 +53,7 @@ class Settled(ScriptedRuntime):
 
     store = SimpleNamespace(chats=Shelf())
 
-    def learning(self):
+    def state(self):
         recent = [
             Rated("r2", "up", "just right", "Sort it"),
             Rated("r1", "2", "", "And 漢字 of a long question?"),

@@ -22,8 +22,8 @@ def runtime():
 def state(runtime):
     """A chat with one question and its reply."""
     state = ChatState(ChatOptions(system="Be brief."))
-    state.session = runtime.new_chat(state.system)
-    list(runtime.say(state.session, "Hi", **state.options.for_reply(threading.Event())))
+    state.session = runtime.chats.new_chat(state.system)
+    list(runtime.chats.say(state.session, "Hi", **state.options.for_reply(threading.Event())))
     return state
 
 
@@ -41,7 +41,7 @@ def test_a_rating_is_told_and_taken_back(runtime, state):
 
 
 def test_nothing_to_rate(runtime, state):
-    state.session = runtime.new_chat()
+    state.session = runtime.chats.new_chat()
     runtime.last_reply_id = None
     with pytest.raises(NotFound, match="no reply to rate yet"):
         take("rate", runtime, state, "up")
@@ -52,15 +52,15 @@ def test_nothing_to_rate(runtime, state):
 def test_a_new_chat_keeps_the_system_prompt(runtime, state):
     outcome = take("new", runtime, state)
     assert outcome == Outcome("New chat.", opens=outcome.opens) and outcome.opens != state.session
-    assert [turn.content for turn in runtime.turns(outcome.opens)] == ["Be brief."]
+    assert [turn.content for turn in runtime.chats.turns(outcome.opens)] == ["Be brief."]
 
 
 def test_the_system_prompt_is_shown_changed_and_removed(runtime, state):
     assert take("system", runtime, state).words == "System prompt: Be brief."
     assert take("system", runtime, state, "Sing.").notice == "System prompt: Sing."
-    assert runtime.turns(state.session)[0].content == state.system == "Sing."
+    assert runtime.chats.turns(state.session)[0].content == state.system == "Sing."
     assert take("system", runtime, state, "none").words == "No system prompt."
-    assert state.system is None and runtime.turns(state.session)[0].role == "user"
+    assert state.system is None and runtime.chats.turns(state.session)[0].role == "user"
 
 
 def test_a_deleted_chat_is_remembered(runtime, state):
@@ -84,7 +84,7 @@ def test_a_question_in_other_words(runtime, state):
     """Without words the question is shown; with words a reply to them is asked for."""
     assert take("edit", runtime, state).words.startswith("Your question: Hi\n")
     asked = {}
-    runtime.say = lambda session, text, **how: asked.update(how, text=text) or iter(())
+    runtime.chats.say = lambda session, text, **how: asked.update(how, text=text) or iter(())
     outcome = take("edit", runtime, state, "Hello?")
     list(outcome.reply(runtime, threading.Event()))
     assert asked["text"] == "Hello?" and asked["instead_of"] == 1 and asked["max_new_tokens"] == 1024

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from ruvmlx.apps.cli import cli
 
+import ruvmlx
 from ruvmlx import settings
 
 from . import pages
@@ -21,6 +22,7 @@ BLOCKS = [
     for page in pages.PAGES
     for i, (source, runnable) in enumerate(pages.python_blocks(page))
 ]
+KINDS = {str: "text", int: "a whole number", float: "a number"}
 FOLDERS = "ruvmlx|apps|neon|metal_kernels|tests|docs|.ci|.github"
 by_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
 
@@ -123,19 +125,27 @@ def test_marked_python_runs(source, runnable, tiny_folder, monkeypatch, tmp_path
 
 
 def test_the_table_of_settings():
-    """docs/settings.md lists exactly the settings there are, with their defaults and meanings."""
+    """docs/settings.md lists exactly the settings there are: defaults, allowed values, meanings."""
     text = (pages.ROOT / "docs" / "settings.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
-    assert rows == list(_settings_rows()), "docs/settings.md should be:\n" + "\n".join(
-        f"| `{name}` | {default} | {meaning} |" for name, default, meaning in _settings_rows()
-    )
+    rows = re.findall(r"^\| `.*\|$", text, re.MULTILINE)
+    wanted = list(_settings_rows())
+    assert rows == wanted, "docs/settings.md should have:\n" + "\n".join(wanted)
 
 
 def _settings_rows():
     shown = json.loads(CliRunner().invoke(cli, ["config", "show", "--json"]).stdout)
     for name, found in shown.items():
+        spec = settings.SPECS[name]
         default = "" if found["value"] in (None, "") else f"`{found['value']}`"
-        yield name, default, settings.SETTINGS[name][2]
+        yield f"| `{name}` | {default} | {spec.allowed or KINDS[spec.kind]} | {spec.doc} |"
+
+
+def test_the_names_of_the_api():
+    """docs/api.md lists every public name of `import ruvmlx`, and no other."""
+    text = (pages.ROOT / "docs" / "api.md").read_text("utf-8")
+    table = text[text.index("## All names") :]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(ruvmlx.__all__)
 
 
 def test_the_fields_of_json():

@@ -337,13 +337,13 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
 def test_due_after_sixteen_new_ratings(open_tiny):
     with open_tiny() as runtime:
         for i in range(17):
-            assert runtime.background_due() == (i >= 16)
+            assert runtime.learning.due() == (i >= 16)
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
         ledger = runtime.learner.ledger
         ledger.refuse(ledger.version(), {"promoted": False})
-        assert not runtime.background_due()  # the same ratings would give the same answer
+        assert not runtime.learning.due()  # the same ratings would give the same answer
     with open_tiny(adapter=None) as runtime:
-        assert not runtime.background_due()
+        assert not runtime.learning.due()
 
 
 def test_not_a_number_never_gets_in(rated, monkeypatch):

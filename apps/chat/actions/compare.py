@@ -41,7 +41,7 @@ class CompareActions:
     async def _prefer(self, chosen: compare.Candidate) -> None:
         chat, session = self._chat, self._chat.state.session
         done = await chat.attempt(
-            lambda runtime: (runtime.prefer(session, chosen.message), Standing.of(runtime, session))
+            lambda runtime: (runtime.chats.prefer(session, chosen.message), Standing.of(runtime, session))
         )
         if done:
             await self._write.show_turns()

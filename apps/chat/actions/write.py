@@ -111,7 +111,7 @@ class WriteActions:
 
     async def _committed(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
         """Give the reply and its question their places in the chat."""
-        turns = await self._chat.host.call(lambda runtime: runtime.turns(session))
+        turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         reply.place(turns[-1])
         if message and len(turns) > 1:
             message.place(turns[-2])
@@ -140,7 +140,7 @@ class WriteActions:
     async def show_turns(self) -> None:
         """Show the conversation as the store has it now."""
         session = self._chat.state.session
-        turns = await self._chat.host.call(lambda runtime: runtime.turns(session))
+        turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         await self._chat.transcript.show(turns, self._chat.model)
 
     def settle(self) -> None:
@@ -210,7 +210,7 @@ class WriteActions:
         message = chosen.message_id if chosen else None
 
         def flip(runtime: Runtime) -> tuple[int, list[Turn]]:
-            return runtime.flip(session, step, message), runtime.turns(session)
+            return runtime.chats.next_sibling(session, step, message), runtime.chats.turns(session)
 
         done = await chat.attempt(flip)
         if done:

@@ -30,5 +30,5 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     chosen = compare.choice(argument, state.candidates)
-    result = runtime.prefer(state.session, chosen.message)
+    result = runtime.chats.prefer(state.session, chosen.message)
     return Outcome(f"{compare.told(chosen)}. {describe.effect_words(result)}")

@@ -16,7 +16,7 @@ def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return Outcome("New chat.", opens=runtime.new_chat(state.system))
+    return Outcome("New chat.", opens=runtime.chats.new_chat(state.system))
 
 
 def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -32,13 +32,13 @@ def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    runtime.put_away(state.session)
+    runtime.deleted_chats.soft_delete(state.session)
     state.deleted.append(state.session)
     return Outcome(
         "Deleted. /restore brings it back, until you leave. This is a new chat.",
         flash="Deleted · /restore brings it back, until you leave",
         seconds=10,
-        opens=runtime.new_chat(state.system),
+        opens=runtime.chats.new_chat(state.system),
     )
 
 
@@ -46,7 +46,7 @@ def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Bring back the chat that was deleted last."""
     if not state.deleted:
         raise NotFound("nothing was deleted since you came")
-    runtime.bring_back(state.deleted[-1])
+    runtime.deleted_chats.restore(state.deleted[-1])
     return _opened(runtime, state.deleted.pop())
 
 

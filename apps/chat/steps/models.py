@@ -33,7 +33,7 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument the system prompt is told; "none" removes it."""
     if argument:
         prompt = None if argument == "none" else argument
-        runtime.set_system(state.session, prompt)
+        runtime.chats.set_system(state.session, prompt)
         state.system = prompt
     return told(describe.system_prompt(state.system))
 

@@ -22,7 +22,7 @@ def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginRepl
     how: dict[str, Any] = {} if instead_of is None else {"instead_of": instead_of}
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-        return runtime.say(session, text, **options.for_reply(cancel), **how)
+        return runtime.chats.say(session, text, **options.for_reply(cancel), **how)
 
     return begin
 
@@ -30,13 +30,15 @@ def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginRepl
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
     """Streams another reply beside the one with this message id, or beside the last."""
     session, options = state.session, state.options
-    return lambda runtime, cancel: runtime.again(session, **options.for_reply(cancel), message=message)
+    return lambda runtime, cancel: runtime.chats.again(session, **options.for_reply(cancel), message=message)
 
 
 def write_more(state: ChatState, message: int | None = None) -> BeginReply:
     """Streams the rest of the reply with this message id, or of the last one."""
     session, options = state.session, state.options
-    return lambda runtime, cancel: runtime.go_on(session, **options.for_reply(cancel), message=message)
+    return lambda runtime, cancel: runtime.chats.continue_reply(
+        session, **options.for_reply(cancel), message=message
+    )
 
 
 def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -50,7 +52,7 @@ def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument the question is shown."""
-    question = next((t for t in reversed(runtime.turns(state.session)) if t.role == "user"), None)
+    question = next((t for t in reversed(runtime.chats.turns(state.session)) if t.role == "user"), None)
     if question is None or question.id is None:
         raise NotFound("there is no question to put in other words yet")
     if not argument:
@@ -67,14 +69,14 @@ def previous_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
-    runtime.flip(state.session, step)
+    runtime.chats.next_sibling(state.session, step)
     place = _place(runtime, state, "").words
-    return Outcome("\n".join(filter(None, [*spoken(runtime.turns(state.session)[-2:]), place])))
+    return Outcome("\n".join(filter(None, [*spoken(runtime.chats.turns(state.session)[-2:]), place])))
 
 
 def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Which of several replies in this place is shown."""
-    last = runtime.turns(state.session)[-1]
+    last = runtime.chats.turns(state.session)[-1]
     if last.branches == 1:
         return Outcome()
     return Outcome(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
@@ -88,7 +90,7 @@ def spoken(turns: list[Turn]) -> list[str]:
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """The newest reply, or one of its code blocks, into the clipboard."""
-    turns = runtime.turns(state.session)
+    turns = runtime.chats.turns(state.session)
     reply = next((t.content for t in reversed(turns) if t.role == "assistant"), None)
     if reply is None:
         raise NotFound("there is no reply to copy yet")
