@@ -22,6 +22,7 @@ from .errors import NotFound, StoreBusy, UsageError
 from .kv.disk import CacheFolder
 from .lora.residency import Residency, Resident
 from .models.model import Model
+from .pausing import Stopped, stop_when
 from .platform.cpu import total_memory
 from .platform.memory import Held, peak, resident
 from .progress import QUIET, Watch
@@ -30,15 +31,16 @@ from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
 from .sona.loops import Loops
 from .sona.optional.routing import Routing, made_by
-from .sona.optional.tier_measurement import KVLedger, KVLoop, KVStatus
+from .sona.optional.tier_measurement import KVLoop, KVStatus, TierHistory
 from .sona.rating_index import MemoryStatus, check_examples
 from .sona.signal import Pace
 from .sona.state import RatingResult
 from .sona.trace import Trace
+from .sona.wiring import open_learner
 from .store import NamedRow, ReplyRow, Store
 
 if TYPE_CHECKING:
-    from .sona.background import Settings
+    from .sona.background import TrainingSettings
     from .sona.optional.router import RouterStatus
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
@@ -92,14 +94,14 @@ class Runtime(Chatting):
         self.examples, self._implicit = check_examples(examples), implicit
         self._flags = dict(sampling or {})
         check_sampling(self.sampling())
-        known = KVLedger(store, model.fingerprint, backend.name, asked_policy(kv, kv_tiers))
+        known = TierHistory(store, model.fingerprint, backend.name, asked_policy(kv, kv_tiers))
         self._kv = KVLoop(known, model, backend, kv_limit)
         self._folder = None if kv_disk is None else CacheFolder.beside(store.path, kv_disk << 20)
         policy = cache_policy(kv, backend, kv_tiers) and known.policy
         self.engine = LLMInferenceEngine(model, backend, policy, self._folder)
         self._adapters = Residency(
-            lambda name: Learner(store, model, backend, name, learn, implicit, targets, self._watch),
-            lambda x: x.nbytes,
+            lambda name: open_learner(store, model, backend, name, learn, implicit, targets, self._watch),
+            lambda x: x.active.nbytes,
         )
         self._watch = watch
         self.learner = self._adapters.get(adapter) if adapter else None
@@ -168,7 +170,7 @@ class Runtime(Chatting):
         self._close_loops()
         try:
             for learner in self._adapters.loaded():
-                learner.memory.flush()
+                learner.rating_index.flush()
             self.delete_put_away()
             self.engine.sessions.keep_all()
         finally:
@@ -183,7 +185,7 @@ class Runtime(Chatting):
     @property
     def adapter_label(self) -> str | None:
         """ "default@3": the adapter and its version; None without one."""
-        return f"{self.learner.ledger.name}@{self.learner.version}" if self.learner else None
+        return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
 
     def sampling(self, **given) -> Sampling:
         """Values given here > those given to `open` > the model's own > defaults. None means not given."""
@@ -259,7 +261,7 @@ class Runtime(Chatting):
         assert self.learner is not None and request.messages is not None
         messages, context = list(request.messages), self.model.config.max_context
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
-        found = self.learner.memory.examples(
+        found = self.learner.rating_index.examples(
             question_of(request),
             self.examples,
             min(context // 4, free),
@@ -292,14 +294,14 @@ class Runtime(Chatting):
             id=request.request_id,
             model=self.model.name,
             fingerprint=self.model.fingerprint,
-            adapter=self.learner.ledger.name if self.learner else None,
+            adapter=self.learner.history.name if self.learner else None,
             adapter_version=trace.version if trace else 0,  # a rating may have come in since
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(drawn),
             prompt=question,
             text=text,
             finish_reason=finish_reason,
-            query=self.learner.memory.known_state(question) if self.learner else None,
+            query=self.learner.rating_index.known_state(question) if self.learner else None,
             logprob=trace.logprob if trace else None,
             examples=request.examples,
         )
@@ -324,8 +326,8 @@ class Runtime(Chatting):
         self.store.add_reply(reply, session_id, kv, route)
         self.last_reply_id = reply.id
         if self.learner is not None and trace is not None:
-            self.learner.keep(reply.id, trace)
-            self.learner.memory.committed(reply)
+            self.learner.traces.keep(reply.id, trace)
+            self.learner.rating_index.committed(reply)
 
     def settle(self, cancel: threading.Event | None = None) -> None:
         """Prepare the newest reply for its rating: what is done while the user reads.
@@ -334,19 +336,16 @@ class Runtime(Chatting):
         tens of milliseconds. What is missing then is done at the next call, or when the reply is rated.
         """
         if self.learner is not None:
-            if self.learner.targets.places or self.learner.body:
-                self._settle_body(self.learner, cancel)
+            if self.learner.targets.places or self.learner.layer_lora:
+                self._settle_layers(self.learner, cancel)
             else:
                 self.learner.settle()
             if self._routing is not None:
                 self._routing.of(self.learner).sync()
 
-    def _settle_body(self, learner: Learner, cancel: threading.Event | None) -> None:
-        """Imported when wanted: MLX starts with it."""
-        from .sona.background import Stopped, stopping
-
+    def _settle_layers(self, learner: Learner, cancel: threading.Event | None) -> None:
         with contextlib.suppress(Stopped):
-            learner.settle(stopping(cancel))
+            learner.settle(stop_when(cancel))
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -360,36 +359,38 @@ class Runtime(Chatting):
         if self.learner is None:
             return False
         reply = self.store.reply(reply_id)
-        return reply.fingerprint == self.model.fingerprint and self.learner.memory.noticed(reply, what)
+        return reply.fingerprint == self.model.fingerprint and self.learner.rating_index.noticed(reply, what)
 
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""
-        return self._learner().memory.status()
+        return self._learner().rating_index.status()
 
     def learning(self, recent: int = 8) -> LearningState:
         """All that is shown of it: the state, and the newest ratings."""
         learner = self._learner()
-        ledger = learner.ledger
+        history = learner.history
         rated = [
             Rated(r.reply_id, r.rating, r.note, self.store.reply(r.reply_id).prompt)
-            for r in ledger.ratings()[: -recent - 1 : -1]
+            for r in history.ratings()[: -recent - 1 : -1]
         ]
-        return LearningState(ledger.name, ledger.status(), learner.memory.status(), ledger.missing(), rated)
+        return LearningState(
+            history.name, history.status(), learner.rating_index.status(), history.missing(), rated
+        )
 
     def undo(self) -> LearnStatus:
-        return self._learner().ledger.undo()
+        return self._learner().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:
-        return self._learner().ledger.rollback(version)
+        return self._learner().history.rollback(version)
 
     def status(self) -> LearnStatus:
-        return self._learner().ledger.status()
+        return self._learner().history.status()
 
     def consolidate(
         self,
         progress: Callable[[int, int, float], None] | None = None,
         cancel: threading.Event | None = None,
-        settings: "Settings | None" = None,
+        settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
         """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
 
@@ -444,7 +445,7 @@ class Runtime(Chatting):
         """
         report = self._kv.review(cancel)
         if self.engine.sessions.policy is not None:
-            self.engine.sessions.policy = self._kv.ledger.policy
+            self.engine.sessions.policy = self._kv.history.policy
         return report
 
     def kv_due(self) -> bool:
@@ -452,7 +453,7 @@ class Runtime(Chatting):
         return self._kv.due()
 
     def kv_status(self) -> KVStatus:
-        return self._kv.ledger.status()
+        return self._kv.history.status()
 
     # -- memory --------------------------------------------------------------------------------------
 

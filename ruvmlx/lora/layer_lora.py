@@ -1,4 +1,4 @@
-"""BodyLoRA: a rank-1 change of any linear layers, small enough to be updated by one rating.
+"""LayerLoRA: a rank-1 change of any linear layers, small enough to be updated by one rating.
 
     y = W x + lora_b (lora_a . x)
 
@@ -30,7 +30,7 @@ _PREFIX = "body."
 
 
 @dataclass(frozen=True)
-class BodyLoRA:
+class LayerLoRA:
     """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
 
     evidence [2, n]: G and S of the ratings so far, tokens: of the replies that they were about; fisher [n]:
@@ -52,7 +52,7 @@ class BodyLoRA:
     curvature: float = CURVATURE
 
     @classmethod
-    def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "BodyLoRA":
+    def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
         """reads: lora_a [in] by place, fisher [out] by place. It changes nothing yet."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
@@ -99,21 +99,21 @@ class BodyLoRA:
         """[n] of gradients of `joined` pairs: each place's last row of lora_b, back in our scale."""
         return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
-    def changed(self, **new) -> "BodyLoRA":
+    def changed(self, **new) -> "LayerLoRA":
         """`replace` of anything but the places and how they are read: what follows from these stays known."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
-    def emptied(self) -> "BodyLoRA":
+    def emptied(self) -> "LayerLoRA":
         """What it did is in the base now. Its evidence stays: later ratings add to that."""
         return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
-    def shrunk(self, factor: float) -> "BodyLoRA":
+    def shrunk(self, factor: float) -> "LayerLoRA":
         """lora_b times factor, and gain with it."""
         return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
-    def extended(self, other: "BodyLoRA") -> "BodyLoRA":
+    def extended(self, other: "LayerLoRA") -> "LayerLoRA":
         """With the places of another one behind it, which were never rated."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
@@ -131,7 +131,7 @@ class BodyLoRA:
         return {_PREFIX + name: array for name, array in found.items()}
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "BodyLoRA | None":
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "LayerLoRA | None":
         """None if there is none among them; CorruptFile if damaged, AdapterMismatch if of another shape."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
@@ -165,19 +165,19 @@ class BodyLoRA:
                 )
 
 
-def packed(micro: MicroLoRA, body: BodyLoRA | None) -> bytes:
-    """An adapter's state as it is stored; without a body, the micro's own bytes."""
-    return micro.to_bytes(**(body.arrays() if body else {}))
+def packed(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
+    """An adapter's state as it is stored; without a layer LoRA, the micro's own bytes."""
+    return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
-def unpacked_body(data: bytes, config: ModelConfig) -> BodyLoRA | None:
-    """The body in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
+def unpacked_layers(data: bytes, config: ModelConfig) -> LayerLoRA | None:
+    """The layer LoRA in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
         raise CorruptFile(_DAMAGED) from e
-    return BodyLoRA.from_arrays(stored, config)
+    return LayerLoRA.from_arrays(stored, config)
 
 
 _DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
@@ -187,13 +187,13 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
-def joined(base: BaseLoRA | None, body: BodyLoRA | None, empty: bool = False) -> BaseLoRA | None:
-    """Both as one change, exactly: their directions side by side. The base itself where the body adds
+def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False) -> BaseLoRA | None:
+    """Both as one change, exactly: their directions side by side. The base itself where the layer LoRA adds
     nothing, unless `empty` asks for its zeros, to take gradients by them."""
-    if body is None or not (body.moves or empty):
+    if layer_lora is None or not (layer_lora.moves or empty):
         return base
     pairs, scale = dict(base.pairs if base else {}), base.scale if base else 1.0
-    for place, (a, b) in body.pairs.items():
+    for place, (a, b) in layer_lora.pairs.items():
         b = b * np.float32(1 / scale)
         if place in pairs:
             a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
@@ -208,14 +208,14 @@ def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
 
 
 def consolidated(
-    base: BaseLoRA, body: BodyLoRA | None, most: int, pause: Callable[[], None] = lambda: None
+    base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
-    """The base with the body's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
+    """The base with the layer LoRA's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
     directions are lost. `pause` is called after each and may raise to leave."""
-    if body is None or not body.moves:
+    if layer_lora is None or not layer_lora.moves:
         return base
     pairs = dict(base.pairs)
-    for place, (a, b) in body.pairs.items():
+    for place, (a, b) in layer_lora.pairs.items():
         if not b.any():
             continue
         old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))

@@ -1,4 +1,4 @@
-"""The ledger: which ratings are in force, which adapter version they led to, and the way back.
+"""The history: which ratings are in force, which adapter version they led to, and the way back.
 
 It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
 """
@@ -10,10 +10,9 @@ from typing import Any
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
 from ..store import AdapterRow, RatingRow, Store
-from ..store.anchors import DeepRun
 from ..store.bases import Attempt, RatedReply
+from .deep_history import DeepHistory
 from .instant import KL_CAP
-from .optional.ewc import TASKS, Anchor, Fisher
 
 MINIMUM = 10  # ratings that the background loop wants to see
 DUE = 16  # new ratings after which it starts by itself
@@ -22,7 +21,7 @@ DUE = 16  # new ratings after which it starts by itself
 @dataclass(frozen=True)
 class LearnStatus:
     """updates: ratings that moved the weights; pending: ratings that no consolidation has read yet.
-    kl, kl_cap: nats per token on neutral text. versions: those that rollback can reach. last: the newest
+    kl, kl_cap: nats per token on reference text. versions: those that rollback can reach. last: the newest
     attempt to consolidate.
     """
 
@@ -38,41 +37,43 @@ class LearnStatus:
     last: Attempt | None = None
 
 
-class Ledger:
+class AdapterHistory:
     """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default"):
-        self._store, self._mine, self.name = store, (fingerprint, name), name
+        self._store, self._key = store, (fingerprint, name)
+        self.fingerprint, self.name = fingerprint, name
+        self.deep = DeepHistory(store, self._key)
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
-        return self._store.adapter_version(*self._mine)
+        return self._store.adapter_version(*self._key)
 
     def adapter(self, version: int) -> AdapterRow:
-        return self._store.adapter(*self._mine, version)
+        return self._store.adapter(*self._key, version)
 
     def base_of(self, version: int) -> int:
         """Id of the base that a version stands on; 0: none."""
-        return self._store.base_of(*self._mine, version)
+        return self._store.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
-        return BaseLoRA.from_bytes(self._store.base(*self._mine, id_))
+        return BaseLoRA.from_bytes(self._store.base(*self._key, id_))
 
     def leads_to(self, version: int, head: int) -> bool:
         """Is the version the head, or an ancestor of it?"""
-        return version == 0 or self._store.is_ancestor(*self._mine, version, head)
+        return version == 0 or self._store.is_ancestor(*self._key, version, head)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
-        return self._store.ratings(*self._mine)
+        return self._store.ratings(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
         """(version before, version after) of every rating of a reply on the way to a version."""
-        return self._store.steps_of_reply(*self._mine, head, reply_id)
+        return self._store.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
-        return self._store.rated_texts(*self._mine)
+        return self._store.rated_texts(*self._key)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
@@ -83,14 +84,14 @@ class Ledger:
         HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
         with self._store.transaction():
-            version = self._store.add_version(*self._mine, parent, state, kl, norm)
-            self._store.add_rating(*self._mine, version, reply_id, rating, note, weight)
+            version = self._store.add_version(*self._key, parent, state, kl, norm)
+            self._store.add_rating(*self._key, version, reply_id, rating, note, weight)
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
         """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
         with self._store.transaction():
-            return self._store.add_version(*self._mine, parent, state, kl, norm)
+            return self._store.add_version(*self._key, parent, state, kl, norm)
 
     def promote(
         self,
@@ -110,27 +111,27 @@ class Ledger:
         data = base.to_bytes()
         pause()
         with self._store.transaction():
-            id_ = self._store.add_base(*self._mine, data, report)
-            version = self._store.add_version(*self._mine, parent, state, kl, norm, id_)
-            self._store.add_attempt(*self._mine, parent, version, report)
+            id_ = self._store.add_base(*self._key, data, report)
+            version = self._store.add_version(*self._key, parent, state, kl, norm, id_)
+            self._store.add_attempt(*self._key, parent, version, report)
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
         """Remember a consolidation that changed nothing, and why."""
         with self._store.transaction():
-            self._store.add_attempt(*self._mine, parent, None, report)
+            self._store.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
         """Consolidations that came to an end, the oldest first."""
-        return self._store.attempts(*self._mine)
+        return self._store.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
         """What the background loop trains on, the newest `limit` of them."""
-        return self._store.rated_replies(*self._mine, limit)
+        return self._store.rated_replies(*self._key, limit)
 
     def last_promotion(self) -> int:
         """The newest version on the way to the one in use that brought a base; 0: none did."""
-        found = self._store.promotions(*self._mine, self.version())
+        found = self._store.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def due(self) -> bool:
@@ -142,62 +143,18 @@ class Ledger:
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        enough = 1 if self._store.has_training(*self._mine) else DUE
+        enough = 1 if self._store.has_training(*self._key) else DUE
         return max(MINIMUM - len(ratings), enough - new, 0)
 
     def training(self) -> bytes | None:
-        return self._store.training(*self._mine)
+        return self._store.training(*self._key)
 
     def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
-        self._store.put_training(*self._mine, state, pause)
-
-    # -- the deep loop -------------------------------------------------------------------------------
-
-    def anchors(self) -> list[Anchor]:
-        """Ends of tasks on the way to the version in use, the oldest first."""
-        rows = self._store.anchors(*self._mine)
-        return [Anchor(self.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
-
-    def anchor_ids(self) -> list[int]:
-        return [row.id for row in self._store.anchors(*self._mine)]
-
-    def last_anchor(self) -> int:
-        """The version at which the newest of them was made; 0: there is none."""
-        rows = self._store.anchors(*self._mine)
-        return rows[-1].version if rows else 0
-
-    def end_deep_run(
-        self, version: int, base: int, fisher: Fisher | None, report: dict[str, Any], pruned: dict[str, str]
-    ) -> bool:
-        """Write a run of the deep loop, and the anchor that it leads to, in one transaction.
-
-        False, and nothing is written, if another base is in use than the one that was measured.
-        """
-        with self._store.transaction():
-            if self.base_of(self.version()) != base:
-                return False
-            if fisher is not None:
-                self._store.add_anchor(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
-            self._store.end_deep_run(*self._mine, version, report, pruned)
-        return True
-
-    def deep_run(self) -> DeepRun | None:
-        """The newest one that came to an end."""
-        return self._store.deep_run(*self._mine)
+        self._store.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
         """When the oldest rating in force was given, seconds since 1970."""
-        return self._store.first_rating(*self._mine)
-
-    def pruned(self) -> dict[str, str]:
-        """Rating by reply id, of what the memory does not find any more."""
-        return self._store.pruned(*self._mine)
-
-    def measurement(self) -> bytes | None:
-        return self._store.measurement(*self._mine)
-
-    def put_measurement(self, state: bytes) -> None:
-        self._store.put_measurement(*self._mine, state)
+        return self._store.first_rating(*self._key)
 
     # -- the way back --------------------------------------------------------------------------------
 
@@ -207,22 +164,22 @@ class Ledger:
         A consolidation that came after it is gone with it.
         """
         with self._store.transaction():
-            version = self._store.last_rating(*self._mine, self.version())
+            version = self._store.last_rating(*self._key, self.version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.move_head(*self._mine, self.adapter(version).parent, "undo")
+            self._store.move_head(*self._key, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
         with self._store.transaction():
-            self._store.move_head(*self._mine, version)
+            self._store.move_head(*self._key, version)
         return self.status()
 
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
-        promotions, attempts = self._store.promotions(*self._mine, version), self.attempts()
+        promotions, attempts = self._store.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
@@ -233,11 +190,6 @@ class Ledger:
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.adapter_versions(*self._mine),
+            versions=self._store.adapter_versions(*self._key),
             last=attempts[-1] if attempts else None,
         )
-
-
-def _joined(earlier: bytes, later: bytes) -> bytes:
-    """Two anchors' Fishers, as the store keeps them, as one."""
-    return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()

@@ -1,8 +1,8 @@
 """The background loop: what ratings said one by one is read again together and trained into a base LoRA.
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
-         + 0.5 mean over neutral text of KL(frozen || p)
-         + EWC's penalty for leaving what earlier tasks need, where it is on (ewc.py)
+         + 0.5 mean over reference text of KL(frozen || p)
+         + EWC's penalty for leaving what earlier tasks need, where it is on (optional/ewc.py)
 
 w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen model is now, so its push fades
 as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
@@ -16,7 +16,7 @@ tests/sona/pauses.py shows how long it goes without asking.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -29,16 +29,16 @@ from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import consolidated, joined, packed, parted
 from ..lora.merge import HEAD, folded
 from ..models.model import Model
+from ..pausing import Pause, Stopped, stop_when
 from ..store import HeadMoved
 from ..training.adamw import Training
-from ..training.slices import Pause, Text
+from ..training.slices import TrainingText
 from ..training.trainer import TARGETS, Trainer
 from . import objective, replay
 from .adapter_history import MINIMUM
 from .learner import Learner
-from .optional import ewc
-from .promotion import Candidate, Gate
-from .replay import Buffer, Example
+from .promotion import Candidate, PromotionGate
+from .replay import Buffer, RatedExample
 
 SCALE = 2.0  # alpha / rank of what is trained here
 HEAD_RANK = 8
@@ -46,7 +46,7 @@ SAVE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth.
 
     Seen on the starter model after forty ratings by someone who likes short replies, with an instant
@@ -65,15 +65,11 @@ class Settings:
     modules: tuple[str, ...] = TARGETS
     depth: float = 1.0  # share of the layers that is trained, counted from the last
     minimum: int = MINIMUM
-    ewc: float = ewc.STRENGTH  # of the penalty; 0: none
+    ewc: float = 0.0  # strength of the penalty; off by the table in optional/ewc.py
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
         return self.lr * min(1.0, (step + 1) / self.warmup) * fall
-
-
-class Stopped(Exception):
-    """Somebody needs the machine; what was done is kept."""
 
 
 Progress = Callable[[int, int, float], None]  # steps done, steps, loss
@@ -82,14 +78,14 @@ Progress = Callable[[int, int, float], None]  # steps done, steps, loss
 class Background:
     """Consolidation of one learner. Lives in the backend's thread."""
 
-    def __init__(self, learner: Learner, model: Model, settings: Settings | None = None):
+    def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
-        self.settings = settings or Settings()
+        self.settings = settings or TrainingSettings()
         self._trainer: Trainer | None = None
-        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
+        self._frozen: dict[TrainingText, np.ndarray] = {}  # hidden states of the plain text
         self._paused: Training | None = None
-        self._anchors: list[ewc.Anchor] = []
-        self._gate: Gate | None = None
+        self._anchors: Sequence[Any] = []
+        self._gate: PromotionGate | None = None
         self._sum: _Sum | None = None  # of the step that was left in the middle
 
     @property
@@ -100,7 +96,7 @@ class Background:
     def close(self) -> None:
         """Give the training graph's memory back; a run that was stopped goes to the store."""
         if self._paused is not None:
-            self._learner.ledger.put_training(self._paused.to_bytes())
+            self._learner.history.put_training(self._paused.to_bytes())
         self._free()
 
     def _free(self) -> None:
@@ -110,11 +106,11 @@ class Background:
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
-        learner, config, pause = self._learner, self._model.config, stopping(cancel)
+        learner, config, pause = self._learner, self._model.config, stop_when(cancel)
         learner.sync()
         try:
             pause()
-            known = learner.ledger, learner.memory, self._model.tokenizer, config.max_context
+            known = learner.history, learner.rating_index, self._model.tokenizer, config.max_context
             buffer = replay.load(*known, pause)
         except Stopped:
             return _report(False, "stopped before it began")
@@ -141,34 +137,34 @@ class Background:
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
             return _report(False, done)
         finally:
-            learner.stand()
+            learner.active.install()
         self._free()
-        learner.ledger.put_training(None)
+        learner.history.put_training(None)
         return report
 
     # -- where it starts -----------------------------------------------------------------------------
 
     def _resumed(self, pause: Pause = lambda: None) -> Training | None:
         """The run that was stopped, if it led on from weights that still count, under the same settings."""
-        ledger, state = self._learner.ledger, self._learner.state
+        history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._gate = self._sum = None
-            if data := ledger.training():
+            if data := history.training():
                 pause()
                 training = Training.from_bytes(data, pause)
         if training is not None:
             facts = training.facts
             same = facts["settings"] == self._settings() and facts["base"] == state.base
             same = same and facts["anchors"] == self._anchor_ids()
-            if same and ledger.leads_to(facts["version"], state.version):
+            if same and history.leads_to(facts["version"], state.version):
                 return training
         self._paused = self._gate = self._sum = None
         return None
 
-    def _gate_of(self, buffer: Buffer, pause: Pause) -> Gate:
+    def _gate_of(self, buffer: Buffer, pause: Pause) -> PromotionGate:
         """The one that was left in the middle, if it was about the same ratings."""
         if self._gate is None or self._gate.buffer != buffer:
-            self._gate = Gate(self._learner, buffer, pause)
+            self._gate = PromotionGate(self._learner, buffer, pause)
         self._gate.pause = pause
         return self._gate
 
@@ -205,12 +201,17 @@ class Background:
 
     def _anchor_ids(self) -> list[int]:
         """Of the anchors that count: none where the penalty is off."""
-        return self._learner.ledger.anchor_ids() if self.settings.ewc else []
+        return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
 
     def _train(
-        self, training: Training, buffer: Buffer, gate: Gate, progress: Progress | None, pause: Callable
+        self,
+        training: Training,
+        buffer: Buffer,
+        gate: PromotionGate,
+        progress: Progress | None,
+        pause: Callable,
     ) -> None:
         if training.step >= self.settings.steps:
             return
@@ -218,12 +219,12 @@ class Background:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         pause()
-        self._anchors = self._learner.ledger.anchors() if self.settings.ewc else []
+        self._anchors = self._learner.anchors.load() if self.settings.ewc else []
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
                 self._free()
-                self._learner.ledger.put_training(None)  # or the next run would begin with it
+                self._learner.history.put_training(None)  # or the next run would begin with it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
                 )
@@ -234,18 +235,18 @@ class Background:
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
                 data = training.to_bytes()
                 pause()
-                self._learner.ledger.put_training(data, pause)
+                self._learner.history.put_training(data, pause)
                 pause()
             if progress is not None:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, gate: Gate, pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, gate: PromotionGate, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, gathered text by text; those of a step that was left are known."""
         assert self._trainer is not None
         base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
-        whole = joined(base, self._learner.body) or base  # ratings' change is in force throughout
+        whole = joined(base, self._learner.layer_lora) or base  # ratings' change is in force throughout
         total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
@@ -259,11 +260,11 @@ class Background:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text, pause)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
-            value, grads = trainer.neutral(whole, text, self._frozen[text], hold, pause)
+            value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
             total.add(value, parted(grads, base))
             pause()
         if total.parts == len(examples) + len(texts):
-            total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
+            total.plus(*self._learner.anchors.penalty(base, self._anchors, self.settings.ewc, pause))
         return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
@@ -279,12 +280,12 @@ class Background:
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
-            base = consolidated(trained, self._learner.body, most, pause)
+            base = consolidated(trained, self._learner.layer_lora, most, pause)
             return folded(base, self._learner.micro, HEAD_RANK)
 
         return at
 
-    def _finish(self, training: Training, gate: Gate) -> dict[str, Any]:
+    def _finish(self, training: Training, gate: PromotionGate) -> dict[str, Any]:
         """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
         learner = self._learner
         while True:
@@ -296,13 +297,13 @@ class Background:
             report = {"steps": training.step, **verdict.report}
             try:
                 if not verdict.promoted:
-                    learner.ledger.refuse(parent.version, report)
+                    learner.history.refuse(parent.version, report)
                     return report
-                base, micro, body = verdict.ground.lora, verdict.micro, learner.body
+                base, micro, layer_lora = verdict.ground.lora, verdict.micro, learner.layer_lora
                 assert base is not None
-                found = packed(micro, body and body.emptied()), verdict.kl, micro.norm, report
-                version = learner.ledger.promote(parent.version, base, *found, gate.pause)
-                learner.stood(learner.ledger.base_of(version), verdict.ground)
+                found = packed(micro, layer_lora and layer_lora.emptied()), verdict.kl, micro.norm, report
+                version = learner.history.promote(parent.version, base, *found, gate.pause)
+                learner.active.remember(learner.history.base_of(version), verdict.ground)
                 learner.sync()
                 return report
             except HeadMoved:
@@ -314,17 +315,7 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
     return a, b
 
 
-def stopping(cancel: threading.Event | None) -> Pause:
-    """Raises Stopped once `cancel` is set."""
-
-    def pause() -> None:
-        if cancel is not None and cancel.is_set():
-            raise Stopped
-
-    return pause
-
-
-def coefficient(example: Example, frozen: float, nll: float, now: float) -> float:
+def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
     """How hard the reply's mean log-probability is pushed up, or down below zero. Means per token, nats."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
     if w < 0:  # what it would hardly say any more needs no push: TOPR's taper, as in trace.py

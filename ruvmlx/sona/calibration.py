@@ -1,7 +1,7 @@
-"""What learning reads of a model, once: the neutral text by the untouched one.
+"""What learning reads of a model, once: the reference text by the untouched one.
 
 From the hidden states over it come the directions in which MicroLoRA reads, what it can say (tokens, and
-features of tokens), and the contexts on which the distance to the frozen model is measured (neutral.py).
+features of tokens), and the contexts on which the distance to the frozen model is measured (probe.py).
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from ..errors import RuvmlxError
 from ..models.model import Tokenizer
 from ..progress import QUIET, Told, Watch
 from . import reference_text
-from .kl_probe import Neutral, chosen, drifting
+from .kl_probe import KLProbe, chosen, drifting
 
 ACTIVE = 2048  # tokens that ratings may move: what plain replies are made of
 FEATURES = 256  # directions in which they move together
@@ -27,8 +27,8 @@ def measure(
     vocab_size: int,
     max_context: int,
     watch: Watch = QUIET,
-) -> Neutral:
-    """Read the neutral text with the frozen model: some 2,700 tokens of prefill."""
+) -> KLProbe:
+    """Read the reference text with the frozen model: some 2,700 tokens of prefill."""
     count = Told(watch, "Getting to know the model, once", len(reference_text.texts()), "texts")
     pause = None if watch is QUIET else lambda: count.add(0)  # with one it takes longer
     states, following, at_end, answers = reference_text.read(backend, tokenizer, max_context, pause, count)
@@ -51,7 +51,7 @@ def measure(
     reading = directions(every, in_reply, ending)[:, :rank].copy()
     along = features(head, states.shape[1], tokens, frequency[tokens])
     rows, counts = measured(states @ reading, answers)
-    return Neutral(
+    return KLProbe(
         np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
         reading,
         tokens, np.array(ends), np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,

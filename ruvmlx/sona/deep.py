@@ -21,16 +21,15 @@ from ..errors import CorruptFile
 from ..lora.base_lora import BaseLoRA
 from ..lora.merge import HEAD
 from ..models.model import Model
-from ..training.slices import Pause
+from ..pausing import Pause, Stopped, stop_when
 from ..training.trainer import Trainer
 from . import replay
 from .adapter_history import MINIMUM
-from .background import Stopped, stopping
 from .learner import Learner
-from .optional.ewc import TASKS, Fisher
 from .reasoning_bank import Tidied
-from .replay import Buffer, Example
+from .replay import Buffer, RatedExample
 from .task_boundary import boundaries
+from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
 REPLIES = 64  # liked ones that are measured at most, the newest
@@ -45,26 +44,26 @@ class Task:
     """examples: liked replies, the oldest first. boundary: the version that began the next task; None: none
     was seen since the last anchor."""
 
-    examples: list[Example]
+    examples: list[RatedExample]
     boundary: int | None
 
 
 @dataclass
-class Measuring:
+class FisherRun:
     """A measurement under way. facts: what it is of; it goes on only where that is still so."""
 
     facts: dict[str, Any]
-    fisher: Fisher
+    fisher: Importance
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.facts).encode() + b"\n" + self.fisher.to_bytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Measuring | None":
+    def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
         """None if damaged: it can be done again."""
         try:
             facts, _, fisher = data.partition(b"\n")
-            return cls(json.loads(facts), Fisher.from_bytes(fisher))
+            return cls(json.loads(facts), read(fisher))
         except (ValueError, CorruptFile):
             return None
 
@@ -74,9 +73,9 @@ class Deep:
 
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
-        self._paused: Measuring | None = None
+        self._paused: FisherRun | None = None
         self._trainer: Trainer | None = None  # of a run that was stopped
-        self._seen: tuple[int, list[int]] = (-1, [])  # ledger's version, versions that began a task
+        self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
 
     @property
     def paused(self) -> bool:
@@ -86,7 +85,7 @@ class Deep:
     def close(self) -> None:
         """A run that was stopped goes to the store."""
         if self._paused is not None:
-            self._learner.ledger.put_measurement(self._paused.to_bytes())
+            self._learner.history.deep.put_measurement(self._paused.to_bytes())
         self._paused = None
         self._free()
 
@@ -100,34 +99,36 @@ class Deep:
 
     def due(self, now: float | None = None) -> str:
         """Why it should run; "" if it need not. now: seconds since 1970."""
-        ledger = self._learner.ledger
-        ratings, last = ledger.ratings(), ledger.deep_run()
+        history = self._learner.history
+        ratings, last = history.ratings(), history.deep.last_run()
         version = last.version if last else 0
         if len(ratings) < MINIMUM or ratings[-1].version_after <= version:
             return ""
-        if self.paused or ledger.measurement() is not None:
+        if self.paused or history.deep.measurement() is not None:
             return "it was stopped"
         if max(self.task_starts(), default=0) > version:
             return "a new task began"
-        since = last.created if last else ledger.first_rating() or 0.0
+        since = last.created if last else history.first_rating() or 0.0
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
         """Versions whose ratings began a new task, the oldest first; looked for once per rating."""
-        ledger, memory = self._learner.ledger, self._learner.memory
-        if self._seen[0] != (version := ledger.version()):
-            ratings = ledger.ratings()[-replay.LIMIT :]
-            questions = np.zeros((len(ratings), memory.whitening.dimensions), np.float32)
+        history, index = self._learner.history, self._learner.rating_index
+        if self._seen[0] != (version := history.version()):
+            ratings = history.ratings()[-replay.LIMIT :]
+            questions = np.zeros((len(ratings), index.whitening.dimensions), np.float32)
             for row, rating in zip(questions, ratings, strict=True):
-                if (known := memory.vector(rating.reply_id)) is not None:
+                if (known := index.vector(rating.reply_id)) is not None:
                     row[:] = known
-            rewards = [memory.reward(r.reply_id, r.rating) for r in ratings]
+            rewards = [index.reward(r.reply_id, r.rating) for r in ratings]
             self._seen = version, [ratings[i].version_after for i in boundaries(rewards, questions)]
         return self._seen[1]
 
     def _buffer(self, pause: Pause = lambda: None) -> Buffer:
         learner, model = self._learner, self._model
-        return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context, pause)
+        return replay.load(
+            learner.history, learner.rating_index, model.tokenizer, model.config.max_context, pause
+        )
 
     # -- a run ---------------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class Deep:
         anchor: False only tidies.
         """
         learner, started = self._learner, time.perf_counter()
-        pause = stopping(cancel)
+        pause = stop_when(cancel)
         learner.sync()
         try:
             pause()
@@ -165,7 +166,7 @@ class Deep:
 
     def _task(self, buffer: Buffer) -> Task:
         """Liked replies since the last anchor, up to the newest boundary."""
-        since = self._learner.ledger.last_anchor()
+        since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
         liked = sorted((e for e in mine if e.reward > e.value), key=lambda e: e.version)
@@ -179,17 +180,21 @@ class Deep:
             return f"it takes {FEWEST} liked replies since the last anchor; there are {len(task.examples)}"
         return ""
 
-    def _measuring(self, task: Task) -> Measuring:
+    def _measuring(self, task: Task) -> FisherRun:
         """The run that was stopped, if it was about the same; else a new one."""
-        state, ledger = self._learner.state, self._learner.ledger
+        state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None
-        if known is None and (data := ledger.measurement()):
-            known = Measuring.from_bytes(data)
-        return known if known is not None and known.facts == facts else Measuring(facts, Fisher({}))
+        if known is None and (data := history.deep.measurement()):
+            known = FisherRun.from_bytes(data, self._learner.anchors.read_importance)
+        return (
+            known
+            if known is not None and known.facts == facts
+            else FisherRun(facts, self._learner.anchors.new_importance())
+        )
 
     def _measure(
-        self, measuring: Measuring, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
+        self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
         """The Fisher of the replies that it does not know yet."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
@@ -205,24 +210,24 @@ class Deep:
             done = measuring.fisher.examples
             pause()
             if done % SAVE_EVERY == 0 and done < total:
-                self._learner.ledger.put_measurement(measuring.to_bytes())
+                self._learner.history.deep.put_measurement(measuring.to_bytes())
                 pause()
             if progress is not None:
                 progress(done, total)
 
-    def _finish(self, measuring: Measuring, task: Task, why: str, pause: Pause) -> dict[str, Any]:
+    def _finish(self, measuring: FisherRun, task: Task, why: str, pause: Pause) -> dict[str, Any]:
         """Tidy the memory and write everything down together."""
         learner = self._learner
-        if not why and not all(np.isfinite(x).all() for s in measuring.fisher.squares.values() for x in s):
+        if not why and not measuring.fisher.finite:
             why = "its numbers are not finite"
-        tidied, pruned = learner.memory.tidy(pause)
+        tidied, pruned = learner.rating_index.tidy(pause)
         anchored = not why
-        anchors = min(TASKS, len(learner.ledger.anchor_ids()) + anchored)
+        anchors = min(learner.anchors.limit, len(learner.anchors.ids()) + anchored)
         reason = why or f"anchored on {len(task.examples)} liked replies"
         report = _report(anchored, reason, tidied, anchors=anchors, boundary=task.boundary)
         report["examples"] = len(task.examples)
         fisher, state = measuring.fisher if anchored else None, learner.state
-        if not learner.ledger.end_deep_run(state.version, state.base, fisher, report, pruned):
+        if not learner.anchors.end_run(state.version, state.base, fisher, report, pruned):
             return _report(False, "the adapter was changed meanwhile; nothing was done")
         return report
 

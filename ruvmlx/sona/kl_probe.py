@@ -1,6 +1,6 @@
-"""Neutral text: where a model that learns must stay what it was.
+"""Reference text: where a model that learns must stay what it was.
 
-A few everyday questions with plain answers, and some prose (neutral.json), read once per model: what that
+A few everyday questions with plain answers, and some prose (reference_text.json), read once per model: what that
 leaves (measuring.py), and the distance to the frozen model on it.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..kernels import matmul
-from ..kernels.rating import Asking, Text
+from ..kernels.rating import EvidenceSolver, KLContexts
 from ..lora import MicroLoRA
 from ..models.model import Tokenizer
 from . import reference_text
@@ -39,7 +39,7 @@ class Distance:
 
 
 @dataclass
-class Neutral:
+class KLProbe:
     """contexts [M, D]: hidden states to measure distances on, of all that were read the `rows` [M];
     counts [3]: how many are in answers, then in prose where MicroLoRA reads most, each for itself, and
     for the rest of the prose, whose states are `prose` [] in all. following [M]: the tokens after them.
@@ -150,10 +150,10 @@ class Neutral:
         return self.features.shape[1]
 
     @cached_property
-    def asking(self) -> Asking:
+    def asking(self) -> EvidenceSolver:
         """What evidence [3, r, A + k] asks for, of each token: [r, A + 1], as `columns`."""
         features = matmul.Matrix(self.features.astype(np.float16))
-        return Asking(self.precision, features, self.directions.shape[1], self.ends)
+        return EvidenceSolver(self.precision, features, self.directions.shape[1], self.ends)
 
     def prepare(self) -> None:
         """Compute what the first rating would have to wait for."""
@@ -165,13 +165,13 @@ class Neutral:
         return np.flatnonzero(np.isin(self.tokens, self.eos)).astype(np.int32)
 
     @cached_property
-    def _answered(self) -> tuple[np.ndarray, Text]:
+    def _answered(self) -> tuple[np.ndarray, KLContexts]:
         """The contexts of answers, and what is said there; with any base, by the model without it."""
         n = self.answers
-        text = Text(self.packed[:n], None, self._readings[:n], self._followed[:n], [(n, 0.0)])
+        text = KLContexts(self.packed[:n], None, self._readings[:n], self._followed[:n], [(n, 0.0)])
         return self.contexts[:n], text
 
-    def answered(self, adapter: MicroLoRA) -> Text:
+    def answered(self, adapter: MicroLoRA) -> KLContexts:
         """The answers as the adapter reads them; with any base, by the model without it."""
         contexts, text = self._answered
         if self._is_own(adapter):
@@ -215,7 +215,7 @@ class Neutral:
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
         return self._by_share(text, block, adapter.scale)
 
-    def _by_share(self, text: Text, moved: np.ndarray, scale: float) -> Callable[[float], Distance]:
+    def _by_share(self, text: KLContexts, moved: np.ndarray, scale: float) -> Callable[[float], Distance]:
         def distance(share: float) -> Distance:
             kl, rise, slope = text.distance(moved, share * scale)
             return Distance(kl, rise + self.rise, scale * slope)
@@ -223,13 +223,13 @@ class Neutral:
         return distance
 
     @cached_property
-    def _own(self) -> Text:
+    def _own(self) -> KLContexts:
         """The contexts as what was measured reads them."""
         return self._read(self._readings, self._unseen, self.drift)
 
-    def _read(self, u: np.ndarray, *known: np.ndarray) -> Text:
+    def _read(self, u: np.ndarray, *known: np.ndarray) -> KLContexts:
         groups = self._groups(np.arange(len(self.contexts)))
-        return Text(self.packed, self.packed_ratio, u, self._followed, groups, *known)
+        return KLContexts(self.packed, self.packed_ratio, u, self._followed, groups, *known)
 
     @cached_property
     def _readings(self) -> np.ndarray:
@@ -256,7 +256,7 @@ class Neutral:
         """The same over the whole vocabulary, in few contexts: share -> the distance with share * lora_b."""
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         following = self.following[self.few].astype(np.int32)
-        text = Text(self.probabilities, self.log_ratio, u, following, self._groups(self.few))
+        text = KLContexts(self.probabilities, self.log_ratio, u, following, self._groups(self.few))
         return self._by_share(text, adapter.lora_b, adapter.scale)
 
     def under(
@@ -265,7 +265,7 @@ class Neutral:
         tokenizer: Tokenizer,
         max_context: int,
         pause: Callable[[], None] | None = None,
-    ) -> "Neutral":
+    ) -> "KLProbe":
         """The same text under the base that the backend has now. `self` must be the frozen model's, and must
         have been asked to `look` before the base was set: its head is the backend's."""
         answered = self._answered
@@ -311,7 +311,7 @@ class Neutral:
         return out.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "Neutral | None":
+    def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
         """eos: token ids that end a reply. None if damaged, or of another text: it can be measured again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:

@@ -13,7 +13,7 @@ from .adapter_history import MINIMUM
 from .learner import Learner
 
 if TYPE_CHECKING:
-    from .background import Background, Settings
+    from .background import Background, TrainingSettings
     from .deep import Deep
 
 
@@ -27,7 +27,7 @@ class Loops:
         self,
         progress: Callable[[int, int, float], None] | None = None,
         cancel: threading.Event | None = None,
-        settings: "Settings | None" = None,
+        settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
         """The background loop, and the deep one before it where that is due; says what came of it."""
         loop, held = self.background(settings), None
@@ -53,9 +53,9 @@ class Loops:
         """Should `consolidate` be called when nobody waits?"""
         if self._background is not None and self._background.paused:
             return True
-        ledger = self._learner.ledger
+        history = self._learner.history
         # The deep loop brings MLX along: not where there is nothing to learn from yet.
-        return ledger.due() or (len(ledger.ratings()) >= MINIMUM and bool(self.deep().due()))
+        return history.due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().due()))
 
     def close(self) -> None:
         """What was stopped goes to the store, and the memory is given back."""
@@ -71,7 +71,7 @@ class Loops:
             self._deep = Deep(self._learner, self._model)
         return self._deep
 
-    def background(self, settings: "Settings | None" = None) -> "Background":
+    def background(self, settings: "TrainingSettings | None" = None) -> "Background":
         from .background import Background
 
         if self._background is not None and settings not in (None, self._background.settings):

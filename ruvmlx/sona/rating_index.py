@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..models.model import Message, Model
 from ..store import ReplyRow, Store
 from . import embedding, signal
-from .adapter_history import Ledger
+from .adapter_history import AdapterHistory
 from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
@@ -39,7 +39,7 @@ class MemoryStatus:
 
 
 @dataclass(frozen=True)
-class Example:
+class LikedExample:
     """A liked reply to a similar question."""
 
     reply_id: str
@@ -51,14 +51,16 @@ class Example:
         return [Message("user", self.question), Message("assistant", self.reply)]
 
 
-class Memory:
+class RatingIndex:
     """One adapter's rated questions on one model. Lives in the backend's thread."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, ledger: Ledger, implicit: bool = False):
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
+    ):
         """implicit: also heed what the user did with replies that were not rated."""
-        self._store, self._model, self._backend, self._ledger = store, model, backend, ledger
+        self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # of the ledger, that the bank reflects
+        self._version: int | None = None  # of the history, that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: list[ReplyRow] = []  # not settled yet
         self._pending: list[LearningSignal] = []
@@ -124,10 +126,10 @@ class Memory:
 
     def sync(self) -> None:
         """Make the bank hold the ratings in force, if they may have changed."""
-        version = self._ledger.version()
+        version = self._history.version()
         if version == self._version:
             return
-        wanted, held, pruned = self._labels(), self.bank.labels(), self._ledger.pruned()
+        wanted, held, pruned = self._labels(), self.bank.labels(), self._history.deep.pruned()
         for reply_id in held.keys() - wanted.keys():
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
@@ -145,7 +147,7 @@ class Memory:
         mine = self._model.fingerprint
         signs = self._store.signals(mine, "implicit") if self._implicit else []
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equal ones the newest
-        return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._ledger.name))
+        return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._history.name))
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
         return self._unit(self._store.query(reply_id)) if reply_id not in self.bank else None
@@ -165,7 +167,7 @@ class Memory:
         held = self.bank.labels()
         before = {
             reply_id: label
-            for reply_id, label in self._ledger.pruned().items()
+            for reply_id, label in self._history.deep.pruned().items()
             if held.get(reply_id) == label and not self.bank.placed(reply_id)
         }
         tidied = self.bank.tidy(pause)
@@ -223,18 +225,23 @@ class Memory:
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
     def examples(
-        self, question: str, n: int, room: int, size: Callable[[Example], int], known: Collection[str] = ()
-    ) -> list[Example]:
+        self,
+        question: str,
+        n: int,
+        room: int,
+        size: Callable[[LikedExample], int],
+        known: Collection[str] = (),
+    ) -> list[LikedExample]:
         """Up to n liked replies to similar questions, in no more than `room` tokens; the most alike last.
 
         size: tokens of an example.  known: texts already in the conversation; none of them is asked again.
         """
-        anything = self._implicit or self._ledger.version() > 0
+        anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
         if state is None:
             return []
         self.sync()
-        chosen: list[Example] = []
+        chosen: list[LikedExample] = []
         seen = {_plain(text) for text in (question, *known)}
         for reply_id in self.bank.liked(self.whitening(state), similar=SIMILAR):
             example = self._example(reply_id)
@@ -248,11 +255,11 @@ class Memory:
                 self.bank.hit(reply_id)
         return chosen[::-1]
 
-    def _example(self, reply_id: str) -> Example | None:
+    def _example(self, reply_id: str) -> LikedExample | None:
         """None for a reply whose chat was deleted, or of which nothing whole is left."""
         reply = self._store.reply(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
-        return Example(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
+        return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
 
     def status(self) -> MemoryStatus:
         self.sync()

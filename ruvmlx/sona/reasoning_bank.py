@@ -60,7 +60,7 @@ class Tidied:
 
 
 @dataclass(frozen=True)
-class Found:
+class Neighbours:
     """Entries near a query, the nearest first."""
 
     rows: np.ndarray
@@ -156,7 +156,7 @@ class ReasoningBank:
 
     # -- lookup --------------------------------------------------------------------------------------
 
-    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Found:
+    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
         """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond.
 
         among [len(LABELS) + 1]: which labels are looked for; the last is that of removed entries.
@@ -166,7 +166,7 @@ class ReasoningBank:
         best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
         best = best[np.argsort(-similarity[best], kind="stable")]
         best = best[similarity[best] > -2.0]
-        return Found(rows[best], similarity[best])
+        return Neighbours(rows[best], similarity[best])
 
     def _compared(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows that were compared with the query, and their similarities."""

@@ -1,4 +1,4 @@
-"""The neutral text: a few everyday questions with plain answers, and some prose (neutral.json)."""
+"""The reference text: a few everyday questions with plain answers, and some prose (reference_text.json)."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from ..progress import Count
 
 
 def texts() -> list[tuple[str, str]]:
-    """(question, answer) of the neutral text; what has no question is prose."""
-    return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
+    """(question, answer) of the reference text; what has no question is prose."""
+    return json.loads(resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8"))
 
 
 def digest() -> str:

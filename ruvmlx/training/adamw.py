@@ -9,17 +9,17 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..lora.base_lora import BaseLoRA, Pair, Place
+from ..pausing import Pause
 
 BETA1, BETA2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
 Pairs = dict[Place, Pair]
-Pause = Callable[[], None]
 
 
 def norm(grads: Mapping[Place, Pair]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..backends.mlx import cpu_layers
 from ..platform.mx import mx
-from .slices import Stops, Text
+from .slices import Stops, TrainingText
 
 Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
 Measure = Callable[[mx.array, slice, Stops], Value]  # of the logits of some rows
@@ -49,7 +49,7 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
     return e / total, top + mx.log(total)
 
 
-def logprob(text: Text) -> Measure:
+def logprob(text: TrainingText) -> Measure:
     """Mean log p of what was said: the sum over some rows, and its share of the mean's gradient."""
     tokens = mx.array(text.tokens[text.first :])
 

@@ -5,27 +5,26 @@ asks.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from ..pausing import Pause
 from ..platform.mx import mx
 
 MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
 SLICE = 150  # tokens x layers between which the caller is asked whether to go on: 20 ms of the starter model
 
-Pause = Callable[[], None]  # called between slices; may raise to leave
-
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """tokens [T]; those from `first` on count, first >= 1."""
 
     tokens: tuple[int, ...]
     first: int
 
     @classmethod
-    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "Text":
+    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
         """At most `limit` tokens: a long reply's first half of it, behind the end of the prompt."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
@@ -89,7 +88,7 @@ def stage_work(tokens: int) -> dict[str, float]:
 STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
 
 
-def from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
+def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
     """The names of as many stages as fit a slice, from the last layer's last one down."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:

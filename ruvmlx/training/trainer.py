@@ -22,11 +22,12 @@ from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro_lora import MicroLoRA
 from ..models.asking import AskingWeights
 from ..models.model import Model
+from ..pausing import Pause
 from ..platform import cpu
 from ..platform.gpu import gpu
 from ..platform.mx import BLAS, mx, nn
 from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
-from .slices import Pause, Stops, Text, evaluate, evenly, from_the_last, stage_work
+from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
 LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
 KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
@@ -49,7 +50,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return module.linear if isinstance(module, Changed) else module
 
 
-class Below(NamedTuple):
+class LayerInput(NamedTuple):
     """The states [T, D] that go into layer `first`."""
 
     first: int
@@ -82,7 +83,7 @@ class Trainer:
         self._positions = cpu_layers.Positions(rope, model.config)
         self._dtype = self._graph.model.norm.weight.dtype
         self._own = self._dtype == mx.float32 and kind == "cpu"
-        self._known: OrderedDict[tuple[Text, int], Below] = OrderedDict()
+        self._known: OrderedDict[tuple[TrainingText, int], LayerInput] = OrderedDict()
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class Trainer:
             ]
 
     def reply(
-        self, base: BaseLoRA, text: Text, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
+        self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
         """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
 
@@ -110,10 +111,10 @@ class Trainer:
         """
         return self._run(base, text, logprob(text), weigh, pause)
 
-    def neutral(
+    def kl(
         self,
         base: BaseLoRA,
-        text: Text,
+        text: TrainingText,
         frozen: np.ndarray,
         weigh: Weigh = lambda value: 1.0,
         pause: Pause | None = None,
@@ -124,7 +125,7 @@ class Trainer:
         head = partial(graph.head, self._graph)
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
-    def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
+    def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
         """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
 
         By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
@@ -133,12 +134,12 @@ class Trainer:
         with mx.stream(self._device):
             stops = Stops()
             inputs: dict[str, mx.array] = {}
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
             factors = self._factors(base)
 
             def loss(probes):
                 linear = partial(_probed, probes, inputs)
-                hidden = self._body(below, factors, text, stops, linear)
+                hidden = self._forward(layer_input, factors, text, stops, linear)
                 _, slope = self._valued(mx.stop_gradient(hidden), logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
@@ -154,14 +155,16 @@ class Trainer:
             return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
 
     def inputs(
-        self, places: Sequence[Place], text: Text, pause: Pause | None = None
+        self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
         """Mean input [in] of each matrix where something was said, in the untouched model; float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
-            self._body(self._below(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs))
+            self._forward(
+                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs)
+            )
             means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
             inputs.clear()
             stops.add(*means.values())
@@ -176,12 +179,12 @@ class Trainer:
             if module != "lm_head"
         }
 
-    def hidden(self, base: BaseLoRA | None, text: Text, pause: Pause | None = None) -> np.ndarray:
+    def hidden(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
         """Inputs of the head where something was said [n, D]; None: the untouched model's."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
-            hidden = self._body(below, self._factors(base), text, stops).astype(mx.float32)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
+            hidden = self._forward(layer_input, self._factors(base), text, stops).astype(mx.float32)
             evaluate(stops.slices(), pause)
             return np.array(hidden)
 
@@ -190,7 +193,7 @@ class Trainer:
     def _run(
         self,
         base: BaseLoRA,
-        text: Text,
+        text: TrainingText,
         value: "Measure",
         weigh: Weigh,
         pause: Pause | None,
@@ -198,10 +201,10 @@ class Trainer:
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, out = Stops(), list[mx.array]()
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
 
             def loss(factors):
-                hidden = self._body(below, factors, text, stops)
+                hidden = self._forward(layer_input, factors, text, stops)
                 number, slope = self._valued(mx.stop_gradient(hidden), value, stops)
                 out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
@@ -257,34 +260,34 @@ class Trainer:
 
     # -- the layers -------------------------------------------------------------------------------------
 
-    def _body(
+    def _forward(
         self,
-        below: "Below",
+        layer_input: "LayerInput",
         factors: Mapping[str, mx.array],
-        text: Text,
+        text: TrainingText,
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
         """-> hidden [n, D], what predicts the tokens that were said."""
-        layers, x = self._graph.model.layers, below.x
-        for i in range(below.first, len(layers)):
+        layers, x = self._graph.model.layers, layer_input.x
+        for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
-    def _below(self, text: Text, first: int, pause: Pause | None) -> "Below":
+    def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
         """The text in front of layer `first`: no training changes it, so it is computed once."""
-        below = self._known.pop((text, first), None)
-        if below is None:
+        layer_input = self._known.pop((text, first), None)
+        if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
             stops.add(x)
             for i, layer in enumerate(self._graph.model.layers[:first]):
                 x = self._layer(x, layer, partial(_linear, {}, i), stops)
             evaluate(stops.slices(), pause)
-            below = Below(first, x)
-        self._known[text, first] = below
+            layer_input = LayerInput(first, x)
+        self._known[text, first] = layer_input
         while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
             self._known.popitem(last=False)
-        return below
+        return layer_input
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """x [T, D] -> [T, D]."""

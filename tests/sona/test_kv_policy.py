@@ -13,7 +13,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona.optional import tier_choice, tier_measurement
-from ruvmlx.sona.optional.tier_measurement import TIMED, Reading, Stopped, long_enough, reach
+from ruvmlx.sona.optional.tier_measurement import TIMED, Stopped, TierComparison, long_enough, reach
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 
@@ -74,7 +74,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("name", ["native", "mlx"])
 def test_f16_costs_nothing_and_less_precision_costs_more(tiny, name):
-    reading = Reading(open_backend(name, tiny, threads=1), tokens(LONG), COLD_FROM)
+    reading = TierComparison(open_backend(name, tiny, threads=1), tokens(LONG), COLD_FROM)
     costs = [reading.cost(policy, nothing) for policy in (F16, NEVER, LATER, SOON)]
     assert costs[0].kl == [0.0, 0.0]
     means = [np.mean(cost.kl) for cost in costs]
@@ -85,7 +85,7 @@ def test_f16_costs_nothing_and_less_precision_costs_more(tiny, name):
 def test_it_is_what_one_reading_of_everything_gives(tiny_backend):
     """The slow twin: both caches read token by token, from the first to the last; lengths are odd."""
     ids = tokens(LONG + 37)
-    got = Reading(tiny_backend, ids, COLD_FROM).cost(LATER, nothing).kl
+    got = TierComparison(tiny_backend, ids, COLD_FROM).cost(LATER, nothing).kl
     caches = [tiny_backend.new_cache(policy) for policy in (F16, LATER)]
     p, q = (np.stack([tiny_backend.decode(t, cache).logits for t in ids]) for cache in caches)
     blocks = [slice(at, at + PAGE) for at in (COLD_FROM, COLD_FROM + PAGE)]
@@ -108,7 +108,7 @@ def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
         monkeypatch.setattr(
             tiny_backend, name, lambda ids, cache, real=real: (sizes.append(len(ids)), real(ids, cache))[1]
         )
-    Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
+    TierComparison(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
     assert max(sizes) <= 2 * tier_measurement.PIECE and len(looks) >= len(sizes)
 
 
@@ -182,7 +182,7 @@ def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend
 def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
     monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
     assert "no room" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.ledger.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.history.mine)
 
 
 def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
@@ -190,7 +190,7 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
     values = iter([0.1] * 4)
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
     assert "memory is short" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.ledger.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.history.mine)
 
 
 class Cancelled(threading.Event):
@@ -207,7 +207,7 @@ class Cancelled(threading.Event):
 
 def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     """At every stop the store is sound; what was done is not done again; the end is the same."""
-    store, mine = three.store, three._kv.ledger.mine
+    store, mine = three.store, three._kv.history.mine
     done, stops = 0, 0
     while three.kv_due():
         report = three.review_kv(Cancelled(97))
@@ -218,7 +218,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
         done = len(rows)
         assert (store.kv_choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
-    whole = Reading(tiny_backend, store.reply_tokens("long-1"), COLD_FROM).cost(LATER, nothing)
+    whole = TierComparison(tiny_backend, store.reply_tokens("long-1"), COLD_FROM).cost(LATER, nothing)
     kept = next(r for r in store.kv_measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
@@ -229,7 +229,7 @@ def test_a_stop_comes_through(tiny_backend):
 
     used = tiny_backend.pool.nbytes
     with pytest.raises(Stopped):
-        Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, stop)
+        TierComparison(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, stop)
     assert tiny_backend.pool.nbytes == used
 
 
@@ -282,14 +282,14 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
     )
     pair = rng.normal(0, 0.2, (shape[0], 2)), rng.normal(0, 0.2, (2, shape[1]))
     base = BaseLoRA({("q_proj", 0): tuple(x.astype(np.float32) for x in pair)}, 2.0)
-    plain = Reading(tiny_backend, three.store.reply_tokens("long-2"), COLD_FROM).cost(LATER, nothing)
+    plain = TierComparison(tiny_backend, three.store.reply_tokens("long-2"), COLD_FROM).cost(LATER, nothing)
     tiny_backend.set_lora(base)
     try:
         three._kv.review()
         assert tiny_backend.lora is base
     finally:
         tiny_backend.set_lora(None)
-    kept = three.store.kv_measured(*three._kv.ledger.mine)
+    kept = three.store.kv_measured(*three._kv.history.mine)
     found = next(r for r in kept if (r.reply_id, r.warm) == ("long-2", LATER.warm))
     assert found.total == pytest.approx(sum(plain.kl))
 
@@ -298,7 +298,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
 
 
 def test_every_reply_is_observed(three):
-    seen = three.store.kv_observations(*three._kv.ledger.mine, 9)
+    seen = three.store.kv_observations(*three._kv.history.mine, 9)
     assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
     assert (seen[1].hot, seen[1].warm, seen[1].pressure, seen[1].level) == (TIERED.hot, TIERED.warm, 0.1, 0)
     assert seen[1].tokens == LONG - 1  # the last one drawn was never read
@@ -311,7 +311,7 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
     reviewed(three)
     list(three.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
-    new, old, first, *_ = three.store.kv_observations(*three._kv.ledger.mine, 9)
+    new, old, first, *_ = three.store.kv_observations(*three._kv.history.mine, 9)
     assert (old.hot, old.warm) == (first.hot, first.warm) == (TIERED.hot, TIERED.warm)
     assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
 
@@ -340,7 +340,7 @@ def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, ope
     from ruvmlx.backends.reference import ReferenceBackend
 
     with open_tiny() as runtime:
-        ledger = tier_measurement.KVLedger(runtime.store, tiny.fingerprint, "reference")
-        loop = tier_measurement.KVLoop(ledger, tiny, ReferenceBackend(tiny))
+        history = tier_measurement.TierHistory(runtime.store, tiny.fingerprint, "reference")
+        loop = tier_measurement.KVLoop(history, tiny, ReferenceBackend(tiny))
         assert not loop.due() and loop.review()["reason"] == tier_measurement.NO_TIERS
-        assert loop.ledger.status().policy == F16
+        assert loop.history.status().policy == F16

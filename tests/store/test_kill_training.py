@@ -19,9 +19,9 @@ from ruvmlx.backends.native import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona import background, gate
+from ruvmlx.sona import background, promotion
 from ruvmlx.store import Store
-background.SAVE_EVERY, gate._objection = 1, lambda *a: ""  # every base is promoted
+background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
 runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
@@ -32,7 +32,7 @@ for i in range(runtime.status().ratings, 12):
     list(runtime.generate(request))
     runtime.settle()
     runtime.rate("last", "up" if i % 2 else "down")
-settings = background.Settings(steps=3, lr=4e-3, warmup=1, rank=3)
+settings = background.TrainingSettings(steps=3, lr=4e-3, warmup=1, rank=3)
 while True:
     print("run", flush=True)
     runtime.consolidate(lambda *a: print("step", flush=True), None, settings)
@@ -60,8 +60,8 @@ def test_training_survives_kill_9(tiny_folder, home, whole_text):
             assert status.ratings == 12 and runtime.store.integrity() == "ok"
             assert status.consolidations >= promotions
             promotions = status.consolidations
-            found |= {learner.ledger.training() is not None, "base" if promotions else "none"}
+            found |= {learner.history.training() is not None, "base" if promotions else "none"}
             assert (learner.base is None) == (promotions == 0)
             assert status.adapter_version == 12 + promotions
-            assert learner.neutral.kl(learner.micro) <= status.kl_cap + 1e-4
+            assert learner.probe.kl(learner.micro) <= status.kl_cap + 1e-4
     assert {True, "base"} <= found  # killed in the middle of a training, and after a promotion

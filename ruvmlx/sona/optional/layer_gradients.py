@@ -6,7 +6,7 @@ first wanted.
 import io
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,22 +16,22 @@ from ...errors import RuvmlxError
 from ...kernels import micro as kernels
 from ...lora import MicroLoRA
 from ...lora.base_lora import BaseLoRA, Place, place_shape
-from ...lora.layer_lora import BodyLoRA, joined, unpacked_body
+from ...lora.layer_lora import LayerLoRA, joined, unpacked_layers
 from ...models.model import Model
+from ...pausing import Pause
 from ...store import ReplyRow, Store
 from .. import reference_text
-from ..trace import Gradient, adapted_logits
+from ..trace import LayerGradient, adapted_logits
 
 if TYPE_CHECKING:
-    from ...training.slices import Text
+    from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-Pause = Callable[[], None]
 LEAST = 0.1  # of a place's mean Fisher information, for an output that never mattered
 
 
-class Reader:
-    """Reads replies and the neutral text for a BodyLoRA. Lives in the backend's thread."""
+class LayerGradients:
+    """Reads replies and the reference text for a LayerLoRA. Lives in the backend's thread."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
@@ -54,21 +54,21 @@ class Reader:
     def gradient(
         self,
         base: BaseLoRA | None,
-        body: BodyLoRA,
+        layer_lora: LayerLoRA,
         micro: MicroLoRA,
         reply: ReplyRow,
         pause: Pause | None = None,
-    ) -> Gradient:
-        """Of a reply under base, body and micro: one pass forward and one back, some 10 ms a token."""
-        from ...training.slices import Text
+    ) -> LayerGradient:
+        """Of a reply under base, layer_lora and micro: one pass forward and one back, some 10 ms a token."""
+        from ...training.slices import TrainingText
 
-        trainer, text = self._graph(pause), Text.cut(reply.prompt_ids, reply.sampled_ids)
+        trainer, text = self._graph(pause), TrainingText.cut(reply.prompt_ids, reply.sampled_ids)
         trainer.set_head(base, micro)
-        change = joined(base, body, empty=True)
+        change = joined(base, layer_lora, empty=True)
         assert change is not None
         _, grads = trainer.reply(change, text, pause=pause)
-        values = np.float32(text.said) * body.flat(grads, change.scale)
-        return Gradient(body.frame, values, text.said)
+        values = np.float32(text.said) * layer_lora.flat(grads, change.scale)
+        return LayerGradient(layer_lora.frame, values, text.said)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
         """Of a reply, summed over its tokens, under the base alone, nats: one prefill in the backend."""
@@ -80,8 +80,8 @@ class Reader:
                 at += len(part)
         return total
 
-    def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> BodyLoRA:
-        """A body of these places that changes nothing yet; measured once per model and kept in the store."""
+    def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
+        """A layer LoRA of these places that changes nothing yet; measured once per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.neutral(key)
@@ -93,14 +93,14 @@ class Reader:
             self._store.put_neutral(key, out.getvalue())
         return known
 
-    def _measured(self, places: Sequence[Place], pause: Pause | None) -> BodyLoRA:
+    def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
         """Text by text; what is done when `pause` raises is not done again."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
         said, other = (self._means(places, texts, pause) for texts in (answers, prose[: len(answers)]))
         reads = {place: reading(said[place], other[place]) for place in places}
-        plain = BodyLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
+        plain = LayerLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
         zero = joined(None, plain, empty=True)
         assert zero is not None
         squares = np.zeros_like(plain.lora_b)
@@ -113,10 +113,10 @@ class Reader:
         parts = np.split(squares / np.float32(len(answers)), plain.starts[1:])
         fisher = {p: f + np.float32(LEAST * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)}
         self._done.clear()
-        return BodyLoRA.fresh(reads, fisher)
+        return LayerLoRA.fresh(reads, fisher)
 
     def _means(
-        self, places: Sequence[Place], texts: Sequence["Text"], pause: Pause | None
+        self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
         """Mean input [in] of each matrix where something is said, over all texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.said for text in texts)
@@ -128,15 +128,15 @@ class Reader:
                 sums[place] = sums.get(place, 0) + mean * (text.said / tokens)
         return sums
 
-    def _texts(self) -> tuple[list["Text"], list["Text"]]:
-        """The neutral text, cut to what training reads: answers, and prose."""
-        from ...training.slices import MAX_TOKENS, Text
+    def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
+        """The reference text, cut to what training reads: answers, and prose."""
+        from ...training.slices import MAX_TOKENS, TrainingText
 
-        found: tuple[list[Text], list[Text]] = [], []
+        found: tuple[list[TrainingText], list[TrainingText]] = [], []
         for question, answer in reference_text.texts():
             limit = min(MAX_TOKENS, self._model.config.max_context)
             tokens, first = reference_text.encoded(self._model.tokenizer, question, answer, limit)
-            found[not question].append(Text(tuple(tokens), first))
+            found[not question].append(TrainingText(tuple(tokens), first))
         return found
 
 
@@ -156,9 +156,9 @@ def _width(model: Model, place: Place) -> int:
     return shape[1]
 
 
-def _known(data: bytes, model: Model) -> BodyLoRA | None:
+def _known(data: bytes, model: Model) -> LayerLoRA | None:
     """None if damaged: it can be measured again."""
     try:
-        return unpacked_body(data, model.config)
+        return unpacked_layers(data, model.config)
     except RuvmlxError:
         return None

@@ -24,7 +24,7 @@ import numpy as np
 from ...models.model import Message
 from ...store import RatedRoute, RouteRow, Store
 from .. import signal
-from ..adapter_history import Ledger
+from ..adapter_history import AdapterHistory
 from . import bandit, fastgrnn
 from .bandit import Regression
 from .router_lora import Evidence, RouterLoRA, errors, fit, train
@@ -126,9 +126,9 @@ def _projection(width: int) -> np.ndarray:
 class Router:
     """The choices of one adapter on one model. Needs the store alone, no weights."""
 
-    def __init__(self, store: Store, ledger: Ledger, fingerprint: str, examples: bool = False):
+    def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
         """examples: the user allows examples."""
-        self._store, self._ledger, self._mine = store, ledger, (fingerprint, ledger.name)
+        self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered(examples)
         self._known: Any = None  # what the arms reflect
         self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
@@ -141,7 +141,7 @@ class Router:
     def sync(self) -> None:
         """Know the ratings in force, if they may have changed: milliseconds at most, mostly nothing."""
         state, _ = self._store.router_cell(*self._mine)
-        known = (self._ledger.version(), self._store.rated_route_mark(*self._mine), state)
+        known = (self._history.version(), self._store.rated_route_mark(*self._mine), state)
         if known == self._known:
             return
         lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None

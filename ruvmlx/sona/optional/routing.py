@@ -21,16 +21,16 @@ class Routing:
         self._routers: dict[str, Router] = {}
 
     def of(self, learner: Learner) -> Router:
-        name = learner.ledger.name
+        name = learner.history.name
         if name not in self._routers:
-            self._routers[name] = Router(self._store, learner.ledger, self._fingerprint, self._examples)
+            self._routers[name] = Router(self._store, learner.history, self._fingerprint, self._examples)
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
         """None where there is nothing to choose: no words to go by, or nothing learned and no examples."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
-        arms = tuple(arm for arm in router.offered if learner.learned or arm.startswith("adapter"))
+        arms = tuple(arm for arm in router.offered if learner.active.differs or arm.startswith("adapter"))
         if len(arms) < 2 or not question.strip():
             return None
         messages = request.messages if request.messages is not None else [Message("user", question)]
@@ -41,17 +41,17 @@ class Routing:
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
         """The newest question is read now, with the model; of earlier ones what is known already."""
-        memory = learner.memory
+        index = learner.rating_index
         known = dict(self._store.questions_of(session_id)) if session_id is not None else {}
 
         def vector(text: str) -> np.ndarray | None:
             if text == question:
-                state = memory.state_of(text)
+                state = index.state_of(text)
             else:
-                state = np.frombuffer(known[text], "<f4") if text in known else memory.known_state(text)
-            if state is None or state.shape != memory.whitening.mean.shape or not np.isfinite(state).all():
+                state = np.frombuffer(known[text], "<f4") if text in known else index.known_state(text)
+            if state is None or state.shape != index.whitening.mean.shape or not np.isfinite(state).all():
                 return None
-            return memory.whitening(state)
+            return index.whitening(state)
 
         return vector
 
@@ -63,8 +63,5 @@ def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
     if learner is None or not untouched:
         yield
         return
-    learner.untouched()
-    try:
+    with learner.active.installed(None):
         yield
-    finally:
-        learner.stand()

@@ -28,7 +28,7 @@ CANDIDATES = tuple(
 
 
 @dataclass(frozen=True)
-class Found:
+class CandidateSummary:
     """A policy and what is known of it. latency: time of a token against f16's; bytes: of a sequence at the
     context that is needed."""
 
@@ -65,12 +65,12 @@ class KVChoice:
     reason: str
 
 
-def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Found:
+def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
     """What the measurements of one policy say together."""
     blocks = sum(r.blocks for r in rows)
     kl = sum(r.total for r in rows) / blocks
     latency = median(r.us / r.us_f16 for r in rows)
-    return Found(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
+    return CandidateSummary(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
@@ -83,7 +83,7 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 
 
 def choose(
-    found: Iterable[Found], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
+    found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
     """found: what was measured often enough. budget: bytes, 0 for none. pressed: memory is short."""
     known = list(found)
@@ -107,11 +107,11 @@ def choose(
     return _chosen(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
 
 
-def _size(found: Found) -> tuple[int, float]:
+def _size(found: CandidateSummary) -> tuple[int, float]:
     return found.bytes, found.upper
 
 
-def _chosen(found: Found, why: str) -> KVChoice:
+def _chosen(found: CandidateSummary, why: str) -> KVChoice:
     return KVChoice(
         found.policy,
         f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time a token; "

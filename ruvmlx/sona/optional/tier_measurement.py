@@ -21,10 +21,11 @@ from ...engine.types import GenerationResponse
 from ...kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ...kv.pool import HIGH, LOW, PagePool
 from ...models.model import Model
+from ...pausing import Pause, Stopped, stop_when
 from ...sampling import log_softmax
 from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
 from . import tier_choice
-from .tier_choice import KL_LIMIT, REPLIES, Found, KVChoice, choose, summary
+from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
 BLOCKS = 8  # of a reply, the last ones, that are compared
 PIECE = 16  # tokens between two looks at `cancel`: 25 to 40 ms with the starter model on two cores
@@ -34,12 +35,6 @@ REPLIES_AT_ONCE = 2  # per review
 RECENT = 100  # replies that say how long a context is needed
 
 NO_TIERS = "this backend keeps f16 alone"
-
-Pause = Callable[[], None]
-
-
-class Stopped(Exception):
-    """Somebody needs the machine."""
 
 
 class NoRoom(Exception):
@@ -67,7 +62,7 @@ class Cost:
     us_f16: float
 
 
-class Reading:
+class TierComparison:
     """A reply read with the f16 cache up to its last BLOCKS blocks, which are then read with f16 and with a
     policy by turns. All policies are so compared on the same tokens, each of which sees pages of every tier.
     """
@@ -139,7 +134,7 @@ class KVStatus:
     observed: list[dict[str, Any]]
 
 
-class KVLedger:
+class TierHistory:
     """What the store knows of a model's KV policies on a backend; no weights are needed."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
@@ -196,7 +191,7 @@ class KVLedger:
         seen = self.store.kv_observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
-    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[Found]:
+    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """What the candidates cost, once each was measured often enough: half of them are no choice."""
         rows = self.store.kv_measured(*self.mine)
         mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
@@ -221,9 +216,11 @@ def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
 class KVLoop:
     """Observes, measures and chooses. Lives in the backend's thread."""
 
-    def __init__(self, ledger: KVLedger, model: Model, backend: Backend, limit: float | None = None) -> None:
+    def __init__(
+        self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
+    ) -> None:
         """limit: nats per token, of KL(f16 || policy); KL_LIMIT unless given."""
-        self.ledger, self._backend = ledger, backend
+        self.history, self._backend = history, backend
         self._context = model.config.max_context
         self._limit = KL_LIMIT if limit is None else limit
         self._pool: PagePool | None = getattr(backend, "pool", None)
@@ -236,7 +233,7 @@ class KVLoop:
         cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
         return KVObservation(
             response.request_id,
-            *self.ledger.mine,
+            *self.history.mine,
             policy.hot if policy else EVERYTHING,
             policy.warm if policy else EVERYTHING,
             response.cache_tokens,
@@ -256,7 +253,7 @@ class KVLoop:
 
     def due(self) -> bool:
         """Is there a reply that a review would measure?"""
-        return self._pool is not None and next(self.ledger.unmeasured(), None) is not None
+        return self._pool is not None and next(self.history.unmeasured(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure up to REPLIES_AT_ONCE replies, then choose; says what it found. `cancel` ends measuring."""
@@ -266,7 +263,7 @@ class KVLoop:
         done: list[str] = []
         try:
             with untouched(self._backend):
-                self._measure_some(_pause(cancel), done)
+                self._measure_some(stop_when(cancel), done)
         except Stopped:
             stop = "stopped; it goes on from there"
         except NoRoom as e:
@@ -275,21 +272,21 @@ class KVLoop:
         return report | {"seconds": time.perf_counter() - started}
 
     def _measure_some(self, pause: Pause, done: list[str]) -> None:
-        for i, (reply_id, missing) in enumerate(list(self.ledger.unmeasured())):
+        for i, (reply_id, missing) in enumerate(list(self.history.unmeasured())):
             if i == REPLIES_AT_ONCE:
                 return
-            tokens = self.ledger.store.reply_tokens(reply_id)[: min(MOST, self._context)]
-            reading = Reading(self._backend, tokens, max(map(reach, self.ledger.candidates)))
+            tokens = self.history.store.reply_tokens(reply_id)[: min(MOST, self._context)]
+            reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
                 row = KVMeasured(
                     reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
                 )  # fmt: skip
-                self.ledger.store.add_kv_measured(*self.ledger.mine, row)
+                self.history.store.add_kv_measured(*self.history.mine, row)
             done.append(reply_id)
 
-    def _measured(self, reading: Reading, policy: TierPolicy, pause: Pause) -> Cost:
+    def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
         """NoRoom when memory gets short: then the policy in force is not the one to be measured."""
         pool = self._pool
         assert pool is not None
@@ -311,12 +308,12 @@ class KVLoop:
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose by all that was measured, and keep the choice where there is something to choose by."""
-        ledger, context, now = self.ledger, self.ledger.context(), pool.pressure()
-        before = ledger.store.kv_choice(*ledger.mine)
+        history, context, now = self.history, self.history.context(), pool.pressure()
+        before = history.store.kv_choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
-        found = ledger.found(lambda policy: policy.bytes(context, pool.sizes))
-        asked = {"asked": ledger.asked is not None, "pressure": now, "changed": False}
+        found = history.found(lambda policy: policy.bytes(context, pool.sizes))
+        asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
         if before and not found:  # the candidates are others than they were; these are not known yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
@@ -338,13 +335,5 @@ class KVLoop:
         if before and before.report == report:
             return False
         hot, warm = choice.policy.hot, choice.policy.warm
-        self.ledger.store.put_kv_choice(*self.ledger.mine, KVChoiceRow(hot, warm, report, time.time()))
+        self.history.store.put_kv_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
         return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))
-
-
-def _pause(cancel: threading.Event | None) -> Pause:
-    def pause() -> None:
-        if cancel is not None and cancel.is_set():
-            raise Stopped
-
-    return pause
