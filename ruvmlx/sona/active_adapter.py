@@ -21,6 +21,7 @@ from ..pausing import Pause
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
+from .base_probe import probe_under
 from .calibration import measure
 from .kl_probe import KLProbe
 from .state import LearnerState, ProbedBase
@@ -164,7 +165,9 @@ class ActiveAdapter:
             self.frozen_probe.look(pause or (lambda: None))  # while the untouched head is in place
         self.backend.set_lora(lora)
         context = self._model.config.max_context
-        return ProbedBase(lora, self.frozen_probe.under(self.backend, self._model.tokenizer, context, pause))
+        return ProbedBase(
+            lora, probe_under(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
+        )
 
     def remember(self, base: int, probed: ProbedBase) -> None:
         """Keep the probe of a base that was measured before it was stored under this id."""

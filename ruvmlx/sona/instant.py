@@ -108,7 +108,7 @@ def update(
     if not stats.finite:
         raise NotFinite(BROKEN)
     trend = turned(adapter.trend, weight, trace.log_ratio)
-    evidence, block = probe.asking.rated(
+    evidence, block = probe.coordinates.solver.rated(
         held(adapter, probe), stats.gradient, stats.information, stats.beside, weight, remembered(trend),
         RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
@@ -128,10 +128,11 @@ def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update 
 def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
     """The same adapter within the caps of a reference text that is read anew."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
-    block = probe.columns(adapter.lora_b) * share
+    block = probe.coordinates.columns(adapter.lora_b) * share
     _sound(block)
     return capped(
-        UncappedUpdate(adapter, block, adapter.evidence, probe.covers(adapter), adapter.trend), probe
+        UncappedUpdate(adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend),
+        probe,
     )
 
 
@@ -149,12 +150,15 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
             rest = beside(adapter, held(adapter, probe), probe)
         except NotFinite:
             rest = np.full((len(square), probe.tokens.size + 1), np.nan, np.float32)
-        by_token, by_feature = square / len(u) * expected, np.broadcast_to(square, (len(square), probe.k))
+        by_token, by_feature = (
+            square / len(u) * expected,
+            np.broadcast_to(square, (len(square), probe.coordinates.k)),
+        )
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
             rest,
-            probe.covers(adapter),
+            probe.coordinates.covers(adapter),
             all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
         )
 
@@ -183,14 +187,14 @@ def held(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
 
 def asked(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
     """What the evidence [3, r, A + k] asks for at a gain of 1, held back to about SAID_CAP: [r, A + 1]."""
-    return probe.asking.block(evidence, RULE, probe.answered(adapter), adapter.scale)
+    return probe.coordinates.solver.block(evidence, RULE, probe.answered(adapter), adapter.scale)
 
 
 def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
     """What an adapter with this evidence says beside what that asks for, at a gain of 1: [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
-    now = probe.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
+    now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
     return now - asked(adapter, evidence, probe)
 
 
@@ -202,7 +206,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLPr
     trend = _unit(adapter.trend - (after.trend - before.trend))
     block = asked(adapter, new, probe) + beside(adapter, old, probe)
     _sound(block)
-    return capped(UncappedUpdate(adapter, block, new, probe.covers(adapter), trend), probe)
+    return capped(UncappedUpdate(adapter, block, new, probe.coordinates.covers(adapter), trend), probe)
 
 
 def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:

@@ -14,7 +14,9 @@ from ..progress import Count
 
 def texts() -> list[tuple[str, str]]:
     """(question, answer) of the reference text; what has no question is prose."""
-    return json.loads(resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8"))
+    return json.loads(
+        resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8")
+    )
 
 
 def digest() -> str:

@@ -170,7 +170,7 @@ def test_the_cap_with_a_base(open_tiny):
                 runtime.learner.active.probe_base(random_base(runtime.model.config, size=size)).probe,
                 [],
             )
-            block = probe.columns(big.lora_b)
+            block = probe.coordinates.columns(big.lora_b)
             update = instant.capped(
                 instant.UncappedUpdate(big, block, big.evidence, True), Counting(probe, calls)
             )

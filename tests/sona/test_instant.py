@@ -156,20 +156,20 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(probe):
 
 def pushed(evidence, probe) -> np.ndarray:
     """What the evidence asks for, without a cap."""
-    return probe.asking.block(evidence, instant.RULE)
+    return probe.coordinates.solver.block(evidence, instant.RULE)
 
 
 @pytest.mark.parametrize("size", [0.02, 0.1])
 def test_what_is_asked_is_what_its_twin_says(trace, probe, size):
     evidence, adapter = strong_evidence(probe, size), trace.adapter
-    twin = EvidenceSolverRef(probe.precision, probe.features.astype(np.float16), probe.ends)
+    twin = EvidenceSolverRef(probe.precision, probe.features.astype(np.float16), probe.coordinates.ends)
     want = twin.block(evidence, instant.RULE, probe.answered(adapter), adapter.scale)
     np.testing.assert_allclose(instant.asked(adapter, evidence, probe), want, atol=1e-4 * np.abs(want).max())
 
 
 def test_features_say_nothing_where_chance_explains_all(probe):
     rng = np.random.default_rng(4)
-    g = rng.normal(size=(50, 2, probe.k))
+    g = rng.normal(size=(50, 2, probe.coordinates.k))
     noise, taste = ((x.sum(axis=0), (x * x).sum(axis=0)) for x in (g, g + 0.5))
     much = instant.FEATURE.noise
     assert beyond_noise(*noise, much).max() < 0.4 and beyond_noise(*taste, much).min() > 0.8
@@ -202,16 +202,16 @@ def test_what_replies_say_is_held_back_and_their_end_is_not(probe, trace, size, 
     held = instant.asked(adapter, evidence, probe)
     before, after = slow_said(probe, adapter, free), slow_said(probe, adapter, held)
     quiet = free.copy()
-    quiet[:, probe.ends] = 0
+    quiet[:, probe.coordinates.ends] = 0
     found = probe.answered(adapter).distance(quiet, adapter.scale)
     assert found[0] == pytest.approx(before, rel=1e-3, abs=1e-6)
     if before <= instant.SAID_CAP:
         np.testing.assert_array_equal(held, free)
     else:
         assert after == pytest.approx(instant.SAID_CAP, rel=0.1)
-    others = np.setdiff1d(np.arange(probe.tokens.size + 1), probe.ends)
-    assert len(probe.ends) == len(probe.eos)
-    np.testing.assert_array_equal(held[:, probe.ends], free[:, probe.ends])
+    others = np.setdiff1d(np.arange(probe.tokens.size + 1), probe.coordinates.ends)
+    assert len(probe.coordinates.ends) == len(probe.eos)
+    np.testing.assert_array_equal(held[:, probe.coordinates.ends], free[:, probe.coordinates.ends])
     share = np.sum(held[:, others] * free[:, others]) / np.sum(free[:, others] ** 2)
     np.testing.assert_allclose(held[:, others], share * free[:, others], rtol=1e-4, atol=1e-6)
 
@@ -230,7 +230,7 @@ def test_what_is_held_back_leaves_no_trace(trace, probe):
 def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
     """From an adapter with the evidence `before` to one with this."""
     block = instant.asked(adapter, evidence, probe) + instant.beside(adapter, before, probe)
-    return instant.UncappedUpdate(adapter, block, evidence, probe.covers(adapter))
+    return instant.UncappedUpdate(adapter, block, evidence, probe.coordinates.covers(adapter))
 
 
 def test_a_rating_is_taken_back(trace, probe, tiny_backend):
@@ -249,7 +249,9 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, probe):
     b[:, probe.tokens] = rng.normal(size=(2, probe.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
     assert probe.kl(far) > instant.KL_CAP
-    capped = instant.capped(instant.UncappedUpdate(far, probe.columns(b), far.evidence, True), probe)
+    capped = instant.capped(
+        instant.UncappedUpdate(far, probe.coordinates.columns(b), far.evidence, True), probe
+    )
     found = probe.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
@@ -327,7 +329,7 @@ def test_distance_over_some_tokens_is_that_over_all(trace, probe):
 def test_the_distance_of_a_share_of_all_that_an_adapter_moves(trace, probe):
     """One that a consolidation has left a tail in, beside the tokens that ratings may move."""
     adapter = replace(random_adapter(trace, np.arange(probe.vocab_size), 0.05), gain=0.5)
-    block = 2 * probe.columns(random_adapter(trace, probe.tokens, 0.1).lora_b)
+    block = 2 * probe.coordinates.columns(random_adapter(trace, probe.tokens, 0.1).lora_b)
     few = replace(probe, tokens=np.ascontiguousarray(probe.tokens[::3]))
     third = [*range(0, probe.tokens.size, 3), probe.tokens.size]
     whole = instant.UncappedUpdate(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence, False)
@@ -356,8 +358,8 @@ def test_prose_that_is_read_most_is_looked_at_whole():
 def test_groups_of_prose_count_by_the_states_they_stand_for(probe):
     counts, prose = np.array([2, 3, 4]), np.array(30)
     few = replace(probe, counts=counts, prose=prose)
-    assert few._groups(np.arange(9)) == [(2, 0.0), (3, 0.1), (4, 0.9)]
-    some = few._groups(np.array([0, 1, 6, 8]))  # none of those that count for themselves
+    assert few.groups.of(np.arange(9)) == [(2, 0.0), (3, 0.1), (4, 0.9)]
+    some = few.groups.of(np.array([0, 1, 6, 8]))  # none of those that count for themselves
     assert some == [(2, 0.0), (0, 0.0), (2, 1.0)]
 
 
@@ -372,5 +374,5 @@ def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, probe, tiny, ti
     want = float(np.mean(frozen[at] - log_softmax_rows(z)[at]))
     found, few = probe.distance(adapter), probe.distances_dense(adapter)(1.0)
     assert abs(found.rise - want) < 0.5 * abs(few.rise - want)
-    slope = probe.distances(adapter, probe.columns(adapter.lora_b))(1e-3)
+    slope = probe.distances(adapter, probe.coordinates.columns(adapter.lora_b))(1e-3)
     assert slope.rise == pytest.approx(1e-3 * slope.slope, rel=0.05)
