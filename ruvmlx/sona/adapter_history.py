@@ -1,4 +1,4 @@
-"""The history: which ratings are in force, which adapter version they led to, and the way back.
+"""The history of an adapter: ratings in force, the versions that they led to, undo and rollback.
 
 It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
 """
@@ -14,15 +14,15 @@ from ..store.bases import Attempt, RatedReply
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 
-MINIMUM = 10  # ratings that the background loop wants to see
+MINIMUM = 10  # ratings below which the background loop does not train
 DUE = 16  # new ratings after which it starts by itself
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """updates: ratings that moved the weights; pending: ratings that no consolidation has read yet.
-    kl, kl_cap: nats per token on reference text. versions: those that rollback can reach. last: the newest
-    attempt to consolidate.
+    """updates: ratings that moved the weights. pending: ratings that no consolidation has trained on yet.
+    kl, kl_cap: nats per token on the reference text. versions: those that rollback can reach. last: the
+    newest attempt to consolidate.
     """
 
     ratings: int
@@ -53,7 +53,7 @@ class AdapterHistory:
         return self._store.adapter(*self._key, version)
 
     def base_of(self, version: int) -> int:
-        """Id of the base that a version stands on; 0: none."""
+        """Id of the base LoRA of a version; 0: none."""
         return self._store.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
@@ -79,7 +79,7 @@ class AdapterHistory:
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
         state: bytes, kl: float, norm: float,
     ) -> int:  # fmt: skip
-        """Write a rating and the weights it made in one transaction; returns their version.
+        """Write a rating and the weights that it made in one transaction; returns their version.
 
         HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
@@ -89,7 +89,7 @@ class AdapterHistory:
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
+        """Write a version that no rating made: the same adapter, scaled down. HeadMoved as above."""
         with self._store.transaction():
             return self._store.add_version(*self._key, parent, state, kl, norm)
 
@@ -103,7 +103,7 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """A version on a base of its own, in one transaction with what led to it; returns the version.
+        """Write a version on a new base and its report in one transaction; returns the version.
 
         HeadMoved, if the version in use is not `parent` any more: nothing is written then. `pause` may raise
         to leave before anything is written.
@@ -117,7 +117,7 @@ class AdapterHistory:
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Remember a consolidation that changed nothing, and why."""
+        """Record a consolidation that changed nothing, and why."""
         with self._store.transaction():
             self._store.add_attempt(*self._key, parent, None, report)
 
@@ -126,20 +126,20 @@ class AdapterHistory:
         return self._store.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """What the background loop trains on, the newest `limit` of them."""
+        """The newest `limit` rated replies, for the background loop."""
         return self._store.rated_replies(*self._key, limit)
 
     def last_promotion(self) -> int:
-        """The newest version on the way to the one in use that brought a base; 0: none did."""
+        """The newest ancestor of the version in use that was a promotion; 0: there is none."""
         found = self._store.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def due(self) -> bool:
-        """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        """Is there work for the background loop: enough new ratings, or a stopped run?"""
         return self.missing() == 0
 
     def missing(self) -> int:
-        """Ratings that are still wanted until it is due."""
+        """Ratings that are missing until the background loop is due."""
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
@@ -156,12 +156,12 @@ class AdapterHistory:
         """When the oldest rating in force was given, seconds since 1970."""
         return self._store.first_rating(*self._key)
 
-    # -- the way back --------------------------------------------------------------------------------
+    # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take the last rating back: the adapter is again, bit for bit, what it was before it.
+        """Take the last rating back: the adapter is again, bit for bit, what it was before.
 
-        A consolidation that came after it is gone with it.
+        A consolidation after that rating is undone with it. NotFound if there is no rating.
         """
         with self._store.transaction():
             version = self._store.last_rating(*self._key, self.version())

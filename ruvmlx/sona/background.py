@@ -1,17 +1,17 @@
-"""The background loop: what ratings said one by one is read again together and trained into a base LoRA.
+"""The background loop: trains a base LoRA on all ratings together.
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
-         + 0.5 mean over reference text of KL(frozen || p)
-         + EWC's penalty for leaving what earlier tasks need, where it is on (optional/ewc.py)
+         + 0.5 mean over plain texts of KL(frozen || p)
+         + the EWC penalty on changes to weights that earlier tasks depend on, if it is on (optional/ewc.py)
 
-w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen model is now, so its push fades
-as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
-output head at the end. The result is used only if it passes the gate (gate.py).
+w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model, so its push fades as
+it takes effect: that is DRO's regulariser. MicroLoRA is active throughout, and folded into the base's output
+head at the end. The result is used only if it passes the promotion test (promotion.py).
 
-A run is made of optimiser steps, a step of single texts, a text of slices. Between slices, of some tens of
-milliseconds on the starter model, it can be stopped. In this process it goes on from its last whole text, and
-what the gate has measured is known; in another one it goes on from its last whole step.
-tests/sona/pauses.py shows how long it goes without asking.
+A run consists of optimiser steps, a step of texts, a text of slices. It can be stopped between slices, which
+take some tens of milliseconds on the starter model. In the same process it resumes after its last whole text,
+and keeps the promotion test's measurements; in another process, after its last whole step.
+tests/sona/pauses.py measures the time between two pauses.
 """
 
 import threading
@@ -37,19 +37,19 @@ from ..training.trainer import TARGETS, Trainer
 from . import objective, replay
 from .adapter_history import MINIMUM
 from .learner import Learner
-from .promotion import Candidate, PromotionGate
+from .promotion import Candidate, PromotionTest
 from .replay import Buffer, RatedExample
 
-SCALE = 2.0  # alpha / rank of what is trained here
+SCALE = 2.0  # alpha / rank of the trained base LoRA
 HEAD_RANK = 8
 SAVE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth.
+    """steps: of the optimiser. lr: the highest; it rises for `warmup` steps, then falls to a tenth.
 
-    Seen on the starter model after forty ratings by someone who likes short replies, with an instant
+    Measured on the starter model after forty ratings by someone who likes short replies, with an instant
     loop weaker than today's, mean stars of 60 held-out replies: 2.7 by the ratings alone, 3.9 with 8
     steps at 5e-4, 3.5 with 15 steps at 3e-4; with the upper half of the layers 3.1 to 3.2, at 3e-4 to
     6e-4 and 15 to 20 steps.
@@ -63,7 +63,7 @@ class TrainingSettings:
     nll: float = 0.1
     kl: float = 0.5
     modules: tuple[str, ...] = TARGETS
-    depth: float = 1.0  # share of the layers that is trained, counted from the last
+    depth: float = 1.0  # trained share of the layers, counted from the last
     minimum: int = MINIMUM
     ewc: float = 0.0  # strength of the penalty; off by the table in optional/ewc.py
 
@@ -82,19 +82,19 @@ class Background:
         self._learner, self._model = learner, model
         self.settings = settings or TrainingSettings()
         self._trainer: Trainer | None = None
-        self._frozen: dict[TrainingText, np.ndarray] = {}  # hidden states of the plain text
+        self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
-        self._gate: PromotionGate | None = None
-        self._sum: _Sum | None = None  # of the step that was left in the middle
+        self._gate: PromotionTest | None = None
+        self._sum: _Sum | None = None  # of a step that was stopped
 
     @property
     def paused(self) -> bool:
-        """Was a run stopped that can go on?"""
+        """Can a stopped run be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
-        """Give the training graph's memory back; a run that was stopped goes to the store."""
+        """Free the training graph; save a stopped run in the store."""
         if self._paused is not None:
             self._learner.history.put_training(self._paused.to_bytes())
         self._free()
@@ -105,7 +105,7 @@ class Background:
         self._trainer, self._frozen, self._paused, self._gate, self._sum = None, {}, None, None, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
+        """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
         learner, config, pause = self._learner, self._model.config, stop_when(cancel)
         learner.sync()
         try:
@@ -133,7 +133,7 @@ class Background:
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
-            self._paused = training  # writing it down takes longer than who stopped it wants to wait
+            self._paused = training  # `close` saves it; writing takes too long now
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
             return _report(False, done)
         finally:
@@ -145,7 +145,7 @@ class Background:
     # -- where it starts -----------------------------------------------------------------------------
 
     def _resumed(self, pause: Pause = lambda: None) -> Training | None:
-        """The run that was stopped, if it led on from weights that still count, under the same settings."""
+        """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._gate = self._sum = None
@@ -161,22 +161,22 @@ class Background:
         self._paused = self._gate = self._sum = None
         return None
 
-    def _gate_of(self, buffer: Buffer, pause: Pause) -> PromotionGate:
-        """The one that was left in the middle, if it was about the same ratings."""
+    def _gate_of(self, buffer: Buffer, pause: Pause) -> PromotionTest:
+        """The stopped promotion test, if it was about the same ratings."""
         if self._gate is None or self._gate.buffer != buffer:
-            self._gate = PromotionGate(self._learner, buffer, pause)
+            self._gate = PromotionTest(self._learner, buffer, pause)
         self._gate.pause = pause
         return self._gate
 
     def _fresh(self, pause: Pause = lambda: None) -> Training:
-        """The base in use goes on being trained; layers that it does not change yet start from nothing."""
+        """Continue from the base in use; matrices that it does not change yet start at zero."""
         state = self._learner.state
         facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
         facts["anchors"] = self._anchor_ids()
         return Training(self._start(state.version, pause), SCALE, facts=facts)
 
     def _start(self, seed: int, pause: Pause) -> dict[Place, Pair]:
-        """The same again for the same seed, as long as the base in use is the same."""
+        """Deterministic for a seed and a base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         layers = self._model.config.n_layers
@@ -190,7 +190,7 @@ class Background:
         return pairs
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
-        """lora_a random, lora_b zero: it changes nothing yet."""
+        """lora_a random, lora_b zero: no change yet."""
         shape = place_shape(self._model.config, module, layer)
         assert shape is not None
         a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
@@ -200,7 +200,7 @@ class Background:
         return asdict(self.settings) | {"modules": list(self.settings.modules)}
 
     def _anchor_ids(self) -> list[int]:
-        """Of the anchors that count: none where the penalty is off."""
+        """The anchors in the loss; none when the penalty is off."""
         return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Background:
         self,
         training: Training,
         buffer: Buffer,
-        gate: PromotionGate,
+        gate: PromotionTest,
         progress: Progress | None,
         pause: Callable,
     ) -> None:
@@ -224,7 +224,7 @@ class Background:
             loss, grads = self._gradients(training, buffer, gate, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
                 self._free()
-                self._learner.history.put_training(None)  # or the next run would begin with it
+                self._learner.history.put_training(None)  # or the next run would resume from it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
                 )
@@ -241,12 +241,12 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, gate: PromotionGate, pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, gate: PromotionTest, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
-        """Loss and gradients of one step, gathered text by text; those of a step that was left are known."""
+        """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
         base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
-        whole = joined(base, self._learner.layer_lora) or base  # ratings' change is in force throughout
+        whole = joined(base, self._learner.layer_lora) or base  # the layer LoRA stays active
         total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
@@ -270,13 +270,13 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """share -> the base that far on the way, the head's change folded in, and the micro that is left."""
+        """share of the training -> base with the head's change folded in, and the rest as MicroLoRA."""
         old, start = self._learner.base, self._start(training.facts["version"], pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            if old is not None and HEAD in old.pairs:  # which was not trained
+            if old is not None and HEAD in old.pairs:  # the head is not trained
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
@@ -285,8 +285,8 @@ class Background:
 
         return at
 
-    def _finish(self, training: Training, gate: PromotionGate) -> dict[str, Any]:
-        """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
+    def _finish(self, training: Training, gate: PromotionTest) -> dict[str, Any]:
+        """Fold, test, and promote or refuse. A rating committed meanwhile is folded in, too."""
         learner = self._learner
         while True:
             learner.sync()
@@ -316,16 +316,16 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 
 
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
-    """How hard the reply's mean log-probability is pushed up, or down below zero. Means per token, nats."""
+    """Weight of the reply's mean log-probability; negative pushes it down. frozen, now: nats per token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # what it would hardly say any more needs no push: TOPR's taper, as in trace.py
+    if w < 0:  # TOPR's taper, as in trace.py: a reply that is hardly likely any more needs no push
         drawn = frozen if example.drawn is None else example.drawn
         w *= float(np.exp(min(0.0, now - drawn)))
     return w + (nll if example.reward > 0 else 0.0)
 
 
 class _Sum:
-    """Losses and gradients of a step, added up."""
+    """Sum of a step's losses and gradients."""
 
     def __init__(self, of: tuple[int, int]) -> None:
         """of: the step, and the version in use."""
@@ -334,7 +334,7 @@ class _Sum:
         self._weight = 0.0
 
     def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
-        """The same weight times share, remembered for the text's loss."""
+        """`weigh` times share; the weight is remembered for the text's loss."""
 
         def weight(value: float) -> float:
             self._weight = weigh(value) * share
@@ -343,7 +343,7 @@ class _Sum:
         return weight
 
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
-        """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
+        """Add a text right after its `weighed` was called; its gradients contain the weight."""
         self.plus(self._weight * value, grads)
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:

@@ -1,11 +1,13 @@
-"""The deep loop: at the end of a task, or after a week, what was learned is made dear to change, and the
-memory is put in order.
+"""The deep loop: at the end of a task, or after a week, it anchors what was learned and tidies the reasoning
+bank.
 
-It measures the Fisher of the base in use on the task's liked replies (ewc.py), one gradient per reply, and
-stores it as an anchor; the background loop then trains under the penalty for leaving it. The bank's patterns
-are clustered afresh: alike ones are merged, poor ones are not found any more (bank.py). Ratings all stay.
+It measures the importance of the base's weights on the task's liked replies (optional/ewc.py), one gradient
+per reply, and stores it as an anchor; the background loop then trains under a penalty for leaving it. It
+clusters the bank's patterns again: alike ones are merged, poor ones are no longer found (reasoning_bank.py).
+All ratings stay.
 
-Between slices of a reply it can be stopped; it goes on from the last whole reply, in this process or another.
+It can be stopped between slices of a reply, and resumes after the last whole reply, in this process or
+another.
 """
 
 import json
@@ -32,7 +34,7 @@ from .task_boundary import boundaries
 from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # liked ones that are measured at most, the newest
+REPLIES = 64  # liked replies that are measured at most, the newest
 FEWEST = 3
 SAVE_EVERY = 8  # replies
 
@@ -50,7 +52,7 @@ class Task:
 
 @dataclass
 class FisherRun:
-    """A measurement under way. facts: what it is of; it goes on only where that is still so."""
+    """A measurement under way. facts: its base and replies; it resumes only if they are the same."""
 
     facts: dict[str, Any]
     fisher: Importance
@@ -74,23 +76,23 @@ class Deep:
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
         self._paused: FisherRun | None = None
-        self._trainer: Trainer | None = None  # of a run that was stopped
+        self._trainer: Trainer | None = None  # of a stopped run
         self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
 
     @property
     def paused(self) -> bool:
-        """Was a run stopped that can go on?"""
+        """Can a stopped run be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
-        """A run that was stopped goes to the store."""
+        """Save a stopped run in the store."""
         if self._paused is not None:
             self._learner.history.deep.put_measurement(self._paused.to_bytes())
         self._paused = None
         self._free()
 
     def _free(self) -> None:
-        """Give the training graph's memory back."""
+        """Free the training graph."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
@@ -112,7 +114,7 @@ class Deep:
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """Versions whose ratings began a new task, the oldest first; looked for once per rating."""
+        """Versions whose ratings began a new task, the oldest first; computed once per rating."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -135,7 +137,7 @@ class Deep:
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure, anchor and tidy; says what came of it. A stopped run says so and can be resumed.
+        """Measure, anchor and tidy. Returns a report; that of a stopped run says so.
 
         anchor: False only tidies.
         """
@@ -149,7 +151,7 @@ class Deep:
             return _report(False, "stopped before it began")
         if (ratings := len(buffer.train) + len(buffer.held_out)) < MINIMUM:
             return _report(False, f"it takes {MINIMUM} rated replies; there are {ratings}")
-        task, base = self._task(buffer), _body(learner.base)
+        task, base = self._task(buffer), _without_head(learner.base)
         measuring = self._measuring(task)
         try:
             why = self._objection(task, base) if anchor else "EWC is off, so no anchor is needed"
@@ -157,7 +159,7 @@ class Deep:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
         except Stopped:
-            self._paused = measuring  # writing it down takes longer than who stopped it wants to wait
+            self._paused = measuring  # `close` saves it; writing takes too long now
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
             return _report(False, done + "; it goes on from there")
         self._paused = None
@@ -173,7 +175,7 @@ class Deep:
         return Task(liked[-REPLIES:], boundary)
 
     def _objection(self, task: Task, base: BaseLoRA | None) -> str:
-        """Why there is nothing to anchor; "" where there is."""
+        """Why there is nothing to anchor; "" if there is."""
         if base is None or not base.pairs:
             return "nothing has been consolidated yet, so there is nothing to hold on to"
         if len(task.examples) < FEWEST:
@@ -181,7 +183,7 @@ class Deep:
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:
-        """The run that was stopped, if it was about the same; else a new one."""
+        """The stopped run, if it is about the same base and replies; else a new one."""
         state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None
@@ -196,7 +198,7 @@ class Deep:
     def _measure(
         self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
-        """The Fisher of the replies that it does not know yet."""
+        """Add the replies that were not measured yet."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
         if not todo:
             return
@@ -216,7 +218,7 @@ class Deep:
                 progress(done, total)
 
     def _finish(self, measuring: FisherRun, task: Task, why: str, pause: Pause) -> dict[str, Any]:
-        """Tidy the memory and write everything down together."""
+        """Tidy the bank and store everything in one transaction."""
         learner = self._learner
         if not why and not measuring.fisher.finite:
             why = "its numbers are not finite"
@@ -232,8 +234,8 @@ class Deep:
         return report
 
 
-def _body(base: BaseLoRA | None) -> BaseLoRA | None:
-    """The base without the head's change, which no training moves."""
+def _without_head(base: BaseLoRA | None) -> BaseLoRA | None:
+    """The base without the head's change, which is not trained."""
     if base is None:
         return None
     return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)

@@ -1,7 +1,7 @@
 """Rated replies as training examples for other tools.
 
-kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a liked and a disliked
-reply to the same prompt.
+kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a liked and a disliked reply to
+the same prompt.
 """
 
 from collections.abc import Iterator

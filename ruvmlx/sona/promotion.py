@@ -1,5 +1,7 @@
-"""The gate: a trained base is used only if ratings that it has not seen say that it is better, and plain text
-that it is still the same model. All of it is measured in the backend that will run it.
+"""The promotion test of a trained base.
+
+It is used only if held-out ratings prefer it, and plain text shows that it is still the same model.
+Everything is measured in the backend that will run it.
 """
 
 import math
@@ -19,8 +21,8 @@ from .replay import Buffer, RatedExample, TrainingText
 from .state import ProbedBase
 from .trace import adapted_logits
 
-PPL_RISE = 0.02  # of plain text, over the untouched model's
-ROOM = 0.8  # share of the KL cap that a base may use: the rest is for the ratings to come
+PPL_RISE = 0.02  # allowed rise of perplexity on plain text, over the untouched model's
+ROOM = 0.8  # share of the KL cap that a base may use; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
 
 Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
@@ -39,7 +41,7 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """Rise that is allowed where this is the adapter in use: what is no worse than it always is."""
+        """The allowed rise, if this is the drift of the adapter in use: it may be over PPL_RISE already."""
         return max(math.log1p(PPL_RISE), self.rise)
 
     def within(self, now: "ModelDrift") -> bool:
@@ -52,7 +54,7 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """name: of what was measured, among all that the gate measures."""
+    """name: key of its measurements. share: of the training."""
 
     name: str
     share: float
@@ -68,7 +70,7 @@ class TriedCandidate:
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """ground: the base that was measured, and the reference text under it."""
+    """ground: the measured base, and the KL probe under it."""
 
     promoted: bool
     ground: ProbedBase
@@ -77,19 +79,17 @@ class PromotionResult:
     report: dict[str, Any]
 
 
-class PromotionGate:
-    """Measures adapters on held-out ratings and reference text. Leaves its last base in the backend.
+class PromotionTest:
+    """Measures adapters on held-out ratings and the reference text. Leaves its last base in the backend.
 
-    When it is left in the middle, because `pause` raised, what it has measured is known the next time.
+    If `pause` raises, the next call reuses all that was measured.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
         self._learner, self.buffer, self.pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
-        self._known: dict[
-            tuple[str, TrainingText], float
-        ] = {}  # log-probabilities, by what they were measured of
+        self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (name, text)
         self._ground: tuple[str, ProbedBase] | None = None  # the newest
         self._version = -1  # that `_known` and `_ground` are of
 
@@ -103,7 +103,7 @@ class PromotionGate:
                     known[example.reply_id] = self._logprob(example.text, None)
 
     def judge(self, candidate: Candidate) -> PromotionResult:
-        """As much of the training as plain text allows, and whether held-out ratings prefer it."""
+        """Find the largest allowed share of the training, then ask the held-out ratings."""
         learner = self._learner
         if learner.version != self._version:
             self._version, self._known, self._ground = learner.version, {}, None
@@ -131,9 +131,9 @@ class PromotionGate:
         return PromotionResult(not reason, last.ground, last.micro, last.found.kl, facts)
 
     def _tried(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
-        """Less and less of the training until it is no worse for plain text than allowed, or than now.
+        """Smaller and smaller shares of the training, until plain text is no worse than allowed, or than now.
 
-        What is then still too far from the untouched model, as the adapter in use may be, is shrunk whole.
+        If the last one is still too far from the untouched model, the whole base is scaled down.
         """
         tries: list[TriedCandidate] = []
         for share in SHARES:
@@ -156,7 +156,7 @@ class PromotionGate:
         return TriedCandidate(name, share, ground, micro, found)
 
     def _grounded(self, name: str, base: BaseLoRA) -> ProbedBase:
-        """The reference text under a base, which the backend has then."""
+        """The KL probe under a base, which stays in the backend."""
         if self._ground is None or self._ground[0] != name:
             self._ground = name, self._learner.active.probe_base(base, self.pause)
         ground = self._ground[1]
@@ -166,8 +166,10 @@ class PromotionGate:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """DRO's loss on the held-out ratings, mean of (r - V - tau * rho)^2 / 2, V's level fitted to them as
-        DRO fits V: that all old replies become less likely together, as they do, says nothing of taste."""
+        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2, V's level fitted to them.
+
+        DRO fits V as well. Training makes all old replies less likely together; that says nothing of taste.
+        """
         held = self.buffer.held_out
         rho = [self._measured(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
         missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
@@ -179,13 +181,13 @@ class PromotionGate:
         return -sum(self._measured(name, t, micro) * t.said for t in texts) / sum(t.said for t in texts)
 
     def _measured(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """`_logprob`, once for each name."""
+        """`_logprob`, computed once for each name."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
         return self._known[name, text]
 
     def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """Mean log-probability per token of what was said, under the backend's base."""
+        """Mean log-probability per token of the text's answer, under the backend's base."""
         hidden = self._backend.hidden_states(text.tokens[:-1], self.pause)[text.first - 1 :]
         said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
         for part, logits in adapted_logits(micro, hidden, self._backend.head):
@@ -196,7 +198,7 @@ class PromotionGate:
 
 
 def _objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
-    """Why the candidate is not used; "" when it is."""
+    """Why the candidate is refused; "" if it is promoted."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its numbers are not finite"
     if found.kl > KL_CAP:

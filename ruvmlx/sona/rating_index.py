@@ -1,7 +1,8 @@
-"""Memory: the bank kept in step with the store, and what other parts ask of it.
+"""The rating index: the reasoning bank kept in step with the store, and the questions that other parts ask of
+it.
 
 The ratings in force are the truth: after an undo, a rollback or another process's rating the bank follows the
-store. Questions are embedded while the user reads (`settle`); before a reply only where examples are wanted.
+store. Questions are embedded while the user reads (`settle`); before a reply only if it needs examples.
 """
 
 import re
@@ -21,13 +22,13 @@ from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
 MAX_EXAMPLES = 8
-_UNKNOWN = -1  # version of a bank that must look at the store again
+_UNKNOWN = -1  # version of a bank that must be compared with the store again
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: how often an
-    entry was used for a new question. dropped: signals let go because the buffer was full.
+    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: uses of entries
+    for new questions. dropped: signals lost because the buffer was full.
     """
 
     entries: int
@@ -57,17 +58,17 @@ class RatingIndex:
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
     ):
-        """implicit: also heed what the user did with replies that were not rated."""
+        """implicit: also use implicit feedback on replies that were not rated."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # of the history, that the bank reflects
+        self._version: int | None = None  # of the adapter, that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: list[ReplyRow] = []  # not settled yet
         self._pending: list[LearningSignal] = []
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """Measured once per model: seconds, the first time."""
+        """Measured once per model; that takes seconds."""
         stored = self._store.whitening(self._model.fingerprint)
         known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
         if known is None:
@@ -84,7 +85,9 @@ class RatingIndex:
 
     def state_of(self, text: str) -> np.ndarray | None:
         """A question's pooled state [D]; reads it with the model, once."""
-        if text not in self._questions:  # read without the base: comparable when that changes
+        if (
+            text not in self._questions
+        ):  # without the base LoRA, so that vectors stay comparable when it changes
             with untouched(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
@@ -95,15 +98,15 @@ class RatingIndex:
         return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
-        """The same, if this process has read it lately."""
+        """The same, if this process has read it recently; else None."""
         return self._questions.get(text)
 
     def committed(self, reply: ReplyRow) -> None:
-        """A reply is in the store: `settle` reads its question, if that was not done yet."""
+        """A reply was stored: `settle` reads its question, if that is still missing."""
         self._new.append(reply)
 
     def settle(self) -> None:
-        """Read the newest questions, keep the bank in order, write signals: while the user reads."""
+        """While the user reads: embed the newest questions, cluster the bank, write signals."""
         new, self._new = self._new, []
         for reply in new:
             self.query(reply)
@@ -114,7 +117,7 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """A reply's question as a unit vector; read now if that was not done yet."""
+        """A reply's question as a unit vector; it is read now if that is still missing."""
         state = reply.query if reply.query is not None else self._store.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -134,7 +137,7 @@ class RatingIndex:
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # pruned as what it was rated then, and is again
+                found = pruned.get(reply_id) != label  # it was pruned with the same rating
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # the first time
             for reply_id in self._store.examples_used(self._model.fingerprint):
@@ -143,10 +146,10 @@ class RatingIndex:
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """What each reply was given: its rating or, where that counts, the strongest sign without one."""
+        """Label by reply id: its rating, else the strongest implicit feedback, if that counts."""
         mine = self._model.fingerprint
         signs = self._store.signals(mine, "implicit") if self._implicit else []
-        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equal ones the newest
+        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
         return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._history.name))
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
@@ -159,9 +162,9 @@ class RatingIndex:
         return self.whitening(state)
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
-        """Merge and prune the bank's patterns; also the label of all that is pruned now, by reply id.
+        """Merge and prune the bank's patterns. Also returns the label of all pruned entries, by reply id.
 
-        The store learns of it from the caller: until then a restart brings everything back.
+        The caller stores it; without that a restart brings all entries back.
         """
         self.sync()
         held = self.bank.labels()
@@ -174,7 +177,7 @@ class RatingIndex:
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """The question's unit vector, if it was ever read; pruned entries' too."""
+        """The question's unit vector, if it was ever read; also of pruned entries."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.query(reply_id)) if known is None else known
 
@@ -186,7 +189,7 @@ class RatingIndex:
         self._version = version
 
     def noticed(self, reply: ReplyRow, label: str) -> bool:
-        """Record what the user did with a reply, if that is wanted; was it?"""
+        """Record implicit feedback, if it is on; True if it was recorded."""
         signal.check_implicit(label)
         if self._implicit:
             self._pending.append(self._signal(reply, label))
@@ -206,21 +209,21 @@ class RatingIndex:
         if rows:
             self._store.add_signals(rows)
 
-    # -- what it is asked ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating, as the other ratings in force have it."""
+        """(r, V(x)) of a new rating, by the other ratings in force."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating in force, as the others in force have it."""
+        """(r, V(x)) of a rating in force, by the others in force."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """r of a rating in force, as the others in force have it."""
+        """r of a rating in force, by the others in force."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
@@ -232,9 +235,9 @@ class RatingIndex:
         size: Callable[[LikedExample], int],
         known: Collection[str] = (),
     ) -> list[LikedExample]:
-        """Up to n liked replies to similar questions, in no more than `room` tokens; the most alike last.
+        """Up to n liked replies to similar questions, in at most `room` tokens; the most similar last.
 
-        size: tokens of an example.  known: texts already in the conversation; none of them is asked again.
+        size: tokens of an example.  known: texts already in the conversation, which are left out.
         """
         anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
@@ -256,7 +259,7 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """None for a reply whose chat was deleted, or of which nothing whole is left."""
+        """None if the chat was deleted, or no whole sentence is left."""
         reply = self._store.reply(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
@@ -281,11 +284,11 @@ def check_examples(n: int) -> int:
 
 
 def whole_sentences(text: str) -> str:
-    """A text that was cut off, up to its last whole line or sentence: an example must not end in mid-air."""
+    """A truncated text up to its last whole line or sentence, because an example must be complete."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 
 
 def _plain(text: str) -> str:
-    """A question without what does not matter: case, spacing, punctuation at its ends."""
+    """A question without case, extra spaces, and punctuation at its ends: to compare two of them."""
     return " ".join(text.casefold().split()).strip(" .?!")

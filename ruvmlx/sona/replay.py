@@ -1,8 +1,8 @@
 """What the background loop trains on: the ratings in force, and plain text on which nothing should change.
 
-That text is not the reference text on which the result is judged.
+The plain text is not the reference text, which judges the result.
 
-The buffer is the store itself: nothing is copied, and a rating that is taken back is gone from here too.
+The buffer is read from the store: nothing is copied, and a rating that is taken back is gone from here, too.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from . import reference_text
 from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
-LIMIT = 10_000  # ratings, the newest
+LIMIT = 10_000  # newest ratings
 HELD_OUT = 5  # one in so many ratings is never trained on
 BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
 
@@ -34,19 +34,20 @@ class RatedExample:
     text: TrainingText
     reward: float
     value: float
-    version: int  # that the rating made
+    version: int  # made by the rating
     drawn: float | None
 
     @property
     def held_out(self) -> bool:
-        """Decided by the reply's id: the same in every run, whatever else is rated."""
+        """By a hash of the reply's id: the same in every run, whatever else is rated."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """train and held_out are disjoint, and so are plain and reference, which is what the gate reads.
-    since: ratings that made later versions are new.
+    """train and held_out are disjoint; so are plain and reference, the text of the promotion test.
+
+    since: ratings with a later version are new.
     """
 
     train: Sequence[RatedExample]
@@ -56,7 +57,7 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """The same for the same seed and step: a run that is resumed goes on as if it had not stopped."""
+        """Deterministic for a seed and step: a resumed run continues as if it had not stopped."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)

@@ -1,10 +1,11 @@
-"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The weights are frozen.
+"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The model's weights are frozen.
 
-The head is linear and not trained here, so its part of the chain is a formula (values.py) and one product;
-MLX differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
+The head is linear and not trained here, so its part of the chain rule is a formula (losses.py) and one
+product; MLX differentiates the rest. Only positions that predict an answer's token go through the head. On a
+CPU all is float32.
 
 MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice
-(slices.py), on the way up and on the way back.
+(slices.py), forward and backward.
 """
 
 from collections import OrderedDict
@@ -29,8 +30,8 @@ from ..platform.mx import BLAS, mx, nn
 from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
-LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
-KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
+LOGITS = 1 << 21  # logits in memory at a time: 30 ms of the starter model's head
+KNOWN = 256 << 20  # bytes of cached inputs of the first trained layer
 TARGETS = MODULES[:7]  # attention and MLP
 
 
@@ -45,23 +46,23 @@ def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """mlx-lm's own module, whatever the backend has put around it."""
+    """mlx-lm's own module, without the backend's wrappers."""
     module = module.plain if "plain" in module else module
     return module.linear if isinstance(module, Changed) else module
 
 
 class LayerInput(NamedTuple):
-    """The states [T, D] that go into layer `first`."""
+    """x [T, D]: the input of layer `first`."""
 
     first: int
     x: mx.array
 
 
 class Trainer:
-    """A graph of one model, and the change of its output head that is in force throughout.
+    """A graph of one model, and the change of its output head that is active throughout.
 
-    backend: one that has the weights in MLX already, as on a GPU, lends its graph; whatever base it has is
-    looked past. Otherwise there is a graph of our own until `close`.
+    backend: one that has the weights in MLX already, as on a GPU, lends its graph, and its base LoRA is
+    ignored. Otherwise the trainer builds a graph of its own and keeps it until `close`.
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class Trainer:
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         del self._graph, self._known
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """What is added to the frozen head's logits from now on."""
+        """Set what is added to the frozen head's logits from now on."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -105,9 +106,9 @@ class Trainer:
     def reply(
         self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
-        """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
+        """Mean log-probability of the answer, and its gradient by the base's factors, times weigh(value).
 
-        Where the weight is 0 there is no gradient, and no way back.
+        With a weight of 0 there is no gradient, and no backward pass.
         """
         return self._run(base, text, logprob(text), weigh, pause)
 
@@ -126,7 +127,7 @@ class Trainer:
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
-        """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
+        """Squared gradient of a reply's mean log-probability by each matrix that the base changes.
 
         By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
         """
@@ -148,7 +149,7 @@ class Trainer:
             found = {}
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
-                for name in names:  # an output's gradient [T, out] is kept no longer than needed
+                for name in names:  # free each output's gradient [T, out] at once
                     found[name] = sums(inputs.pop(name), grads.pop(name))
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
@@ -157,7 +158,7 @@ class Trainer:
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix where something was said, in the untouched model; float32."""
+        """Mean input [in] of each matrix at the answer's positions, in the untouched model; float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
@@ -172,7 +173,7 @@ class Trainer:
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
+        """Zeros [T, out] added to each changed matrix's output: the gradient by them is the output's."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
@@ -180,7 +181,7 @@ class Trainer:
         }
 
     def hidden(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Inputs of the head where something was said [n, D]; None: the untouched model's."""
+        """Inputs of the head at the answer's positions [n, D]; base None: of the untouched model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -219,7 +220,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """The body's factors under flat names, the scale in lora_b."""
+        """The layers' factors by flat names, with the scale in lora_b."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":
@@ -236,7 +237,7 @@ class Trainer:
         return out
 
     def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the value of its logits, and its gradient by hidden; some rows at a time."""
+        """hidden [n, D] -> the loss of its logits, and the gradient by hidden; some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -268,14 +269,14 @@ class Trainer:
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """-> hidden [n, D], what predicts the tokens that were said."""
+        """The layers from `layer_input` on -> hidden [n, D], which predicts the answer's tokens."""
         layers, x = self._graph.model.layers, layer_input.x
         for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
-        """The text in front of layer `first`: no training changes it, so it is computed once."""
+        """The input of layer `first`; no training changes it, so it is cached."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()

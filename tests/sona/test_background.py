@@ -175,7 +175,7 @@ def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
     """As if every base made plain text less likely by a tenth of a nat per token."""
     backend = rated.backend
     nll = lambda gate, name, micro: 1.0 + 0.1 * (backend.lora is not None)  # noqa: E731
-    monkeypatch.setattr(promotion.PromotionGate, "_nll", nll)
+    monkeypatch.setattr(promotion.PromotionTest, "_nll", nll)
     before = rated.learner.history.version()
     report, _ = consolidate(rated)
     assert not report["promoted"] and rated.learner.history.version() == before
@@ -265,7 +265,7 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     counting(trainer.Trainer, "_run", "texts")
-    counting(promotion.PromotionGate, "_logprob", "logprobs")
+    counting(promotion.PromotionTest, "_logprob", "logprobs")
     counting(trainer.Trainer, "__init__", "trainers")
     consolidate(rated)
     want = dict(counts)

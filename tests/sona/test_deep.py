@@ -244,7 +244,7 @@ def test_the_background_loop_pays_the_penalty(learned):
         loop._trainer = background.Trainer(learned.model, backend=learner.backend)
         loop._anchors = learner.anchors.load() if loop.settings.ewc else []
         found.append(
-            loop._gradients(training, buffer, promotion.PromotionGate(learner, buffer, pause), pause)
+            loop._gradients(training, buffer, promotion.PromotionTest(learner, buffer, pause), pause)
         )
         learner.active.install()
     value, grads = penalty(training.base, learner.anchors.load(), 1e4)

@@ -15,7 +15,7 @@ from ruvmlx.lora.layer_lora import LayerLoRA, consolidated, joined, packed, part
 from ruvmlx.lora.targets import Targets, parse
 from ruvmlx.sona import instant, objective
 from ruvmlx.sona.optional import layer_update
-from ruvmlx.sona.optional.layer_gradients import LayerGradients, reading
+from ruvmlx.sona.optional.layer_gradients import LayerGradients, answer_direction
 from ruvmlx.sona.optional.layer_update import LayerLimit
 from ruvmlx.sona.trace import LayerGradient
 from ruvmlx.training.slices import TrainingText
@@ -136,9 +136,9 @@ def test_what_is_taken_back_is_gone(tiny):
 def test_what_is_read_is_1_in_answers_and_0_in_prose():
     rng = np.random.default_rng(0)
     said, other = rng.normal(1, 1, 31), rng.normal(1, 1, 31)
-    a = reading(said, other)
+    a = answer_direction(said, other)
     assert a @ said == pytest.approx(1, abs=1e-5) and a @ other == pytest.approx(0, abs=1e-5)
-    assert reading(said, 2 * said) @ said == pytest.approx(1, abs=1e-5)  # where they do not differ
+    assert answer_direction(said, 2 * said) @ said == pytest.approx(1, abs=1e-5)  # where they do not differ
 
 
 # -- gradients ---------------------------------------------------------------------------------------

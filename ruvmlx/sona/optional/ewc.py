@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: what an earlier task needs of the weights is made dear to change.
+"""Elastic weight consolidation (EWC): penalise changes to weights that earlier tasks depend on.
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
@@ -27,9 +27,9 @@ contradicts the first's, nats. Before it, nll of the two was 3.228 and 3.710, KL
     1e5       3.364   2.985  0.239      3.195   3.058  0.163
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
-It does what it says, but replay alone keeps more of the first task and costs less of the second; on top of
-replay it costs more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with
-another, and slightly other texts, no figure but the KL differed by more than 0.04.
+It works, but replay alone keeps more of the first task and costs less of the second; with replay, the penalty
+costs more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with another,
+and slightly different texts, no figure but the KL differed by more than 0.04.
 """
 
 import io
@@ -47,13 +47,13 @@ from ...pausing import Pause
 from ..adapter_history import AdapterHistory
 
 DECAY = 0.999  # of the Fisher's mean, per example
-FADE = 0.95  # of an anchor that another one swallows: the online form's gamma
+FADE = 0.95  # of the earlier of two merged anchors: gamma of online EWC
 TASKS = 10  # anchors at most
 
 
 @dataclass
 class Fisher:
-    """squares: exponential sums of (rows [in], columns [out]); mass: what a sum of ones would come to."""
+    """squares: exponential sums of (rows [in], columns [out]); mass: the same sum of ones."""
 
     squares: dict[Place, Squares]
     mass: float = 0.0
@@ -74,7 +74,7 @@ class Fisher:
         return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
 
     def mean(self, place: Place) -> Squares:
-        """(rows, columns) of the examples so far: as many as there are, none of them zero."""
+        """(rows, columns) of the examples so far; there must be one."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
@@ -119,7 +119,7 @@ class Fisher:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The end of a task: where the base stood, and how much the task depends on each part of it.
+    """The end of a task: the base LoRA, and how much the task depends on each part of it.
 
     A matrix that the base does not change has dW* = 0.
     """
@@ -190,7 +190,7 @@ def penalty(
     strength: float,
     pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """The penalty and its gradient by the base's factors. Matrices without a Fisher, as the head, are free.
+    """The penalty and its gradient by the base's factors. Matrices without a Fisher, as the head, have none.
 
     The gradient by dW is strength * F (dW - dW*), and goes on to the factors by the chain rule.
     """

@@ -1,6 +1,7 @@
-"""What the instant loop needs of the layers below the head: measured once per model, and the gradient of each
-reply, taken while the user reads it. Both by the training graph (training/trainer.py), which is built when
-first wanted.
+"""Gradients of replies by a LayerLoRA, and its calibration.
+
+Each reply's gradient is taken while the user reads it; the calibration is done once per model. Both need the
+training graph (training/trainer.py), which is built on first use.
 """
 
 import io
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-LEAST = 0.1  # of a place's mean Fisher information, for an output that never mattered
+LEAST = 0.1  # floor of an output's Fisher information, as a share of its place's mean
 
 
 class LayerGradients:
@@ -36,16 +37,16 @@ class LayerGradients:
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # of a measurement that was stopped, by text
+        self._done: dict[Any, Any] = {}  # of a stopped calibration, by text
 
     def close(self) -> None:
-        """Give the training graph's memory back."""
+        """Free the training graph."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
 
     def _graph(self, pause: Pause | None = None) -> "Trainer":
-        from ...training.trainer import Trainer  # MLX starts with it
+        from ...training.trainer import Trainer  # it starts MLX
 
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._backend, pause=pause or (lambda: None))
@@ -59,7 +60,7 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Of a reply under base, layer_lora and micro: one pass forward and one back, some 10 ms a token."""
+        """Gradient of a reply under base, layer LoRA and micro: forward and backward, some 10 ms a token."""
         from ...training.slices import TrainingText
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.prompt_ids, reply.sampled_ids)
@@ -71,7 +72,7 @@ class LayerGradients:
         return LayerGradient(layer_lora.frame, values, text.said)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
-        """Of a reply, summed over its tokens, under the base alone, nats: one prefill in the backend."""
+        """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
         tokens, at, total = np.asarray(reply.sampled_ids, np.int32), 0, 0.0
         with under(self._backend, base):
             states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1], pause)
@@ -94,12 +95,12 @@ class LayerGradients:
         return known
 
     def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
-        """Text by text; what is done when `pause` raises is not done again."""
+        """Text by text; if `pause` raises, the next call continues after the last text."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
         said, other = (self._means(places, texts, pause) for texts in (answers, prose[: len(answers)]))
-        reads = {place: reading(said[place], other[place]) for place in places}
+        reads = {place: answer_direction(said[place], other[place]) for place in places}
         plain = LayerLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
         zero = joined(None, plain, empty=True)
         assert zero is not None
@@ -118,7 +119,7 @@ class LayerGradients:
     def _means(
         self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix where something is said, over all texts."""
+        """Mean input [in] of each matrix at the predicted tokens of all texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.said for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
@@ -129,7 +130,7 @@ class LayerGradients:
         return sums
 
     def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
-        """The reference text, cut to what training reads: answers, and prose."""
+        """The reference text, truncated for training: answers, and prose."""
         from ...training.slices import MAX_TOKENS, TrainingText
 
         found: tuple[list[TrainingText], list[TrainingText]] = [], []
@@ -140,14 +141,13 @@ class LayerGradients:
         return found
 
 
-def reading(said: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """lora_a [in]: of the mean input in answers `said` what is not the one in prose `other`. It reads 1 in
-    the former and 0 in the latter, on average."""
-    said, other = said.astype(np.float64), other.astype(np.float64)
-    apart = said - other * (said @ other) / max(other @ other, 1e-12)
-    if apart @ apart < 1e-4 * (said @ said):  # they hardly differ here
-        apart = said
-    return (apart / max(apart @ said, 1e-12)).astype(np.float32)
+def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
+    """lora_a [in] from the mean inputs [in]: on average, x . lora_a is 1 in answers and 0 in prose."""
+    answers, prose = answers.astype(np.float64), prose.astype(np.float64)
+    apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
+    if apart @ apart < 1e-4 * (answers @ answers):  # the two hardly differ here
+        apart = answers
+    return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
 
 
 def _width(model: Model, place: Place) -> int:

@@ -7,12 +7,13 @@ For the reply i of n_i tokens with weight w_i and gradient g_i of its log-probab
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
 F is the Fisher information of the untouched model's answers per token, so G / F is a natural gradient;
-ratings fade as they do in the head (instant.py). J is of each matrix, James and Stein's
-1 - NOISE sum S / sum G^2: what is in one reply alone is mostly what that was about.
+ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix, 1 - NOISE sum
+S / sum G^2: what is in one reply alone is mostly its topic.
 
-The guard, at once: KL is about curvature * 1/2 sum F lora_b^2, and gain keeps that within its share of the
-cap and one rating's part of it. And while the user reads: KL and perplexity are measured under the change,
-the curvature follows from them, and what was too much is taken back (learner.py).
+Two caps. At once: KL is about curvature * 1/2 sum F lora_b^2; gain keeps that within the layer LoRA's share
+of the KL cap, and within one rating's share of it. While the user reads: KL and perplexity are measured under
+the layer LoRA, the curvature follows from them, and the layer LoRA is scaled down if it is over the cap
+(kl_guard.py).
 """
 
 import math
@@ -28,13 +29,13 @@ from ..kl_probe import KLProbe
 from ..trace import LayerGradient
 
 STEP = 1.0
-TOKENS = 300.0  # of replies, that the prior is worth
-AGREE = 12.0  # ratings that must agree before half of a step is taken
+TOKENS = 300.0  # weight of the prior, in tokens of replies
+AGREE = 12.0  # ratings that agree, for half of a step
 NOISE = 0.5
-BESIDE_HEAD, ALONE = 0.5, 0.9  # share of what the base leaves of the caps
-CAREFUL = 0.8  # share of its limit that is used on an estimate alone
-HOPELESS = 1e12  # curvature of what has no finite KL: nothing is left of it
-TINY = 1e-7  # nats: of less no curvature is measured
+BESIDE_HEAD, ALONE = 0.5, 0.9  # share of the caps that the base leaves
+CAREFUL = 0.8  # share of its limit, while KL is only estimated
+HOPELESS = 1e12  # curvature if KL is not finite: scales lora_b to about 0
+TINY = 1e-7  # nats: no curvature is measured below
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ def update(
         return layer_lora
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         step = np.float32(weight) * gradient.values
         evidence = np.float32(kept) * layer_lora.evidence
         evidence[0] += step
         step *= step
         evidence[1] += step
-    if not evidence[1].max() < LARGEST**2:  # NaN is not; and what is sound squared is sound
-        raise NotFinite("a gradient is NaN, infinite or unasked_b all measure")
+    if not evidence[1].max() < LARGEST**2:  # false for NaN; if the squares are finite, so is the rest
+        raise NotFinite("a gradient is NaN, infinite or beyond all measure")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated(layer_lora) + PER_RATING)
     return limited(_moved(layer_lora, evidence, tokens, targets, unasked_b), most)
@@ -85,9 +86,9 @@ def update(
 def without(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
-    """The layer LoRA less what one past rating, from `before` to `after`, did to it."""
+    """The layer LoRA less the effect of one past rating, from `before` to `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
-        return layer_lora  # its places were others: that push stays
+        return layer_lora  # other places: that update stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
@@ -109,14 +110,14 @@ def _moved(
 
 
 def unasked(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """What lora_b is unasked_b theta at gain 1 [n], as after a consolidation: it stays, whatever is asked."""
+    """lora_b [n] beyond theta, at a gain of 1, as after a consolidation: ratings leave it as it is."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - pushed(layer_lora, targets)
 
 
 def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
-    """Scaled back until its estimated KL is at most `kl`."""
+    """Scaled down until its estimated KL is at most `kl`."""
     now = estimated(layer_lora)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
@@ -124,7 +125,7 @@ def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
 
 
 def pushed(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """theta [n]: what the evidence asks for; 0 outside of the targets."""
+    """theta [n] of the evidence; 0 outside of the targets."""
     g, s = layer_lora.evidence
     square = g * g
     signal, noise = (np.add.reduceat(x, layer_lora.starts) for x in (square, s))
@@ -142,7 +143,7 @@ def pushed(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
 
 
 def chosen(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
-    """Which places are moved, by the squared length of the gradient of each so far."""
+    """Mask of the places to change. signal: squared length of each place's gradient so far."""
     wanted = set(targets.places)
     mask = np.array([place in wanted for place in layer_lora.places], bool)
     if 0 < targets.top < mask.sum():

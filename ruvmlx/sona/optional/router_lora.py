@@ -1,4 +1,4 @@
-"""What the router learns beside its bandit: low-rank updates of a fixed FastGRNN cell.
+"""The router's low-rank updates of a fixed FastGRNN cell.
 
     U + A_s B_s             rank 8: how the state is carried from turn to turn
     G = A_g B_g             rank 2: when it is kept
@@ -20,7 +20,7 @@ errors:
     by the newest turn, 160                       0.190 -> 0.197    0
     by nothing, 100                               0.256 -> 0.286    0    (20 steps: 0.358)
 
-So the router asks held-out ratings before it uses a cell.
+So the router uses a cell only if it predicts held-out ratings better.
 """
 
 import io

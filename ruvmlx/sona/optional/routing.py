@@ -1,4 +1,4 @@
-"""Where the router meets a reply: what it reads before one, and with what the reply is made."""
+"""The router at a reply: what it reads before one, and how the reply is then generated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Routing:
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
-        """None where there is nothing to choose: no words to go by, or nothing learned and no examples."""
+        """None if there is nothing to choose: an empty question, or nothing learned and no examples."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
         arms = tuple(arm for arm in router.offered if learner.active.differs or arm.startswith("adapter"))
@@ -40,7 +40,7 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """The newest question is read now, with the model; of earlier ones what is known already."""
+        """Embeds the newest question now, with the model; of earlier ones, uses the stored vectors."""
         index = learner.rating_index
         known = dict(self._store.questions_of(session_id)) if session_id is not None else {}
 
@@ -58,8 +58,7 @@ class Routing:
 
 @contextmanager
 def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
-    """Within: the backend has no base, if the reply is made without what was learned; the one in use
-    otherwise."""
+    """Within: the backend runs the untouched model if `untouched`, else the LoRA in use."""
     if learner is None or not untouched:
         yield
         return

@@ -1,9 +1,11 @@
-"""The loop that manages the KV cache's tiers: what each reply's cache was like, what candidate policies cost
-against f16 on the user's own long replies, and which of them new caches get (kv_choice.py).
+"""Measures the KV cache's tiers on the user's own long replies, and chooses the policy of new caches.
 
-A reply is read as it was: its prompt's and its own tokens, in the untouched model, so that no rating has a
-part in it, and in pieces of a few tens of milliseconds, between which it can be stopped. What is committed
-is a pair of reply and policy: one that was stopped is read again.
+It records what each reply's cache was like, measures candidate policies against f16, and applies the rule of
+tier_choice.py.
+
+A reply is read again as prompt and reply tokens, in the untouched model, so that ratings have no influence.
+It is read in pieces of a few tens of milliseconds, between which it can be stopped. A measurement of one
+reply with one policy is committed whole; one that was stopped is done again.
 """
 
 import threading
@@ -27,18 +29,18 @@ from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
-BLOCKS = 8  # of a reply, the last ones, that are compared
-PIECE = 16  # tokens between two looks at `cancel`: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # tokens decoded one by one behind the blocks, to compare times
+BLOCKS = 8  # last blocks of a reply, which are compared
+PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
+TIMED = 16  # tokens after the blocks, decoded one by one to compare times
 MOST = 4096  # tokens of a reply that are read
 REPLIES_AT_ONCE = 2  # per review
-RECENT = 100  # replies that say how long a context is needed
+RECENT = 100  # newest replies, from which the needed context is taken
 
 NO_TIERS = "this backend keeps f16 alone"
 
 
 class NoRoom(Exception):
-    """Memory is short: what a policy costs would be measured under a tighter one."""
+    """Memory is short, so the pool would use a tighter policy than the one to be measured."""
 
 
 def reach(policy: TierPolicy) -> int:
@@ -49,7 +51,7 @@ def reach(policy: TierPolicy) -> int:
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Tokens of a reply that tells something of every candidate: two blocks behind the last boundary."""
+    """Tokens of a reply that every candidate can be measured on: two blocks behind the last boundary."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
@@ -63,8 +65,9 @@ class Cost:
 
 
 class TierComparison:
-    """A reply read with the f16 cache up to its last BLOCKS blocks, which are then read with f16 and with a
-    policy by turns. All policies are so compared on the same tokens, each of which sees pages of every tier.
+    """Compares policies on the last BLOCKS blocks of one reply, read with f16 and with a policy by turns.
+
+    All policies are compared on the same tokens, each of which attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
@@ -85,7 +88,7 @@ class TierComparison:
         return Cost(kl, us, us_f16)
 
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
-        """A cache with what is before the blocks."""
+        """A cache filled up to the blocks."""
         cache = self._backend.new_cache(policy)
         for at in range(0, self._start, 2 * PIECE):  # takes as long as PIECE with the head for each token
             pause()
@@ -135,17 +138,17 @@ class KVStatus:
 
 
 class TierHistory:
-    """What the store knows of a model's KV policies on a backend; no weights are needed."""
+    """What the store holds of a model's KV policies on a backend; needs no weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
-        """asked: the policy that the user named, which is used whatever was measured."""
+        """asked: the policy that the user chose; it overrides the measurements."""
         self.store, self.asked = store, asked
         self.mine = (fingerprint, backend)
         self.candidates = tier_choice.CANDIDATES
 
     @property
     def policy(self) -> TierPolicy:
-        """For new caches."""
+        """The policy of new caches."""
         if self.asked is not None:
             return self.asked
         row = self.store.kv_choice(*self.mine)
@@ -172,14 +175,14 @@ class TierHistory:
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _observed(self) -> list[dict[str, Any]]:
-        """The newest replies by the policy that they had."""
+        """The newest replies, grouped by their policy."""
         by_policy: dict[tuple[int, int], list[KVObservation]] = {}
         for seen in self.store.kv_observations(*self.mine, RECENT):
             by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
         return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
 
     def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
-        """Long replies, the newest first, and the candidates that they were not read with."""
+        """Long replies, the newest first, with the candidates that were not measured on them."""
         known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv_measured(*self.mine)}
         for reply_id in self.store.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
@@ -187,12 +190,12 @@ class TierHistory:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """Tokens that a cache is to hold: the longest of the newest replies, or what is long enough."""
+        """Tokens that a cache must hold: the longest of the newest replies, at least `long_enough`."""
         seen = self.store.kv_observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
-        """What the candidates cost, once each was measured often enough: half of them are no choice."""
+        """Summaries of the candidates; none until each was measured often enough."""
         rows = self.store.kv_measured(*self.mine)
         mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
         if any(len(seen) < REPLIES for _, seen in mine):
@@ -214,7 +217,7 @@ def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
 
 
 class KVLoop:
-    """Observes, measures and chooses. Lives in the backend's thread."""
+    """Observes caches, measures policies, chooses one. Lives in the backend's thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
@@ -228,7 +231,7 @@ class KVLoop:
     # -- observing -----------------------------------------------------------------------------------
 
     def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """What the reply's cache was like when it ended; policy: the one that it was made with."""
+        """The state of the reply's cache at its end; policy: the one it was made with."""
         kv, tps = response.kv, response.generation_tps
         cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
         return KVObservation(
@@ -252,11 +255,11 @@ class KVLoop:
     # -- reviewing -----------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Is there a reply that a review would measure?"""
+        """Is there a reply to measure?"""
         return self._pool is not None and next(self.history.unmeasured(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure up to REPLIES_AT_ONCE replies, then choose; says what it found. `cancel` ends measuring."""
+        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report; `cancel` stops measuring."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -287,7 +290,7 @@ class KVLoop:
             done.append(reply_id)
 
     def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
-        """NoRoom when memory gets short: then the policy in force is not the one to be measured."""
+        """NoRoom when memory gets short, because the pool then uses another policy."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -304,17 +307,17 @@ class KVLoop:
             watched()
             return reading.cost(policy, watched)
         finally:
-            pool.level = level  # what the measuring took is given back
+            pool.level = level  # the measurement's memory is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose by all that was measured, and keep the choice where there is something to choose by."""
+        """Choose by all measurements, and store the choice if there are enough."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv_choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.found(lambda policy: policy.bytes(context, pool.sizes))
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
-        if before and not found:  # the candidates are others than they were; these are not known yet
+        if before and not found:  # the list of candidates has changed, and the new ones are not measured yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
@@ -331,7 +334,7 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Commit it, unless nothing is new; was the policy another one before?"""
+        """Store the choice, unless it is the same; True if the policy changed."""
         if before and before.report == report:
             return False
         hot, warm = choice.policy.hot, choice.policy.warm
