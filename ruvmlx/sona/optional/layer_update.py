@@ -47,7 +47,7 @@ class LayerLimit:
 
     @classmethod
     def beside(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
-        """neutral: as it is read under the base alone."""
+        """probe: the KL probe under the base alone."""
         share = BESIDE_HEAD if targets.head else ALONE
         return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
