@@ -24,8 +24,8 @@ LARGEST = 64 << 20  # bytes of a file that is imported
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
     """Everything that was said in a chat."""
-    session = store.session(session_id)
-    path, messages = store.messages(session_id), store.all_messages(session_id)
+    session = store.chats.get(session_id)
+    path, messages = store.messages.branch(session_id), store.messages.all(session_id)
     return {
         "format": FORMAT,
         "id": session.id,
@@ -52,12 +52,12 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
 
 def as_markdown(store: Store, session_id: str) -> str:
     """The conversation as it is shown, for people. No control sequence of its words is written."""
-    session = store.session(session_id)
+    session = store.chats.get(session_id)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
     parts = [f"# {one_line(session.title) or 'Untitled'}", f"{one_line(session.model)}, {when}"]
     if session.system:
         parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
-    for message in store.messages(session_id):
+    for message in store.messages.branch(session_id):
         rating = f" ({message.rating})" if message.rating else ""
         parts += [f"## {'You' if message.role == 'user' else 'Assistant'}{rating}", sanitize(message.content)]
     return "\n\n".join(parts) + "\n"
@@ -75,8 +75,8 @@ class Imported:
 def import_chat(store: Store, data: bytes, name: str) -> str:
     """A new chat from a file's bytes; its id. CorruptFile where they are no chat; nothing is kept then."""
     chat = parse(data, name)
-    session_id = store.new_session(chat.model, chat.system, chat.title)
-    store.add_tree(session_id, chat.messages, chat.head)
+    session_id = store.chats.new(chat.model, chat.system, chat.title)
+    store.messages.add_tree(session_id, chat.messages, chat.head)
     return session_id
 
 

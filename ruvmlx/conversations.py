@@ -39,32 +39,32 @@ class Chatting:
     _folder: CacheFolder | None
 
     def new_chat(self, system: str | None = None) -> str:
-        return self.store.new_session(self.model.name, system or None)
+        return self.store.chats.new(self.model.name, system or None)
 
     def last_chat(self) -> str | None:
         """The chat used last, if there is one."""
-        sessions = self.store.sessions()
+        sessions = self.store.chats.all()
         return sessions[0].id if sessions else None
 
     def find_chat(self, beginning: str) -> str:
         """A chat's id, from a unique beginning of it; NotFound where there is none."""
-        return self.store.find_session(beginning)
+        return self.store.chats.find(beginning)
 
     def set_system(self, session_id: str, system: str | None) -> None:
         """Change a chat's system prompt; it holds from the next reply on."""
-        self.store.set_system(session_id, system or None)
+        self.store.chats.set_system(session_id, system or None)
 
     def asked_before(self) -> list[str]:
         """What the user wrote in all chats, the newest first, each text once."""
-        return self.store.said()
+        return self.store.messages.user_texts()
 
     def turns(self, session_id: str) -> list[Turn]:
         """The branch in use, the system prompt first."""
-        system = self.store.session(session_id).system
+        system = self.store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
             Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
-            for m in self.store.messages(session_id)
+            for m in self.store.messages.branch(session_id)
         ]
 
     def check_chat(self, session_id: str) -> None:
@@ -97,8 +97,8 @@ class Chatting:
         request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched)
         self._notice_next(turns, before)
         if instead_of is not None:
-            self.store.set_head(session_id, before[-1].id if before else None)
-        self.store.add_user_message(session_id, text)
+            self.store.messages.set_head(session_id, before[-1].id if before else None)
+        self.store.messages.add_user(session_id, text)
         yield from self.generate(request, session_id)
 
     def again(
@@ -124,7 +124,7 @@ class Chatting:
         request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
-        self.store.set_head(session_id, turns[end - 1].id)
+        self.store.messages.set_head(session_id, turns[end - 1].id)
         yield from self.generate(request, session_id)
 
     def go_on(
@@ -148,7 +148,7 @@ class Chatting:
             raise NotFound("there is no reply that could be gone on with.")
         if turn.finish_reason == "stop":
             raise UsageError("that reply came to its own end; /again writes another one.")
-        cut_off = self.store.reply(turn.reply_id)
+        cut_off = self.store.replies.get(turn.reply_id)
         if cut_off.fingerprint != self.model.fingerprint:
             raise UsageError(f"that reply was begun by {cut_off.model}; /again writes one with this model.")
         sampling = sampling or self.sampling()
@@ -164,7 +164,7 @@ class Chatting:
             cancel=cancel,
         )
         self.engine.prompt_ids(request)  # refused here if the context is full
-        self.store.set_head(session_id, turns[at - 1].id)
+        self.store.messages.set_head(session_id, turns[at - 1].id)
         yield from self.generate(request, session_id)
 
     def flip(self, session_id: str, step: int, message: int | None = None) -> int:
@@ -174,15 +174,15 @@ class Chatting:
             raise NotFound("there is nothing in this chat yet.")
         shown = next((t for t in turns if t.id == message), turns[-1])
         assert shown.id is not None
-        return self.store.flip(session_id, shown.id, step)
+        return self.store.messages.next_sibling(session_id, shown.id, step)
 
     def prefer(self, session_id: str, message: int) -> "RatingResult":
         """Of several replies in one place this one is the best: it is shown from now on, and rated up."""
-        known = {row.id: row.reply_id for row in self.store.all_messages(session_id)}
+        known = {row.id: row.reply_id for row in self.store.messages.all(session_id)}
         reply_id = known.get(message)
         if reply_id is None:
             raise NotFound(f"message {message} is no reply of this chat.")
-        self.store.set_head(session_id, message)
+        self.store.messages.set_head(session_id, message)
         return self.rate(reply_id, "up")
 
     def _request(
@@ -235,18 +235,18 @@ class Chatting:
     def tidy_chats(self) -> None:
         """What processes left behind that were killed: replies half written, chats put away, files."""
         with contextlib.suppress(StoreBusy):
-            self.store.take_up_drafts()
+            self.store.drafts.recover()
             put_away.delete_older(self.store)
             if self._folder is not None:
-                self._folder.tidy(self.store.session_ids())
+                self._folder.tidy(self.store.chats.ids())
 
     def put_away(self, session_id: str) -> None:
         """Delete a chat; until the runtime is closed, `bring_back` undoes it."""
-        self.store.put_away(session_id)
+        self.store.chats.soft_delete(session_id)
         self._put_away.add(session_id)
 
     def bring_back(self, session_id: str) -> None:
-        self.store.bring_back(session_id)
+        self.store.chats.restore(session_id)
         self._put_away.discard(session_id)
 
     def hand_over(self) -> frozenset[str]:
@@ -260,7 +260,7 @@ class Chatting:
 
     def delete_put_away(self) -> None:
         """Unless another process brought them back."""
-        for session_id in self._put_away & {row.id for row in self.store.put_away_sessions()}:
+        for session_id in self._put_away & {row.id for row in self.store.chats.soft_deleted()}:
             with contextlib.suppress(NotFound):  # another process was quicker
                 self.engine.sessions.drop(session_id)
                 put_away.delete(self.store, session_id)

@@ -309,7 +309,7 @@ class Runtime(Chatting):
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
         """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
         with contextlib.suppress(StoreBusy):
-            self.store.put_draft(session_id, reply)
+            self.store.drafts.put(session_id, reply)
 
     def _commit(
         self,
@@ -323,7 +323,7 @@ class Runtime(Chatting):
         reply = replace(reply, latency_ratio=pace)
         kv = self._kv.observed(response, self.engine.sessions.policy_of(request.session_id))
         route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
-        self.store.add_reply(reply, session_id, kv, route)
+        self.store.replies.add(reply, session_id, kv, route)
         self.last_reply_id = reply.id
         if self.learner is not None and trace is not None:
             self.learner.traces.keep(reply.id, trace)
@@ -358,7 +358,7 @@ class Runtime(Chatting):
         of this one."""
         if self.learner is None:
             return False
-        reply = self.store.reply(reply_id)
+        reply = self.store.replies.get(reply_id)
         return reply.fingerprint == self.model.fingerprint and self.learner.rating_index.noticed(reply, what)
 
     def memory(self) -> MemoryStatus:
@@ -370,7 +370,7 @@ class Runtime(Chatting):
         learner = self._learner()
         history = learner.history
         rated = [
-            Rated(r.reply_id, r.rating, r.note, self.store.reply(r.reply_id).prompt)
+            Rated(r.reply_id, r.rating, r.note, self.store.replies.get(r.reply_id).prompt)
             for r in history.ratings()[: -recent - 1 : -1]
         ]
         return LearningState(
@@ -493,7 +493,7 @@ class Runtime(Chatting):
 
     def adapters(self) -> list[NamedRow]:
         """Adapters of this model that have learned something."""
-        return self.store.named_adapters(self.model.fingerprint)
+        return self.store.adapters.all(self.model.fingerprint)
 
     def residents(self) -> list[Resident]:
         """Adapters used since the start, and whether they are in memory."""

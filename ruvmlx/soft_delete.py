@@ -11,7 +11,7 @@ DAYS = 1.0
 
 def delete(store: Store, session_id: str) -> None:
     """For good, with what lies beside the store."""
-    store.delete_session(session_id)
+    store.chats.delete(session_id)
     CacheFolder.beside(store.path).remove(session_id)
 
 
@@ -22,7 +22,7 @@ def delete_older(store: Store) -> list[str]:
     lines. StoreBusy if another process holds the store.
     """
     failed = []
-    for session_id in store.put_away_before(time.time() - DAYS * 86400):
+    for session_id in store.chats.soft_deleted_before(time.time() - DAYS * 86400):
         try:
             delete(store, session_id)
         except NotFound:  # another process deleted it first

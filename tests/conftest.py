@@ -27,6 +27,7 @@ def pytest_configure():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--write-fields", action="store_true", help="keep the fields of the verbs' JSON")
     parser.addoption("--full", action="store_true", help="every text, every seed: minutes instead of seconds")
     parser.addoption(
         "--write-screens", action="store_true", help="keep the screens of the chat as they are now"
@@ -106,9 +107,9 @@ def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
 
     def open_it(adapter="default", **options) -> Runtime:
         store = Store(home / "ruvmlx.db")
-        if store.neutral(tiny.fingerprint) is None:
-            store.put_neutral(tiny.fingerprint, tiny_neutral)
-            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        if store.model_data.reference_text(tiny.fingerprint) is None:
+            store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
+            store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         return Runtime(store, tiny, tiny_backend, adapter, **options)
 
     return open_it

@@ -41,7 +41,7 @@ def test_again_writes_beside_and_reads_nothing_twice(open_tiny):
         turns = runtime.turns(chat)
         assert [t.reply_id for t in turns] == [None, second.request_id]
         assert (turns[-1].branch, turns[-1].branches) == (2, 2)
-        assert runtime.store.reply(first.request_id).text == first.text
+        assert runtime.store.replies.get(first.request_id).text == first.text
 
 
 def test_an_earlier_reply_again(open_tiny):
@@ -87,7 +87,7 @@ def test_going_on_is_as_if_it_had_not_been_cut(open_tiny, cut):
         assert second.cached_tokens >= second.prompt_tokens - 2
         assert second.text.endswith(shown)
         assert runtime.turns(chat)[-1].branches == 3
-        assert runtime.store.reply("last").prompt == "hello"
+        assert runtime.store.replies.get("last").prompt == "hello"
         assert runtime.rate("last", "up").applied
 
 
@@ -113,10 +113,10 @@ def test_what_cannot_be_gone_on_with(open_tiny):
         with pytest.raises(NotFound):
             runtime.flip(chat, 1)
         say(runtime, chat, "hello")
-        runtime.store._db.execute("UPDATE replies SET finish_reason = 'stop'")
+        runtime.store.db.execute("UPDATE replies SET finish_reason = 'stop'")
         with pytest.raises(UsageError, match="its own end"):
             run(runtime.go_on(chat, **options()))
-        runtime.store._db.execute("UPDATE replies SET finish_reason = 'length', fingerprint = 'x'")
+        runtime.store.db.execute("UPDATE replies SET finish_reason = 'length', fingerprint = 'x'")
         with pytest.raises(UsageError, match="begun by"):
             run(runtime.go_on(chat, **options()))
         with pytest.raises(NotFound, match="not in the conversation"):
@@ -171,7 +171,7 @@ def test_killed_in_the_middle_of_a_reply(open_tiny, tiny_folder, home):
         assert chat is not None
         reply = runtime.turns(chat)[-1]
         assert reply.finish_reason == "cancelled" and whole.text.startswith(reply.content)
-        ids = runtime.store.reply(reply.reply_id).sampled_ids
+        ids = runtime.store.replies.get(reply.reply_id).sampled_ids
         assert 7 <= len(ids) <= 9 and ids == whole.token_ids[: len(ids)]
         rest, _ = run(runtime.go_on(chat, **options(12 - len(ids))))
         assert rest.text == whole.text

@@ -20,9 +20,9 @@ def open_native(tiny, tiny_neutral, tiny_whitening, home):
 
     def open_it(kv_disk=10, **options) -> Runtime:
         store = Store(home / "ruvmlx.db")
-        if store.neutral(tiny.fingerprint) is None:
-            store.put_neutral(tiny.fingerprint, tiny_neutral)
-            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        if store.model_data.reference_text(tiny.fingerprint) is None:
+            store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
+            store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         return Runtime(store, tiny, backend, "default", kv_disk=kv_disk, **options)
 
     return open_it
@@ -90,7 +90,7 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
     store = Store(home / "ruvmlx.db")
     soft_delete.delete(store, chats[1])
     assert kept(home) == {chats[2]}
-    store.delete_session(chats[2])  # a process that was killed after that
+    store.chats.delete(chats[2])  # a process that was killed after that
     with open_native():
         assert kept(home) == set()
 
@@ -112,10 +112,10 @@ def test_what_another_process_brought_back_stays(open_native, home):
         for chat in (one, two):
             say(runtime, chat, "hello")
             runtime.put_away(chat)
-        Store(home / "ruvmlx.db").bring_back(one)
+        Store(home / "ruvmlx.db").chats.restore(one)
         say(runtime, two, "still here")
     store = Store(home / "ruvmlx.db")
-    assert {s.id for s in store.sessions()} == {one, two}
+    assert {s.id for s in store.chats.all()} == {one, two}
 
 
 def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811

@@ -63,7 +63,7 @@ def test_a_full_context_drops_the_oldest_turns(open_tiny):
             response = say(runtime, chat, f"message number {i} " + "blah " * 20)
             assert response.prompt_tokens < runtime.model.config.max_context
         assert len(runtime.turns(chat)) == 25
-        last = runtime.model.tokenizer.decode(runtime.store.reply("last").prompt_ids)
+        last = runtime.model.tokenizer.decode(runtime.store.replies.get("last").prompt_ids)
     assert "be kind" in last and "message number 11" in last and "message number 0 " not in last
 
 
@@ -103,7 +103,7 @@ def test_system_prompt_can_be_changed(open_tiny):
         runtime.set_system(chat, "be terse")
         assert runtime.turns(chat)[0].content == "be terse"
         say(runtime, chat, "more")
-        assert "be terse" in runtime.model.tokenizer.decode(runtime.store.reply("last").prompt_ids)
+        assert "be terse" in runtime.model.tokenizer.decode(runtime.store.replies.get("last").prompt_ids)
 
 
 def question(text, seed=0, n=8):

@@ -25,9 +25,9 @@ def open_on(tiny, tiny_neutral, tiny_whitening, home):
 
     def open_it(backend, name: str, **options) -> Runtime:
         store = Store(home / name / "ruvmlx.db")
-        if store.neutral(tiny.fingerprint) is None:
-            store.put_neutral(tiny.fingerprint, tiny_neutral)
-            store.put_whitening(tiny.fingerprint, tiny_whitening)
+        if store.model_data.reference_text(tiny.fingerprint) is None:
+            store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
+            store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         return Runtime(store, tiny, backend, "default", kv_disk=10, **options)
 
     return open_it
@@ -45,7 +45,7 @@ def chat_of(open_on, backend, name: str):
         seen.append(say(runtime, chat, "after the undo", cancel_at=9, n=40))
     with open_on(backend, name) as runtime:
         seen.append(say(runtime, chat, "after a restart", n=40))
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
         runtime.settle()
         traces = runtime.learner.traces.held
         return seen, reply, traces[reply.id], runtime.learner.micro
@@ -74,7 +74,7 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     with open_on(streaming, "drafts") as runtime:
         chat = runtime.new_chat()
         say(runtime, chat, "hello", n=30)
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
     drawn = [draft for draft in drafts if draft.sampled_ids]
     assert len(drawn) >= 29
     for i, draft in enumerate(drawn):
@@ -86,5 +86,5 @@ def test_without_an_adapter(tiny, streaming, home):
     """Nothing learns: tokens are kept, no log-probability."""
     with Runtime(Store(home / "ruvmlx.db"), tiny, streaming, None) as runtime:
         response = say(runtime, runtime.new_chat(), "hello")
-        reply = runtime.store.reply("last")
+        reply = runtime.store.replies.get("last")
     assert reply.sampled_ids[: len(response.token_ids)] == response.token_ids and reply.logprob is None

@@ -37,9 +37,9 @@ def entries(runtime: ChatRuntime, words: str = "") -> list[Entry]:
     """All chats, or those with these words in them; the newest first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
-        return [Entry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated) for s in store.sessions()]
+        return [Entry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated) for s in store.chats.all()]
     found: dict[str, Entry] = {}
-    for hit in store.search(words):
+    for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
@@ -65,21 +65,21 @@ def find(runtime: ChatRuntime, argument: str) -> str:
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
     if argument.isascii() and argument.isdigit() and len(argument) < ID_LENGTH // 2:
-        listed = runtime.store.sessions()
+        listed = runtime.store.chats.all()
         if not 1 <= int(argument) <= len(listed):
             raise NotFound(f"no chat number {argument}; /chats lists {len(listed)}")
         return listed[int(argument) - 1].id
-    return runtime.store.find_session(argument)
+    return runtime.store.chats.find(argument)
 
 
 def title(runtime: ChatRuntime, session: str) -> str:
-    return one_line(runtime.store.session(session).title) or "Untitled"
+    return one_line(runtime.store.chats.get(session).title) or "Untitled"
 
 
 def rename(runtime: ChatRuntime, session: str, words: str) -> str:
     if not one_line(words):
         raise UsageError("a title needs a word; try /title My chat")
-    runtime.store.set_title(session, one_line(words))
+    runtime.store.chats.set_title(session, one_line(words))
     return f"Title: {title(runtime, session)}"
 
 

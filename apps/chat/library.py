@@ -98,7 +98,7 @@ class LibraryApp(WritingApp):
     async def do_fork(self, _: str) -> None:
         """Up to the chosen reply, if one is selected."""
         chosen = self.focused.message_id if isinstance(self.focused, Reply) else None
-        await self._open_chat(await self._with_chat(lambda r, session: r.store.fork_session(session, chosen)))
+        await self._open_chat(await self._with_chat(lambda r, session: r.store.chats.fork(session, chosen)))
         self.status.flash("This is the copy; the other chat stays as it was")
 
     async def do_delete(self, _: str) -> None:

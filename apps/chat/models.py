@@ -82,7 +82,7 @@ def adapters(runtime: ChatRuntime) -> list[Entry]:
     if in_use not in mine and in_use != NO_ADAPTER:
         mine = {in_use: "version 0"} | mine
     own = {row.fingerprint for row in runtime.adapters()}
-    others = [row for row in runtime.store.named_adapters() if row.fingerprint not in own]
+    others = [row for row in runtime.store.adapters.all() if row.fingerprint not in own]
     return [
         Entry(NO_ADAPTER, "the model as it is; nothing is learned", in_use == NO_ADAPTER),
         *[Entry(name, facts, name == in_use) for name, facts in mine.items()],

@@ -263,7 +263,7 @@ class PlainChat:
         self._print(chat_files.rename(self.runtime, self.session, argument))
 
     def do_fork(self, _: str) -> None:
-        self.session = self.runtime.store.fork_session(self.session)
+        self.session = self.runtime.store.chats.fork(self.session)
         self._print("This is the copy; the other chat stays as it was.")
 
     def do_delete(self, _: str) -> None:

@@ -43,7 +43,7 @@ class _Open:
 
         if self.name is None:
             raise UsageError("--adapter none has learned nothing; name an adapter.")
-        row = self.store.named_adapter(self.model.fingerprint, self.name)
+        row = self.store.adapters.get(self.model.fingerprint, self.name)
         if row.version == 0:
             raise UsageError(f"adapter {self.name!r} is the untouched model; rate some replies first.")
         history, shape = AdapterHistory(self.store, self.model.fingerprint, self.name), self.model.config
@@ -53,7 +53,7 @@ class _Open:
         return combined(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
     def facts(self, name: str) -> dict[str, Any]:
-        row = self.store.named_adapter(self.model.fingerprint, name)
+        row = self.store.adapters.get(self.model.fingerprint, name)
         return _facts(self.store, replace(row, model=self.model.name))
 
 
@@ -70,10 +70,10 @@ def _rank(store: Any, row: Any) -> int:
 
     if row.version == 0:
         return 0
-    found = store.adapter(row.fingerprint, row.name, row.version)
+    found = store.versions.get(row.fingerprint, row.name, row.version)
     rank = stored_rank(found.state)
     if found.base:
-        rank = max(rank, BaseLoRA.from_bytes(store.base(row.fingerprint, row.name, found.base)).rank)
+        rank = max(rank, BaseLoRA.from_bytes(store.bases.get(row.fingerprint, row.name, found.base)).rank)
     return rank
 
 
@@ -91,7 +91,7 @@ def list_adapters(as_json: bool) -> None:
     from ruvmlx.store import Store
 
     store = Store(config.store_file())
-    rows = [_facts(store, row) for row in store.named_adapters()]
+    rows = [_facts(store, row) for row in store.adapters.all()]
     if as_json:
         print_json(rows)
         return
@@ -113,7 +113,7 @@ def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")
     opened = _Open({**flags, "adapter": name})
-    known = [row.name for row in opened.store.named_adapters(opened.model.fingerprint)]
+    known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if name in known:
         facts = opened.facts(name)
     else:
@@ -132,7 +132,7 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
     opened = _Open(flags)
     if name == "none" or opened.name is None:
         raise UsageError("none is no adapter; give another name.")
-    opened.store.copy_adapter(opened.model.fingerprint, opened.name, name)
+    opened.store.adapters.copy(opened.model.fingerprint, opened.name, name)
     facts = opened.facts(name)
     _report(facts, as_json, f"saved {opened.name} as {name}, version {facts['version']}")
 
@@ -213,7 +213,7 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
         raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
     opened = _Open(flags)
     facts = opened.facts(name)
-    opened.store.delete_adapter(opened.model.fingerprint, name)
+    opened.store.adapters.delete(opened.model.fingerprint, name)
     _report(facts, as_json, f"deleted {name}: {facts['bytes'] / 1e6:.1f} MB")
 
 

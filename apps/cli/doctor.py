@@ -70,7 +70,7 @@ def _store() -> str:
     found = store.integrity()
     if found != "ok":
         raise RuvmlxError(f"{store.path}: {found}")
-    return f"{store.path}: {len(store.sessions())} chats"
+    return f"{store.path}: {len(store.chats.all())} chats"
 
 
 def _deleted_chats() -> str:
@@ -81,7 +81,7 @@ def _deleted_chats() -> str:
     store = Store(settings.store_file())
     if failed := soft_delete.delete_older(store):
         raise RuvmlxError("; ".join(failed))
-    waiting = len(store.put_away_sessions())
+    waiting = len(store.chats.soft_deleted())
     return f"{waiting} can be restored" if waiting else "none"
 
 
@@ -125,7 +125,7 @@ def _witness() -> str:
     from ruvmlx.store.audit import disagreement
 
     store = Store(settings.store_file())
-    chain = store.check_chain()
+    chain = store.witness.check()
     if chain.broken is not None:
         raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
     if wrong := disagreement(store):

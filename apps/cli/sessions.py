@@ -40,7 +40,7 @@ def sessions() -> None:
 @json_option
 def list_sessions(as_json: bool) -> None:
     """All chats, the newest first."""
-    rows = [_facts(s) for s in _store().sessions()]
+    rows = [_facts(s) for s in _store().chats.all()]
     if as_json:
         print_json(rows)
         return
@@ -54,8 +54,8 @@ def list_sessions(as_json: bool) -> None:
 def show_session(session_id: str, as_json: bool) -> None:
     """One chat, whole: the branch that is in use."""
     store = _store()
-    session_id = store.find_session(session_id)
-    session, messages = store.session(session_id), store.messages(session_id)
+    session_id = store.chats.find(session_id)
+    session, messages = store.chats.get(session_id), store.messages.branch(session_id)
     if as_json:
         print_json(_facts(session) | {"system": session.system, "messages": messages})
         return
@@ -71,7 +71,7 @@ def show_session(session_id: str, as_json: bool) -> None:
 def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
     """Messages, titles and system prompts with all of WORDS in them; pieces of words will do."""
     wanted = " ".join(words)
-    found = _store().search(wanted)
+    found = _store().search.find(wanted)
     if as_json:
         print_json(
             [
@@ -101,7 +101,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
     from ruvmlx.chat_file import as_markdown, write_new
 
     store = _store()
-    session_id = store.find_session(session_id)
+    session_id = store.chats.find(session_id)
     if as_json or form == "json" or (form is None and out is not None and out.suffix == ".json"):
         text = json.dumps(whole(store, session_id), indent=1) + "\n"
     else:
@@ -123,9 +123,9 @@ def import_session(file: Path, as_json: bool) -> None:
     store = _store()
     session_id = import_chat(store, data, one_line(str(file)))
     if as_json:
-        print_json(_facts(store.session(session_id)))
+        print_json(_facts(store.chats.get(session_id)))
     else:
-        _show_row(_facts(store.session(session_id)))
+        _show_row(_facts(store.chats.get(session_id)))
 
 
 @sessions.command("rename")
@@ -134,7 +134,7 @@ def import_session(file: Path, as_json: bool) -> None:
 def rename_session(session_id: str, title: str) -> None:
     """Give a chat another title."""
     store = _store()
-    store.set_title(store.find_session(session_id), title)
+    store.chats.set_title(store.chats.find(session_id), title)
 
 
 @sessions.command("fork")
@@ -143,11 +143,11 @@ def rename_session(session_id: str, title: str) -> None:
 def fork_session(session_id: str, as_json: bool) -> None:
     """Copy a chat, to go on with it another way."""
     store = _store()
-    fork = store.fork_session(store.find_session(session_id))
+    fork = store.chats.fork(store.chats.find(session_id))
     if as_json:
-        print_json(_facts(store.session(fork)))
+        print_json(_facts(store.chats.get(fork)))
     else:
-        _show_row(_facts(store.session(fork)))
+        _show_row(_facts(store.chats.get(fork)))
 
 
 @sessions.command("rm")
@@ -158,14 +158,14 @@ def remove_session(session_id: str, now: bool) -> None:
     from ruvmlx import soft_delete
 
     store = _store()
-    session_id = store.find_session(session_id)
-    title = one_line(store.session(session_id).title) or "Untitled"
+    session_id = store.chats.find(session_id)
+    title = one_line(store.chats.get(session_id).title) or "Untitled"
     soft_delete.delete_older(store)
     if now:
         soft_delete.delete(store, session_id)
         log(f"Deleted for good: {title}")
     else:
-        store.put_away(session_id)
+        store.chats.soft_delete(session_id)
         log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back, for a day.")
 
 
@@ -178,10 +178,10 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
 
     store = _store()
     soft_delete.delete_older(store)
-    rows = [_facts(s) for s in store.put_away_sessions()]
+    rows = [_facts(s) for s in store.chats.soft_deleted()]
     if session_id is not None:
-        session_id = store.find_put_away(session_id)
-        store.bring_back(session_id)
+        session_id = store.chats.find_soft_deleted(session_id)
+        store.chats.restore(session_id)
         rows = [row for row in rows if row["id"] == session_id]
     if as_json:
         print_json(rows)

@@ -47,7 +47,7 @@ def note_setting(name: str, value: str) -> None:
     if name not in _WITNESSED:
         return
     try:
-        Store(settings.store_file()).note("setting", {"name": name, "value": value})
+        Store(settings.store_file()).witness.note("setting", {"name": name, "value": value})
     except RuvmlxError as e:  # the setting is saved already
         log(f"note: the witness log could not be written: {e}")
 

@@ -106,8 +106,8 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
             if self._read:
-                store.put_neutral(model, self._read[0])
-                store.put_whitening(model, self._read[1])
+                store.model_data.put_reference_text(model, self._read[0])
+                store.model_data.put_whitening(model, self._read[1])
             with Runtime(
                 store,
                 self.model,
@@ -119,7 +119,11 @@ class Bench:
                 targets=self.targets,
             ) as runtime:
                 yield runtime
-                if not self._read and (neutral := store.neutral(model)) and (mean := store.whitening(model)):
+                if (
+                    not self._read
+                    and (neutral := store.model_data.reference_text(model))
+                    and (mean := store.model_data.whitening(model))
+                ):
                     self._read = neutral, mean
 
     def base_replies(self, setting: Setting, seed: int) -> list[Reply]:

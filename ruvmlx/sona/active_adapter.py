@@ -190,11 +190,11 @@ class ActiveAdapter:
 
     def _load_probe(self, watch: Watch) -> KLProbe:
         config, tokenizer = self._model.config, self._model.tokenizer
-        stored = self._store.neutral(self._model.fingerprint)
+        stored = self._store.model_data.reference_text(self._model.fingerprint)
         eos = np.array(sorted(tokenizer.eos_ids))
         known = KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None
         if known is None:
             shape = (RANK, config.vocab_size, config.max_context)
             known = measure(self.backend, tokenizer, *shape, watch)
-            self._store.put_neutral(self._model.fingerprint, known.to_bytes())
+            self._store.model_data.put_reference_text(self._model.fingerprint, known.to_bytes())
         return known

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import AdapterRow, RatingRow, Store
-from ..store.bases import Attempt, RatedReply
+from ..store import Attempt, RatedReply, RatingRow, Store, VersionRow
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 
@@ -47,33 +46,33 @@ class AdapterHistory:
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
-        return self._store.adapter_version(*self._key)
+        return self._store.versions.head(*self._key)
 
-    def adapter(self, version: int) -> AdapterRow:
-        return self._store.adapter(*self._key, version)
+    def adapter(self, version: int) -> VersionRow:
+        return self._store.versions.get(*self._key, version)
 
     def base_of(self, version: int) -> int:
         """Id of the base LoRA of a version; 0: none."""
-        return self._store.base_of(*self._key, version)
+        return self._store.versions.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
-        return BaseLoRA.from_bytes(self._store.base(*self._key, id_))
+        return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
 
     def leads_to(self, version: int, head: int) -> bool:
         """Is the version the head, or an ancestor of it?"""
-        return version == 0 or self._store.is_ancestor(*self._key, version, head)
+        return version == 0 or self._store.versions.is_ancestor(*self._key, version, head)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
-        return self._store.ratings(*self._key)
+        return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
         """(version before, version after) of every rating of a reply on the way to a version."""
-        return self._store.steps_of_reply(*self._key, head, reply_id)
+        return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
-        return self._store.rated_texts(*self._key)
+        return self._store.ratings.texts(*self._key)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
@@ -84,14 +83,14 @@ class AdapterHistory:
         HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
         with self._store.transaction():
-            version = self._store.add_version(*self._key, parent, state, kl, norm)
-            self._store.add_rating(*self._key, version, reply_id, rating, note, weight)
+            version = self._store.versions.add(*self._key, parent, state, kl, norm)
+            self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
         """Write a version that no rating made: the same adapter, scaled down. HeadMoved as above."""
         with self._store.transaction():
-            return self._store.add_version(*self._key, parent, state, kl, norm)
+            return self._store.versions.add(*self._key, parent, state, kl, norm)
 
     def promote(
         self,
@@ -111,27 +110,27 @@ class AdapterHistory:
         data = base.to_bytes()
         pause()
         with self._store.transaction():
-            id_ = self._store.add_base(*self._key, data, report)
-            version = self._store.add_version(*self._key, parent, state, kl, norm, id_)
-            self._store.add_attempt(*self._key, parent, version, report)
+            id_ = self._store.bases.add(*self._key, data, report)
+            version = self._store.versions.add(*self._key, parent, state, kl, norm, id_)
+            self._store.bases.add_attempt(*self._key, parent, version, report)
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
         """Record a consolidation that changed nothing, and why."""
         with self._store.transaction():
-            self._store.add_attempt(*self._key, parent, None, report)
+            self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
         """Consolidations that came to an end, the oldest first."""
-        return self._store.attempts(*self._key)
+        return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
         """The newest `limit` rated replies, for the background loop."""
-        return self._store.rated_replies(*self._key, limit)
+        return self._store.ratings.replies(*self._key, limit)
 
     def last_promotion(self) -> int:
         """The newest ancestor of the version in use that was a promotion; 0: there is none."""
-        found = self._store.promotions(*self._key, self.version())
+        found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def due(self) -> bool:
@@ -143,18 +142,18 @@ class AdapterHistory:
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        enough = 1 if self._store.has_training(*self._key) else DUE
+        enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
         return max(MINIMUM - len(ratings), enough - new, 0)
 
     def training(self) -> bytes | None:
-        return self._store.training(*self._key)
+        return self._store.checkpoints.training(*self._key)
 
     def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
-        self._store.put_training(*self._key, state, pause)
+        self._store.checkpoints.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
         """When the oldest rating in force was given, seconds since 1970."""
-        return self._store.first_rating(*self._key)
+        return self._store.ratings.first_time(*self._key)
 
     # -- undo and rollback ---------------------------------------------------------------------------
 
@@ -164,22 +163,22 @@ class AdapterHistory:
         A consolidation after that rating is undone with it. NotFound if there is no rating.
         """
         with self._store.transaction():
-            version = self._store.last_rating(*self._key, self.version())
+            version = self._store.ratings.last_version(*self._key, self.version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.move_head(*self._key, self.adapter(version).parent, "undo")
+            self._store.versions.move_head(*self._key, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
         with self._store.transaction():
-            self._store.move_head(*self._key, version)
+            self._store.versions.move_head(*self._key, version)
         return self.status()
 
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
-        promotions, attempts = self._store.promotions(*self._key, version), self.attempts()
+        promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
@@ -190,6 +189,6 @@ class AdapterHistory:
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.adapter_versions(*self._key),
+            versions=self._store.versions.kept(*self._key),
             last=attempts[-1] if attempts else None,
         )

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..store import Store
-from ..store.anchors import AnchorRow, DeepRun
+from ..store import AnchorRow, DeepRun, Store
 
 
 class DeepHistory:
@@ -15,11 +14,11 @@ class DeepHistory:
 
     def anchors(self) -> list[AnchorRow]:
         """Ends of tasks on the way to the version in use, the oldest first."""
-        return self._store.anchors(*self._key)
+        return self._store.anchors.in_use(*self._key)
 
     def last_run(self) -> DeepRun | None:
         """The newest run that came to an end."""
-        return self._store.deep_run(*self._key)
+        return self._store.deep_runs.newest(*self._key)
 
     def end_run(
         self,
@@ -37,20 +36,20 @@ class DeepHistory:
         written, if another base is in use than `base`, which was measured.
         """
         with self._store.transaction():
-            if self._store.base_of(*self._key, self._store.adapter_version(*self._key)) != base:
+            if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:
                 return False
             if importance is not None:
-                self._store.add_anchor(*self._key, version, base, importance, limit, merge)
-            self._store.end_deep_run(*self._key, version, report, pruned)
+                self._store.anchors.add(*self._key, version, base, importance, limit, merge)
+            self._store.deep_runs.add(*self._key, version, report, pruned)
         return True
 
     def pruned(self) -> dict[str, str]:
         """Rating by reply id, of the entries that the reasoning bank does not find any more."""
-        return self._store.pruned(*self._key)
+        return self._store.deep_runs.pruned(*self._key)
 
     def measurement(self) -> bytes | None:
         """A measurement that was stopped."""
-        return self._store.measurement(*self._key)
+        return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:
-        self._store.put_measurement(*self._key, state)
+        self._store.checkpoints.put_measurement(*self._key, state)

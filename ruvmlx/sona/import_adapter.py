@@ -27,4 +27,6 @@ def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) 
         kl = probe.kl(micro)
     packed = base.to_bytes() if base else None
     fingerprint = learner.history.fingerprint
-    return ImportedAdapter(store.take_in(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl)
+    return ImportedAdapter(
+        store.adapters.add(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl
+    )

@@ -161,7 +161,7 @@ class Learner:
         )  # fmt: skip
 
     def _rateable(self, reply_id: str) -> ReplyRow:
-        reply = self._store.reply(reply_id)
+        reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
                 f"{reply.model} wrote that reply, and only that model can learn from its rating; in use is "

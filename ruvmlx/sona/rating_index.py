@@ -69,12 +69,12 @@ class RatingIndex:
     @cached_property
     def whitening(self) -> embedding.Whitening:
         """Measured once per model; that takes seconds."""
-        stored = self._store.whitening(self._model.fingerprint)
+        stored = self._store.model_data.whitening(self._model.fingerprint)
         known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
         if known is None:
             with untouched(self._backend):
                 known = embedding.measure(self._backend, self._model.tokenizer)
-            self._store.put_whitening(self._model.fingerprint, known.to_bytes())
+            self._store.model_data.put_whitening(self._model.fingerprint, known.to_bytes())
         return known
 
     @cached_property
@@ -118,11 +118,11 @@ class RatingIndex:
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
         """A reply's question as a unit vector; it is read now if that is still missing."""
-        state = reply.query if reply.query is not None else self._store.query(reply.id)
+        state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
             if state is not None:
-                self._store.set_query(reply.id, state)
+                self._store.replies.set_query(reply.id, state)
         return self._unit(state)
 
     # -- in step with the store ----------------------------------------------------------------------
@@ -140,7 +140,7 @@ class RatingIndex:
                 found = pruned.get(reply_id) != label  # it was pruned with the same rating
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # the first time
-            for reply_id in self._store.examples_used(self._model.fingerprint):
+            for reply_id in self._store.replies.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
             self.bank.tend()
         self._version = version
@@ -148,12 +148,14 @@ class RatingIndex:
     def _labels(self) -> dict[str, str]:
         """Label by reply id: its rating, else the strongest implicit feedback, if that counts."""
         mine = self._model.fingerprint
-        signs = self._store.signals(mine, "implicit") if self._implicit else []
+        signs = self._store.signals.all(mine, "implicit") if self._implicit else []
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
-        return {s.reply_id: s.label for s in signs} | dict(self._store.rated(mine, self._history.name))
+        return {s.reply_id: s.label for s in signs} | dict(
+            self._store.ratings.labels(mine, self._history.name)
+        )
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
-        return self._unit(self._store.query(reply_id)) if reply_id not in self.bank else None
+        return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
 
     def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
         """A pooled state as the bank's vector; None for one of another shape, or that is not finite."""
@@ -179,7 +181,7 @@ class RatingIndex:
     def vector(self, reply_id: str) -> np.ndarray | None:
         """The question's unit vector, if it was ever read; also of pruned entries."""
         known = self.bank.vector(reply_id)
-        return self._unit(self._store.query(reply_id)) if known is None else known
+        return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
         """A rating was committed as `version`, on top of what the bank reflects."""
@@ -207,7 +209,7 @@ class RatingIndex:
         """Write the signals of this process; ratings themselves were committed before."""
         rows, self._pending = [s.row() for s in self._pending], []
         if rows:
-            self._store.add_signals(rows)
+            self._store.signals.add(rows)
 
     # -- queries ------------------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ class RatingIndex:
 
     def _example(self, reply_id: str) -> LikedExample | None:
         """None if the chat was deleted, or no whole sentence is left."""
-        reply = self._store.reply(reply_id)
+        reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
 
@@ -272,8 +274,8 @@ class RatingIndex:
             patterns=len(patterns),
             poor=sum(p.poor for p in patterns),
             hits=self.bank.hits,
-            signals=self._store.signal_count() + len(self._pending),
-            dropped=self._store.signals_dropped(),
+            signals=self._store.signals.count() + len(self._pending),
+            dropped=self._store.signals.dropped(),
         )
 
 

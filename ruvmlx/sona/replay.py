@@ -14,7 +14,7 @@ from importlib import resources
 import numpy as np
 
 from ..models.model import Tokenizer
-from ..store.bases import RatedReply
+from ..store import RatedReply
 from ..training.slices import TrainingText
 from . import reference_text
 from .adapter_history import AdapterHistory

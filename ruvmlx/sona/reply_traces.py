@@ -52,7 +52,7 @@ class ReplyTraces:
         self._layers.prepare(state)
         for reply_id, trace in reversed(self.held.items()):
             if self._active.history.base_of(trace.version) == state.base:
-                self._read_layers(self._store.reply(reply_id), trace, state, pause)
+                self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
 
     def _settle(self, reply_id: str) -> None:
         trace, state = self.held[reply_id], self._active.state
@@ -60,7 +60,7 @@ class ReplyTraces:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
         if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:
-            self._store.put_trace(reply_id, trace.to_bytes())
+            self._store.traces.put(reply_id, trace.to_bytes())
             self._stored.add(reply_id)
 
     def of(self, reply: ReplyRow, state: LearnerState) -> Trace:
@@ -85,7 +85,7 @@ class ReplyTraces:
         drawn = self.layer_lora_of(trace.version, state)
         added = self._layers.read(self._active.base, state, drawn, reply, trace, pause)
         if added and reply.id in self._stored and self.held.get(reply.id) is trace:
-            self._store.put_trace(reply.id, trace.to_bytes())
+            self._store.traces.put(reply.id, trace.to_bytes())
 
     def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
         """The layer LoRA of a version; the state's own where that version is no longer stored."""
@@ -96,7 +96,7 @@ class ReplyTraces:
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
         """The stored trace. Those of other adapters are of no use; version 0 is the same for all."""
-        data = self._store.trace(reply.id)
+        data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)

@@ -1,29 +1,36 @@
-"""What the user owns: chats, replies, ratings and adapter versions, in one SQLite file.
+"""The user's data in one SQLite file: chats, replies, ratings, adapter versions and the witness log.
 
-Store adds the tables up, one file each:
-Database < Witness < Messages < Chats < Routes < KVRecords < Replies < Bases < Adapters < Anchors < Named
-< Signals.
+`Store` opens the file. Each of its parts (store.chats, store.replies, ...) reads and writes
+a few tables; store.py lists the parts.
 """
 
-from .adapters import AdapterRow, HeadMoved, RatingRow
-from .chats import Found, SessionRow
+from .adapters import NamedRow
+from .anchors import AnchorRow
+from .bases import Attempt
+from .chats import SessionRow
+from .deep_runs import DeepRun
 from .kv import KVChoiceRow, KVMeasured, KVObservation
 from .messages import MessageRow
-from .named import NamedRow
+from .ratings import RatedReply, RatingRow
 from .replies import ReplyRow
 from .routes import RatedRoute, RouteRow
+from .search import ChatHit
 from .signals import SignalRow
-from .signals import Signals as Store
+from .store import Store
+from .versions import HeadMoved, VersionRow
 
 __all__ = [
-    "AdapterRow",
-    "Found",
+    "AnchorRow",
+    "Attempt",
+    "ChatHit",
+    "DeepRun",
     "HeadMoved",
     "KVChoiceRow",
     "KVMeasured",
     "KVObservation",
     "MessageRow",
     "NamedRow",
+    "RatedReply",
     "RatedRoute",
     "RatingRow",
     "ReplyRow",
@@ -31,4 +38,5 @@ __all__ = [
     "SessionRow",
     "SignalRow",
     "Store",
+    "VersionRow",
 ]

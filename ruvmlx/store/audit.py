@@ -1,77 +1,79 @@
-"""Do the tables say what the witness log says? The chain proves the log; this compares the rest with it."""
+"""Compares the tables with the witness log. The chain protects the log; this protects the tables."""
 
 from typing import Any
 
-from .adapters import Adapters
+from .store import Store
 from .witness import digest
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
 
 
-def disagreement(store: Adapters) -> str:
-    """The first version, base, rating, KV policy or route that is not in the log as it is; "" if all agree.
+def disagreement(store: Store) -> str:
+    """The first version, base, rating, head, KV policy or route that differs from the log; "" if none does.
 
-    A row that is gone is no disagreement: adapters and old weights may be deleted.
+    Missing rows are no disagreement: adapters and old weights may be deleted.
     """
     versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
-    with store.reading():
+    with store.snapshot():
         weights = _weights(store, *versions) or _weights(store, *bases)
         return weights or _ratings(store) or _heads(store) or _kv(store) or _routes(store)
 
 
-def _weights(store: Adapters, kind: str, table: str, number: str) -> str:
+def _weights(store: Store, kind: str, table: str, number: str) -> str:
     """Versions or bases, whose bytes the log knows by their digest."""
-    known = {_key(row.body, number): row.body["state"] for row in store.witnessed(kind)}
-    for *key, state in store._rows(f"SELECT fingerprint, name, {number}, state FROM {table}"):
-        what = f"{kind} {key[2]} of adapter {key[1]!r}"
-        if tuple(key) not in known:
+    known = {_key(row.body, number): row.body["state"] for row in store.witness.rows(kind)}
+    for row in store.db.rows(f"SELECT fingerprint, name, {number} AS number, state FROM {table}"):
+        key = (row["fingerprint"], row["name"], row["number"])
+        what = f"{kind} {row['number']} of adapter {row['name']!r}"
+        if key not in known:
             return f"{what} is not in the log"
-        if state is not None and digest(state) != known[tuple(key)]:
+        if row["state"] is not None and digest(row["state"]) != known[key]:
             return f"{what} is not what was written"
     return ""
 
 
-def _ratings(store: Adapters) -> str:
-    logged = [row.body for row in store.witnessed("rating")]
+def _ratings(store: Store) -> str:
+    logged = [row.body for row in store.witness.rows("rating")]
     known = {b["id"]: (*_key(b, "version"), b["reply"], b["rating"], b["weight"]) for b in logged}
-    sql = "SELECT id, fingerprint, adapter, version, reply_id, rating, weight FROM ratings"
-    for rating_id, *facts in store._rows(sql):
+    sql = "SELECT fingerprint, adapter, version, reply_id, rating, weight, id FROM ratings"
+    for *facts, rating_id in store.db.rows(sql):
         if known.get(rating_id) != tuple(facts):
             return f"rating {rating_id} is not what was written"
     return ""
 
 
-def _heads(store: Adapters) -> str:
-    """Is every version in use the one that was put in use last?"""
+def _heads(store: Store) -> str:
+    """Is every head the version that was put in use last?"""
     last: dict[tuple[str, str], int] = {}
-    for row in store.witnessed():
+    for row in store.witness.rows():
         if row.kind in _MOVES:
             last[row.body["model"], row.body["adapter"]] = row.body["version"]
-    for fingerprint, name, version in store._rows("SELECT fingerprint, name, version FROM adapter_heads"):
+    for fingerprint, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
         if last.get((fingerprint, name)) != version:
             return f"adapter {name!r} is at version {version}, which nothing in the log led to"
     return ""
 
 
-def _kv(store: Adapters) -> str:
+def _kv(store: Store) -> str:
     """Is every KV policy in force the one that was chosen last?"""
-    logged = [row.body for row in store.witnessed("kv_choice")]
+    logged = [row.body for row in store.witness.rows("kv_choice")]
     last = {(b["model"], b["backend"]): (b["hot"], b["warm"]) for b in logged}
     sql = "SELECT fingerprint, backend, hot, warm FROM kv_choices"
-    for fingerprint, backend, *policy in store._rows(sql):
-        if last.get((fingerprint, backend)) != tuple(policy):
+    for fingerprint, backend, hot, warm in store.db.rows(sql):
+        if last.get((fingerprint, backend)) != (hot, warm):
             return f"the KV policy of the {backend} backend is not what was written"
     return ""
 
 
-def _routes(store: Adapters) -> str:
-    """Is every choice of the router, and its cell, as it was written?"""
-    known = {b["reply"]: (b["arm"], b["probability"]) for b in (r.body for r in store.witnessed("route"))}
-    for reply_id, *facts in store._rows("SELECT reply_id, arm, probability FROM routes"):
-        if known.get(reply_id) != tuple(facts):
+def _routes(store: Store) -> str:
+    """Are the router's choices and cells as they were written?"""
+    logged = [row.body for row in store.witness.rows("route")]
+    known = {b["reply"]: (b["arm"], b["probability"]) for b in logged}
+    for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
+        if known.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"
-    last = {(r.body["model"], r.body["adapter"]): r.body["state"] for r in store.witnessed("router")}
-    for fingerprint, name, state in store._rows("SELECT fingerprint, name, state FROM router_cells"):
+    last = {(r.body["model"], r.body["adapter"]): r.body["state"] for r in store.witness.rows("router")}
+    for fingerprint, name, state in store.db.rows("SELECT fingerprint, name, state FROM router_cells"):
         if last.get((fingerprint, name)) != (digest(state) if state is not None else None):
             return f"the router of adapter {name!r} is not what was written"
     return ""

@@ -1,14 +1,15 @@
 """One SQLite file, durable at every commit.
 
-WAL with synchronous=FULL (and F_FULLFSYNC on macOS): when a call that writes has returned, the data is on
-the disk.
+WAL with synchronous=FULL (and F_FULLFSYNC on macOS): the data is on the disk when a call that writes returns.
 """
 
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,65 +20,127 @@ _BUSY_SECONDS = 5.0
 
 
 class Database:
-    """The connection. Use it from the thread that opened it."""
+    """The connection, for the thread that opened it. Read the columns of a row by name."""
 
     def __init__(self, path: Path):
         self.path = path
-        with _told_plainly(path):
+        with _readable_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
-            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA foreign_keys = ON")
-            self._db.execute("PRAGMA secure_delete = ON")
-            if sys.platform == "darwin":
-                self._db.execute("PRAGMA fullfsync = ON")
-                self._db.execute("PRAGMA checkpoint_fullfsync = ON")
-            migrate(self._db)
+            self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            self._configure()
+            migrate(self._connection)
+
+    def _configure(self) -> None:
+        pragmas = ["journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"]
+        if sys.platform == "darwin":
+            pragmas += ["fullfsync = ON", "checkpoint_fullfsync = ON"]
+        for pragma in pragmas:
+            self._connection.execute(f"PRAGMA {pragma}")
 
     def close(self) -> None:
-        self._db.close()
+        self._connection.close()
+
+    # -- transactions --------------------------------------------------------------------------------
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; holds the write lock from the first line."""
-        with _told_plainly(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
+        """Commit everything that is written inside, or nothing. Takes the write lock at once."""
+        with _readable_errors(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._db.execute("COMMIT")
+                self._connection.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
 
-    def truncate_log(self) -> None:
-        """Move the write-ahead log into the file, so that what was deleted is nowhere any more."""
-        with _told_plainly(self.path):
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read the state of one moment inside, even while other processes write."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
-    def integrity(self) -> str:
-        """SQLite's own check: "ok", or what is wrong."""
-        with _told_plainly(self.path):
-            return str(self._db.execute("PRAGMA quick_check").fetchone()[0])
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
 
-    def _rows(self, sql: str, *args) -> list[tuple]:
-        with _told_plainly(self.path):
-            return self._db.execute(sql, args).fetchall()
+    # -- reading -------------------------------------------------------------------------------------
 
-    def _row(self, sql: str, *args) -> tuple | None:
-        rows = self._rows(sql, *args)
+    def rows(self, sql: str, *args: Any) -> list[sqlite3.Row]:
+        with _readable_errors(self.path):
+            return self._connection.execute(sql, args).fetchall()
+
+    def row(self, sql: str, *args: Any) -> sqlite3.Row | None:
+        """The first row, or None."""
+        rows = self.rows(sql, *args)
         return rows[0] if rows else None
 
+    def value(self, sql: str, *args: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = self.row(sql, *args)
+        return None if row is None else row[0]
 
-def vector(blob: bytes | None) -> np.ndarray | None:
+    # -- writing -------------------------------------------------------------------------------------
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        """Run a statement. Call inside a transaction, which makes SQLite's errors readable."""
+        return self._connection.execute(sql, args)
+
+    def insert(self, table: str, **values: Any) -> int:
+        """Insert a row, {column: value}; returns its rowid. Call inside a transaction."""
+        return self._write("INSERT", table, values)
+
+    def replace(self, table: str, **values: Any) -> int:
+        """Insert a row in place of the one with the same key, if there is one. Call inside a transaction."""
+        return self._write("INSERT OR REPLACE", table, values)
+
+    def _write(self, verb: str, table: str, values: dict[str, Any]) -> int:
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        sql = f"{verb} INTO {table} ({names}) VALUES ({marks}) RETURNING rowid"
+        ((rowid,),) = self.execute(sql, *values.values()).fetchall()
+        return int(rowid)
+
+    def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
+        """One value as a file: write a long one in pieces."""
+        return self._connection.blobopen(table, column, rowid)
+
+    # -- the file ------------------------------------------------------------------------------------
+
+    def truncate_log(self) -> None:
+        """Move the write-ahead log into the file, so that no copy of deleted data remains in the log."""
+        with _readable_errors(self.path):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def integrity(self) -> str:
+        """SQLite's quick check: "ok", or a description of the damage."""
+        return str(self.value("PRAGMA quick_check"))
+
+
+def columns(row_class: type, table: str = "") -> str:
+    """The fields of a row class as a list of columns for SELECT; table: an alias to put before each."""
+    prefix = f"{table}." if table else ""
+    return ", ".join(prefix + field.name for field in fields(row_class))
+
+
+def to_vector(blob: bytes | None) -> np.ndarray | None:
+    """[D] float32 from a column; None for NULL."""
     return None if blob is None else np.frombuffer(blob, "<f4")
 
 
+def from_vector(vector: np.ndarray | None) -> bytes | None:
+    """A column's value from [D] of any float type; NULL for None."""
+    return None if vector is None else vector.astype("<f4").tobytes()
+
+
 @contextmanager
-def _told_plainly(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system say into one line for people."""
+def _readable_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite and of the file system as one line that names the file and a remedy."""
     try:
         yield
     except sqlite3.OperationalError as e:

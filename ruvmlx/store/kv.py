@@ -1,55 +1,52 @@
-"""What the KV cache did and what its policies were measured to cost; numbers alone, no words of a chat."""
+"""Use of the KV cache, and measurements of its tier policies. Numbers only, no words of a chat."""
 
 import json
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from .database import Database, columns
+from .witness import Witness
 
-from .routes import Routes
-
-KEEP_OBSERVATIONS = 2000  # the newest replies
-KEEP_MEASURED = 32  # replies, the newest, of a model on a backend
+KEEP_OBSERVATIONS = 2000  # newest replies, of all models
+KEEP_MEASURED = 32  # newest replies of one model on one backend
 
 
 @dataclass(frozen=True)
 class KVObservation:
-    """One reply's cache when it ended. hot, warm: the policy that was asked for, in tokens; level: how far
-    memory pressure had tightened it; pressure: 0 to 1. us_per_token: of decoding, 0 if nothing was."""
+    """One reply's cache when the reply ended. Lengths in tokens."""
 
     reply_id: str
     fingerprint: str
     backend: str
-    hot: int
+    hot: int  # the policy that was asked for
     warm: int
     tokens: int
     hot_bytes: int
     warm_bytes: int
     cold_bytes: int
-    us_per_token: float
-    pressure: float
-    level: int
+    us_per_token: float  # decoding time; 0: no token was decoded
+    pressure: float  # memory pressure, 0 to 1
+    level: int  # how far memory pressure had tightened the policy
 
 
 @dataclass(frozen=True)
 class KVMeasured:
-    """A reply read with a policy and with the f16 cache. total, squares: of the KL of each block, nats per
-    token. us, us_f16: a decoded token's time at the end of it, one measured beside the other."""
+    """A reply decoded with a policy and with the f16 cache, block by block."""
 
     reply_id: str
     hot: int
     warm: int
     blocks: int
-    total: float
-    squares: float
-    us: float
-    us_f16: float
+    total: float  # sum of the blocks' KL, nats per token
+    squares: float  # sum of the squares of the blocks' KL
+    us: float  # time of one decoded token at the end of the reply
+    us_f16: float  # the same with the f16 cache, measured side by side
 
 
 @dataclass(frozen=True)
 class KVChoiceRow:
-    """The policy in force for new caches, and the report that says why."""
+    """The policy for new caches, and the report of the measurement that chose it."""
 
     hot: int
     warm: int
@@ -57,101 +54,95 @@ class KVChoiceRow:
     created: float
 
 
-class KVRecords(Routes):
-    """Bounded tables: what is older than their length goes."""
+class KVRecords:
+    """The tables `kv_observations`, `kv_measured` and `kv_choices`. The first two are bounded."""
 
-    def _observe(self, seen: KVObservation) -> None:
-        """Within the transaction of its reply. A policy other than the last reply's is witnessed."""
-        last = self._row(
+    def __init__(self, db: Database, witness: Witness):
+        self._db, self._witness = db, witness
+
+    def observe(self, seen: KVObservation) -> None:
+        """Add an observation. A policy other than the last reply's is logged. Call inside a transaction."""
+        last = self._db.row(
             "SELECT hot, warm FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT 1",
             seen.fingerprint,
             seen.backend,
         )
-        if last is not None and last != (seen.hot, seen.warm):
+        if last is not None and (before := [last["hot"], last["warm"]]) != [seen.hot, seen.warm]:
             facts = {"model": seen.fingerprint, "backend": seen.backend, "reply": seen.reply_id}
-            self.record("kv_used", facts | {"hot": seen.hot, "warm": seen.warm, "before": list(last)})
-        self._db.execute(
-            f"INSERT INTO kv_observations VALUES (NULL{', ?' * 12}, ?)", (*astuple(seen), time.time())
-        )
+            self._witness.record("kv_used", facts | {"hot": seen.hot, "warm": seen.warm, "before": before})
+        self._db.insert("kv_observations", created=time.time(), **vars(seen))
         self._db.execute(
             "DELETE FROM kv_observations WHERE id <= (SELECT max(id) FROM kv_observations) - ?",
-            (KEEP_OBSERVATIONS,),
+            KEEP_OBSERVATIONS,
         )
 
-    def kv_observations(self, fingerprint: str, backend: str, newest: int) -> list[KVObservation]:
-        """The newest first."""
-        rows = self._rows(
-            "SELECT reply_id, fingerprint, backend, hot, warm, tokens, hot_bytes, warm_bytes, cold_bytes,"
-            " us_per_token, pressure, level FROM kv_observations WHERE fingerprint = ? AND backend = ?"
+    def observations(self, fingerprint: str, backend: str, limit: int) -> list[KVObservation]:
+        """The newest ones, newest first."""
+        rows = self._db.rows(
+            f"SELECT {columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT ?",
             fingerprint,
             backend,
-            newest,
+            limit,
         )
-        return [KVObservation(*row) for row in rows]
+        return [KVObservation(**row) for row in rows]
 
-    # -- measured ------------------------------------------------------------------------------------
+    # -- measurements --------------------------------------------------------------------------------
 
     def long_replies(self, fingerprint: str, tokens: int) -> list[str]:
-        """Ids of the newest KEEP_MEASURED replies of at least so many tokens, the prompt's included."""
-        rows = self._rows(
+        """Ids of the newest KEEP_MEASURED replies with at least `tokens` tokens, prompt included."""
+        rows = self._db.rows(
             "SELECT id FROM replies WHERE fingerprint = ? AND length(prompt_ids) + length(sampled_ids) >= ?"
             " ORDER BY seq DESC LIMIT ?",
             fingerprint,
             4 * tokens,
             KEEP_MEASURED,
         )
-        return [row[0] for row in rows]
+        return [row["id"] for row in rows]
 
-    def reply_tokens(self, reply_id: str) -> list[int]:
-        """The prompt's and the reply's; none when it was deleted."""
-        row = self._row("SELECT prompt_ids, sampled_ids FROM replies WHERE id = ?", reply_id)
-        return np.frombuffer(b"".join(row), "<i4").tolist() if row else []
-
-    def add_kv_measured(self, fingerprint: str, backend: str, found: KVMeasured) -> None:
-        """Commit a measurement; those of the oldest replies go, all policies of a reply at once."""
-        mine = (fingerprint, backend)
-        with self.transaction():
-            self._db.execute(
-                f"INSERT OR REPLACE INTO kv_measured VALUES (?, ?{', ?' * 8}, ?)",
-                (*mine, *astuple(found), time.time()),
+    def add_measured(self, fingerprint: str, backend: str, found: KVMeasured) -> None:
+        """Commit a measurement, and delete those of the oldest replies, all policies of a reply at once."""
+        with self._db.transaction():
+            self._db.replace(
+                "kv_measured", fingerprint=fingerprint, backend=backend, created=time.time(), **vars(found)
             )
             self._db.execute(
                 "DELETE FROM kv_measured WHERE fingerprint = ?1 AND backend = ?2 AND reply_id NOT IN"
                 " (SELECT reply_id FROM kv_measured WHERE fingerprint = ?1 AND backend = ?2"
                 "  GROUP BY reply_id ORDER BY max(created) DESC, max(rowid) DESC LIMIT ?3)",
-                (*mine, KEEP_MEASURED),
+                fingerprint,
+                backend,
+                KEEP_MEASURED,
             )
 
-    def kv_measured(self, fingerprint: str, backend: str) -> list[KVMeasured]:
-        rows = self._rows(
-            "SELECT reply_id, hot, warm, blocks, total, squares, us, us_f16 FROM kv_measured"
+    def measured(self, fingerprint: str, backend: str) -> list[KVMeasured]:
+        """Oldest first."""
+        rows = self._db.rows(
+            f"SELECT {columns(KVMeasured)} FROM kv_measured"
             " WHERE fingerprint = ? AND backend = ? ORDER BY created, rowid",
             fingerprint,
             backend,
         )
-        return [KVMeasured(*row) for row in rows]
+        return [KVMeasured(**row) for row in rows]
 
-    # -- chosen --------------------------------------------------------------------------------------
+    # -- the choice ----------------------------------------------------------------------------------
 
-    def kv_choice(self, fingerprint: str, backend: str) -> KVChoiceRow | None:
-        row = self._row(
-            "SELECT hot, warm, report, created FROM kv_choices WHERE fingerprint = ? AND backend = ?",
+    def choice(self, fingerprint: str, backend: str) -> KVChoiceRow | None:
+        row = self._db.row(
+            f"SELECT {columns(KVChoiceRow)} FROM kv_choices WHERE fingerprint = ? AND backend = ?",
             fingerprint,
             backend,
         )
-        return KVChoiceRow(row[0], row[1], json.loads(row[2]), row[3]) if row else None
+        return KVChoiceRow(**dict(row) | {"report": json.loads(row["report"])}) if row else None
 
-    def put_kv_choice(self, fingerprint: str, backend: str, choice: KVChoiceRow) -> None:
-        """Commit a choice; another policy than before is witnessed, with the reason."""
-        with self.transaction():
-            before = self.kv_choice(fingerprint, backend)
+    def put_choice(self, fingerprint: str, backend: str, choice: KVChoiceRow) -> None:
+        """Commit a choice; log it, with its reason, if the policy changes."""
+        with self._db.transaction():
+            before = self.choice(fingerprint, backend)
             was = [before.hot, before.warm] if before else None
-            self._db.execute(
-                "INSERT OR REPLACE INTO kv_choices VALUES (?, ?, ?, ?, ?, ?)",
-                (fingerprint, backend, choice.hot, choice.warm, json.dumps(choice.report), choice.created),
-            )
+            values = vars(choice) | {"report": json.dumps(choice.report)}
+            self._db.replace("kv_choices", fingerprint=fingerprint, backend=backend, **values)
             if was != [choice.hot, choice.warm]:
                 facts = {"model": fingerprint, "backend": backend, "hot": choice.hot, "warm": choice.warm}
-                self.record("kv_choice", facts | {"before": was, "reason": choice.report["reason"]})
+                self._witness.record("kv_choice", facts | {"before": was, "reason": choice.report["reason"]})

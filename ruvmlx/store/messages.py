@@ -1,16 +1,20 @@
-"""What was said in a chat, with its branches."""
+"""The messages of a chat, with all branches."""
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..errors import NotFound
+from .database import Database
 from .tree import Node, Tree
-from .witness import Witness
+
+_TITLE = 60  # characters of the first message that become the chat's title
 
 
 @dataclass(frozen=True)
 class MessageRow:
+    """One message. rating and finish_reason: those of its reply, None for a user's message."""
+
     role: str
     content: str
     reply_id: str | None
@@ -18,92 +22,152 @@ class MessageRow:
     finish_reason: str | None
     id: int = 0
     parent: int | None = None
-    created: float = 0.0
-    branch: int = 1  # which of `branches` alternatives it is
-    branches: int = 1
+    created: float = 0.0  # seconds since 1970
+    branch: int = 1  # position among its siblings, from 1
+    branches: int = 1  # number of siblings, itself included
 
 
-class Messages(Witness):
-    """A chat's messages are a tree (tree.py); sessions.head is the end of the branch in use."""
+class Messages:
+    """Each chat's messages form a tree (tree.py). sessions.head is the last message of the current branch."""
 
-    def messages(self, session_id: str) -> list[MessageRow]:
-        """The conversation: the branch that is in use, from its first message on."""
-        rows = {row.id: row for row in self.all_messages(session_id)}
+    def __init__(self, db: Database):
+        self._db = db
+
+    def branch(self, session_id: str) -> list[MessageRow]:
+        """The current branch, from its first message to its last."""
+        rows = {row.id: row for row in self.all(session_id)}
         tree = _tree(rows.values())
-        return [_placed(rows[id_], tree) for id_ in tree.path(self._head(session_id))]
+        return [_numbered(rows[id_], tree) for id_ in tree.path(self._head(session_id))]
 
-    def all_messages(self, session_id: str) -> list[MessageRow]:
-        """Those of every branch, the oldest first."""
-        return [
-            MessageRow(*row)
-            for row in self._rows(
-                "SELECT m.role, m.content, m.reply_id,"
-                " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
-                "  ORDER BY id DESC LIMIT 1), r.finish_reason, m.id, m.parent, m.created"
-                " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
-                " WHERE m.session_id = ? ORDER BY m.id",
-                session_id,
-            )
-        ]
+    def all(self, session_id: str) -> list[MessageRow]:
+        """The messages of every branch, oldest first. Their branch numbers are not set."""
+        rows = self._db.rows(
+            "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, r.finish_reason,"
+            " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
+            "  ORDER BY id DESC LIMIT 1) AS rating"
+            " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
+            " WHERE m.session_id = ? ORDER BY m.id",
+            session_id,
+        )
+        return [MessageRow(**row) for row in rows]
 
-    def add_user_message(self, session_id: str, content: str) -> None:
-        """The next message of the branch in use; the first one is the chat's title, until it gets another."""
+    def user_texts(self, limit: int = 200) -> list[str]:
+        """What the user wrote in all chats, newest first; each text once."""
+        rows = self._db.rows(
+            "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
+            " WHERE m.role = 'user' AND s.deleted IS NULL GROUP BY m.content ORDER BY max(m.id) DESC LIMIT ?",
+            limit,
+        )
+        return [row["content"] for row in rows]
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def add_user(self, session_id: str, content: str) -> None:
+        """Add a user's message to the current branch. A chat without a title takes it from this message."""
         now = time.time()
-        title = " ".join(content.split())[:60]
-        with self.transaction():
-            self._add_message(session_id, "user", content, None, now)
+        title = " ".join(content.split())[:_TITLE]
+        with self._db.transaction():
+            self.append(session_id, "user", content, None, now)
+            self._db.execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", title, session_id)
+
+    def append(self, session_id: str, role: str, content: str, reply_id: str | None, now: float) -> None:
+        """Add a message after the head and make it the head. Call inside a transaction."""
+        self._db.execute(
+            "INSERT INTO messages (session_id, role, content, reply_id, created, parent)"
+            " SELECT id, ?, ?, ?, ?, head FROM sessions WHERE id = ?",
+            role,
+            content,
+            reply_id,
+            now,
+            session_id,
+        )
+        self._db.execute(
+            # Writing in a chat that another process has soft-deleted restores the chat.
+            "UPDATE sessions SET head = (SELECT max(id) FROM messages), updated = ?, deleted = NULL"
+            " WHERE id = ?",
+            now,
+            session_id,
+        )
+
+    def add_tree(self, session_id: str, messages: Iterable[MessageRow], head: int | None) -> None:
+        """Fill an empty chat. Parents come before children; the messages get new ids."""
+        new: dict[int | None, int | None] = {None: None}
+        with self._db.transaction():
+            for message in messages:
+                new[message.id] = self._db.insert(
+                    "messages",
+                    session_id=session_id,
+                    role=message.role,
+                    content=message.content,
+                    reply_id=message.reply_id,
+                    created=message.created or time.time(),
+                    parent=new[message.parent],
+                )
             self._db.execute(
-                "UPDATE sessions SET title = CASE title WHEN '' THEN ? ELSE title END WHERE id = ?",
-                (title, session_id),
+                "UPDATE sessions SET head = ?, updated = ? WHERE id = ?", new[head], time.time(), session_id
             )
+
+    # -- the current branch --------------------------------------------------------------------------
 
     def set_head(self, session_id: str, message_id: int | None) -> None:
-        """Go on after this message of the chat; None: before the first. What came after it stays a branch."""
-        known = "SELECT 1 FROM messages WHERE id = ? AND session_id = ?"
-        if message_id is not None and not self._row(known, message_id, session_id):
-            raise NotFound(f"no message {message_id} in chat {session_id!r}.")
-        with self.transaction():
-            self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", (message_id, session_id))
+        """Continue the chat after this message; None: from its beginning. Later messages stay as a branch.
 
-    def flip(self, session_id: str, message_id: int, step: int) -> int:
-        """Show an alternative of a message in its place, `step` further on, round and round.
-
-        Returns its id; the branch goes on as it was last added to.
+        NotFound if the chat has no such message.
         """
-        tree = _tree(self.all_messages(session_id))
-        others = tree.alternatives(message_id)
-        # A question with replies is none of the alternatives: its reply that is shown is.
-        shown = next((id_ for id_ in tree.path(self._head(session_id)) if id_ in others), others[0])
-        at = others.index(message_id if message_id in others else shown)
-        chosen = others[(at + step) % len(others)]
+        known = "SELECT 1 FROM messages WHERE id = ? AND session_id = ?"
+        if message_id is not None and not self._db.row(known, message_id, session_id):
+            raise NotFound(f"no message {message_id} in chat {session_id!r}.")
+        with self._db.transaction():
+            self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", message_id, session_id)
+
+    def next_sibling(self, session_id: str, message_id: int, step: int) -> int:
+        """Show the sibling `step` places after a message, wrapping around; returns the sibling's id.
+
+        The new branch ends with the newest message below the sibling.
+        """
+        tree = _tree(self.all(session_id))
+        siblings = tree.siblings(message_id)
+        # A question that has replies is not among the siblings; its reply on the current branch is.
+        shown = next((id_ for id_ in tree.path(self._head(session_id)) if id_ in siblings), siblings[0])
+        at = siblings.index(message_id if message_id in siblings else shown)
+        chosen = siblings[(at + step) % len(siblings)]
         self.set_head(session_id, tree.newest_leaf(chosen))
         return chosen
 
     def _head(self, session_id: str) -> int | None:
-        row = self._row("SELECT head FROM sessions WHERE id = ?", session_id)
-        return row[0] if row else None
+        return self._db.value("SELECT head FROM sessions WHERE id = ?", session_id)
 
-    def _add_message(self, session_id: str, role: str, content: str, reply_id: str | None, now: float):
-        """Put a message after the head, and make it the head."""
-        self._db.execute(
-            "INSERT INTO messages (session_id, role, content, reply_id, created, parent)"
-            " SELECT id, ?, ?, ?, ?, head FROM sessions WHERE id = ?",
-            (role, content, reply_id, now, session_id),
+    # -- deleting a chat -----------------------------------------------------------------------------
+
+    def replies_of_only(self, session_id: str) -> list[str]:
+        """Ids of the replies that this chat shows and no other chat (a fork) does."""
+        rows = self._db.rows(
+            "SELECT DISTINCT reply_id FROM messages WHERE session_id = ?1 AND reply_id IS NOT NULL"
+            " AND reply_id NOT IN"
+            " (SELECT reply_id FROM messages WHERE session_id != ?1 AND reply_id IS NOT NULL)",
+            session_id,
         )
-        self._db.execute(
-            # Who writes in a chat that another process put away wants it back.
-            "UPDATE sessions SET head = (SELECT max(id) FROM messages), updated = ?, deleted = NULL"
-            " WHERE id = ?",
-            (now, session_id),
-        )
+        return [row["reply_id"] for row in rows]
+
+    def unlink(self, session_id: str) -> None:
+        """Remove the links between a chat's messages before the chat is deleted. Call inside a transaction.
+
+        Deleting a message deletes its children, one trigger level each, and SQLite stops at level 1,000.
+        """
+        self._db.execute("UPDATE messages SET parent = NULL WHERE session_id = ?", session_id)
+
+    def rebuild_index(self) -> None:
+        """Remove deleted words from the search index, which only marks them. Call inside a transaction."""
+        self._db.execute("INSERT INTO messages_text(messages_text) VALUES ('rebuild')")
 
 
 def _tree(rows: Iterable[MessageRow]) -> Tree:
     return Tree([Node(row.id, row.parent, row.role) for row in rows])
 
 
-def _placed(row: MessageRow, tree: Tree) -> MessageRow:
-    others = tree.alternatives(row.id)
-    if row.id not in others:
+def _numbered(row: MessageRow, tree: Tree) -> MessageRow:
+    """The message with its place among its siblings."""
+    siblings = tree.siblings(row.id)
+    if row.id not in siblings:
         return row
-    return replace(row, branch=others.index(row.id) + 1, branches=len(others))
+    return replace(row, branch=siblings.index(row.id) + 1, branches=len(siblings))

@@ -1,26 +1,23 @@
-"""Generated replies and the traces that a later rating needs."""
+"""Generated replies."""
 
-import json
-import os
 import time
-import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import NotFound
-from .database import vector
+from .database import Database, columns, from_vector, to_vector
 from .kv import KVObservation, KVRecords
-from .routes import RouteRow
-
-_TOKEN = uuid.uuid4().hex[:8]  # in a container each process may have the same number
-KEEP_TRACES = 50  # newest replies whose trace is kept; older ones are replayed from their tokens
+from .messages import Messages
+from .routes import RouteRow, Routes
+from .traces import Traces
+from .witness import Witness
 
 
 @dataclass(frozen=True)
 class ReplyRow:
-    """One generated reply. sampled_ids holds every token drawn, the end-of-reply token too."""
+    """One generated reply. Each field is a column of the table `replies`."""
 
     id: str
     model: str
@@ -28,162 +25,118 @@ class ReplyRow:
     adapter: str | None
     adapter_version: int
     prompt_ids: list[int]
-    sampled_ids: list[int]
-    prompt: str  # the user's words that it answers
+    sampled_ids: list[int]  # every sampled token, the end-of-reply token included
+    prompt: str  # the user's message that it answers
     text: str
     finish_reason: str
-    query: np.ndarray | None  # [D] float32, pooled state of the question (sona/embedding.py)
-    logprob: float | None  # of the tokens drawn, summed, the adapter applied; None: drawn without one
-    examples: tuple[str, ...] = ()  # replies that were put into the prompt as examples
-    latency_ratio: float = 1.0  # time per token against what is usual here
+    query: np.ndarray | None  # [D] float32, pooled hidden state of the question (sona/embedding.py)
+    logprob: float | None  # sum over the sampled tokens, with the adapter; None: sampled without an adapter
+    examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
+    latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
 
 
-class Replies(KVRecords):
-    """Every reply is kept, of a chat or not."""
+class Replies:
+    """The table `replies`: every reply, in a chat or not."""
 
-    def add_reply(
+    def __init__(
+        self,
+        db: Database,
+        witness: Witness,
+        messages: Messages,
+        kv: KVRecords,
+        routes: Routes,
+        traces: Traces,
+    ):
+        self._db, self._witness, self._messages = db, witness, messages
+        self._kv, self._routes, self._traces = kv, routes, traces
+
+    def add(
         self,
         reply: ReplyRow,
         session_id: str | None,
         kv: KVObservation | None = None,
         route: RouteRow | None = None,
     ) -> None:
-        """Commit a reply, what its KV cache was like, how it was routed and, for a chat, its message."""
-        now = time.time()
-        with self.transaction():
-            self._db.execute(
-                "INSERT INTO replies VALUES (?, (SELECT coalesce(max(seq), 0) + 1 FROM replies),"
-                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    reply.id,
-                    reply.model,
-                    reply.fingerprint,
-                    reply.adapter,
-                    reply.adapter_version,
-                    _ids_to_blob(reply.prompt_ids),
-                    _ids_to_blob(reply.sampled_ids),
-                    reply.prompt,
-                    reply.text,
-                    reply.finish_reason,
-                    None if reply.query is None else reply.query.astype("<f4").tobytes(),
-                    reply.logprob,
-                    " ".join(reply.examples),
-                    reply.latency_ratio,
-                    now,
-                ),
-            )
-            if session_id is not None:
-                self._add_message(session_id, "assistant", reply.text, reply.id, now)
-                self._db.execute("DELETE FROM drafts WHERE session_id = ?", (session_id,))
-            self.record("reply", _facts(reply))
-            if kv is not None:
-                self._observe(kv)
-            if route is not None:
-                self._route(route)
+        """Commit a reply with the state of its KV cache, its route and, in a chat, its message.
 
-    def reply(self, reply_id: str) -> ReplyRow:
-        """`reply_id` may be "last" or a unique beginning of an id."""
-        columns = (
-            "SELECT id, model, fingerprint, adapter, adapter_version, prompt_ids, sampled_ids, prompt, text,"
-            " finish_reason, query, logprob, examples, latency_ratio FROM replies "
-        )
+        The reply replaces the chat's draft.
+        """
+        now = time.time()
+        with self._db.transaction():
+            newest = self._db.value("SELECT coalesce(max(seq), 0) FROM replies")
+            self._db.insert("replies", seq=newest + 1, created=now, **_to_columns(reply))
+            if session_id is not None:
+                self._messages.append(session_id, "assistant", reply.text, reply.id, now)
+                self._db.execute("DELETE FROM drafts WHERE session_id = ?", session_id)
+            self._witness.record("reply", _facts(reply))
+            if kv is not None:
+                self._kv.observe(kv)
+            if route is not None:
+                self._routes.add(route)
+
+    def get(self, reply_id: str) -> ReplyRow:
+        """A reply by a unique beginning of its id, or "last". NotFound if none or several match."""
+        select = f"SELECT {columns(ReplyRow)} FROM replies "
         if reply_id == "last":
-            rows = self._rows(columns + "ORDER BY seq DESC LIMIT 1")
+            rows = self._db.rows(select + "ORDER BY seq DESC LIMIT 1")
         else:
-            rows = self._rows(columns + "WHERE substr(id, 1, ?) = ? LIMIT 2", len(reply_id), reply_id)
+            rows = self._db.rows(select + "WHERE substr(id, 1, ?) = ? LIMIT 2", len(reply_id), reply_id)
         if not rows and reply_id == "last":
             raise NotFound("there is no reply to rate yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
         if not rows or not reply_id:
             raise NotFound(f"no reply {reply_id!r} to rate; `ruvmlx generate --json` prints a reply_id.")
         if len(rows) > 1:
             raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
-        row = ReplyRow(*rows[0])
-        return replace(
-            row,
-            prompt_ids=_blob_to_ids(rows[0][5]),
-            sampled_ids=_blob_to_ids(rows[0][6]),
-            query=vector(rows[0][10]),
-            examples=tuple(rows[0][12].split()),
+        return _from_columns(ReplyRow(**rows[0]))
+
+    def tokens(self, reply_id: str) -> list[int]:
+        """Token ids of the prompt and the reply; empty if the reply was deleted."""
+        row = self._db.row("SELECT prompt_ids, sampled_ids FROM replies WHERE id = ?", reply_id)
+        return _blob_to_ids(row["prompt_ids"]) + _blob_to_ids(row["sampled_ids"]) if row else []
+
+    def examples_used(self, fingerprint: str) -> list[str]:
+        """Ids of the replies that a model's prompts showed as examples, one entry per use."""
+        rows = self._db.rows(
+            "SELECT examples FROM replies WHERE fingerprint = ? AND examples != ''", fingerprint
         )
+        return [reply_id for row in rows for reply_id in row["examples"].split()]
 
-    def put_draft(self, session_id: str, reply: ReplyRow) -> None:
-        """A reply of a chat as far as it is written; `add_reply` replaces it."""
-        words = asdict(replace(reply, query=None))
-        with self.transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO drafts SELECT id, head, ?, ? FROM sessions"
-                " WHERE id = ? AND head IS NOT NULL",
-                (_me(), json.dumps(words), session_id),
-            )
+    # -- pooled states of the questions --------------------------------------------------------------
 
-    def take_up_drafts(self) -> list[str]:
-        """Make replies of what processes left behind that were killed while they wrote; the chats' ids."""
-        left = [row for row in self._rows("SELECT * FROM drafts") if not _is_alive(row[2])]
-        left = [row for row in left if self._claim(row[0], row[2])]
-        for session_id, parent, _, words in left:
-            self.set_head(session_id, parent)
-            fields = json.loads(words)
-            self.add_reply(ReplyRow(**fields | {"examples": tuple(fields["examples"])}), session_id)
-        return [row[0] for row in left]
+    def set_query(self, reply_id: str, query: np.ndarray) -> None:
+        """Commit the pooled hidden state [D] of the question that a reply answers."""
+        with self._db.transaction():
+            self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
-    def _claim(self, session_id: str, process: str) -> bool:
-        """Make a draft ours, unless somebody else was quicker to."""
-        with self.transaction():
-            changed = self._db.execute(
-                "UPDATE drafts SET process = ? WHERE session_id = ? AND process = ?",
-                (_me(), session_id, process),
-            )
-            return changed.rowcount == 1
+    def query(self, reply_id: str) -> np.ndarray | None:
+        """[D] float32; None if it was never computed."""
+        return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
-    def put_trace(self, reply_id: str, data: bytes) -> None:
-        """Keep a reply's trace; the oldest beyond KEEP_TRACES go."""
-        with self.transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO traces SELECT id, seq, ? FROM replies WHERE id = ?", (data, reply_id)
-            )
-            self._db.execute(
-                "DELETE FROM traces WHERE seq <= (SELECT seq FROM traces ORDER BY seq DESC LIMIT 1 OFFSET ?)",
-                (KEEP_TRACES,),
-            )
-
-    def delete_session(self, session_id: str) -> None:
-        """Delete a chat with its replies, but those that another chat (a fork) shows, too.
-
-        Of a rated reply only the fact stays that it was rated; of every reply the witness log keeps the id
-        and the length.
-        """
-        self.session(session_id)
-        mine = (
-            "SELECT DISTINCT reply_id FROM messages WHERE session_id = ?1 AND reply_id IS NOT NULL"
-            " AND reply_id NOT IN"
-            " (SELECT reply_id FROM messages WHERE session_id != ?1 AND reply_id IS NOT NULL)"
+    def questions(self, session_id: str) -> list[tuple[str, bytes]]:
+        """(question, its pooled state [D] as float32 bytes) of a chat's replies, oldest first."""
+        rows = self._db.rows(
+            "SELECT r.prompt, r.query FROM messages m JOIN replies r ON r.id = m.reply_id"
+            " WHERE m.session_id = ? AND r.query IS NOT NULL ORDER BY m.id",
+            session_id,
         )
-        rated = "SELECT reply_id FROM ratings"
-        with self.transaction():
-            ids = [row[0] for row in self._db.execute(mine, (session_id,))]
-            # parent cascades, one trigger level per message, and SQLite stops at level 1,000: unlink first.
-            self._db.execute("UPDATE messages SET parent = NULL WHERE session_id = ?", (session_id,))
-            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-            for reply_id in ids:
-                self._db.execute("DELETE FROM traces WHERE reply_id = ?", (reply_id,))
-                self._db.execute("DELETE FROM routes WHERE reply_id = ?", (reply_id,))
-                self._db.execute(f"DELETE FROM replies WHERE id = ? AND id NOT IN ({rated})", (reply_id,))
-                self._db.execute(
-                    "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'',"
-                    " query = NULL WHERE id = ?",
-                    (reply_id,),
-                )
-            # What is deleted from an index is only marked there; made anew, it has no word of it.
-            self._db.execute("INSERT INTO messages_text(messages_text) VALUES ('rebuild')")
-        self.truncate_log()
+        return [(row["prompt"], row["query"]) for row in rows]
 
-    def trace(self, reply_id: str) -> bytes | None:
-        row = self._row("SELECT data FROM traces WHERE reply_id = ?", reply_id)
-        return row[0] if row else None
+    def erase(self, reply_id: str) -> None:
+        """Delete a reply. A rated reply only loses its words and tokens. Call inside a transaction."""
+        self._traces.delete(reply_id)
+        self._routes.delete(reply_id)
+        self._db.execute(
+            "DELETE FROM replies WHERE id = ? AND id NOT IN (SELECT reply_id FROM ratings)", reply_id
+        )
+        self._db.execute(
+            "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'', query = NULL"
+            " WHERE id = ?",
+            reply_id,
+        )
 
 
 def _facts(reply: ReplyRow) -> dict[str, Any]:
-    """What the witness log says of a reply: no words, and no tokens that words could be read from."""
+    """The body of the witness row: no words, and no tokens from which words could be read."""
     return {
         "reply": reply.id,
         "model": reply.fingerprint,
@@ -194,22 +147,23 @@ def _facts(reply: ReplyRow) -> dict[str, Any]:
     }
 
 
-def _me() -> str:
-    return f"{os.getpid()}:{_TOKEN}"
+def _to_columns(reply: ReplyRow) -> dict[str, Any]:
+    return {field.name: getattr(reply, field.name) for field in fields(reply)} | {
+        "prompt_ids": _ids_to_blob(reply.prompt_ids),
+        "sampled_ids": _ids_to_blob(reply.sampled_ids),
+        "query": from_vector(reply.query),
+        "examples": " ".join(reply.examples),
+    }
 
 
-def _is_alive(process: str) -> bool:
-    """A process of this machine; one with our number and another token was there before us."""
-    number, _, token = process.partition(":")
-    if int(number) == os.getpid():
-        return token == _TOKEN
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # somebody else's, but there
-    return True
+def _from_columns(row: Any) -> ReplyRow:
+    return replace(
+        row,
+        prompt_ids=_blob_to_ids(row.prompt_ids),
+        sampled_ids=_blob_to_ids(row.sampled_ids),
+        query=to_vector(row.query),
+        examples=tuple(row.examples.split()),
+    )
 
 
 def _ids_to_blob(ids: list[int]) -> bytes:

@@ -1,4 +1,7 @@
-"""Tables of the store, and how an older store becomes a newer one."""
+"""The tables of the store, and the steps that bring an older file to the newest format.
+
+A new column is a new step at the end of _STEPS; a step that was released never changes.
+"""
 
 import sqlite3
 
@@ -148,7 +151,7 @@ _STEPS = (_V1, _V2, _V3)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the file to VERSION; a file of a newer ruvmlx is refused, never changed."""
+    """Bring the file to VERSION. StoreError for a file of a newer ruvmlx, which is left as it is."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:
         raise StoreError(
@@ -160,7 +163,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Make the tables that are missing, unless another process was quicker."""
+    """Run the missing steps, unless another process has done so meanwhile."""
     db.execute("BEGIN IMMEDIATE")
     try:
         found = db.execute("PRAGMA user_version").fetchone()[0]

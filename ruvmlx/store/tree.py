@@ -1,7 +1,7 @@
-"""The messages of a chat as a tree: every question that was put anew, every reply written again is a branch.
+"""The messages of a chat as a tree: an edited question or a regenerated reply starts a new branch.
 
-Nothing is overwritten. One path, from the first message to the chat's head, is the conversation as it is
-shown and read; the other branches stay beside it.
+Nothing is overwritten. The conversation is one path, from a first message to the chat's head. The other
+branches stay.
 """
 
 from collections import defaultdict
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Node:
     id: int
-    parent: int | None  # the message before it
+    parent: int | None  # id of the message before it; None: it is a first message
     role: str
 
 
 class Tree:
-    """nodes: a chat's messages, the oldest first; a parent is older than its children."""
+    """nodes: a chat's messages, oldest first. A parent is older than its children."""
 
     def __init__(self, nodes: list[Node]):
         self._nodes = {node.id: node for node in nodes}
@@ -25,25 +25,27 @@ class Tree:
             self._children[node.parent].append(node)
 
     def path(self, head: int | None) -> list[int]:
-        """The conversation that ends with `head`, from its first message on."""
+        """Ids from the first message of a branch to `head`."""
         found: list[int] = []
         while head is not None and head in self._nodes:
             found.append(head)
             head = self._nodes[head].parent
         return found[::-1]
 
-    def alternatives(self, of: int) -> list[int]:
-        """What stands in one place of the conversation: all replies to the question that `of` is or answers,
-        in each of its wordings. A wording without a reply stands for itself."""
+    def siblings(self, of: int) -> list[int]:
+        """Ids that can be shown in place of a message: the replies to every version of the same question.
+
+        A version of the question without a reply is listed itself. `of`: a reply or a question.
+        """
         question = self._question(of)
         if question is None:
             return [node.id for node in self._children[self._nodes[of].parent]]
-        wordings = [n for n in self._children[question.parent] if n.role == "user"]
-        return [id_ for wording in wordings for id_ in self._replies(wording)]
+        versions = [n for n in self._children[question.parent] if n.role == "user"]
+        return [id_ for version in versions for id_ in self._replies(version)]
 
-    def newest_leaf(self, below: int) -> int:
-        """The end of the branch that was last added to under a message; itself where there is nothing."""
-        newest, todo = below, [below]
+    def newest_leaf(self, top: int) -> int:
+        """The newest message below a message; the message itself if it has no children."""
+        newest, todo = top, [top]
         while todo:
             node = todo.pop()
             newest = max(newest, node)
@@ -51,6 +53,7 @@ class Tree:
         return newest
 
     def _question(self, of: int) -> Node | None:
+        """The message itself if it is the user's, else the user's message before it."""
         node = self._nodes[of]
         if node.role == "user" or node.parent is None:
             return node if node.role == "user" else None

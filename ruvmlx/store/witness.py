@@ -1,37 +1,37 @@
-"""The witness log: what happened to the model's weights, in order, so that nothing can be changed unseen.
+"""The witness log: an append-only chain of what happened to the adapters, which shows every edit.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
-A row is written in the transaction of what it records: neither is ever found without the other. Bodies hold
-ids, numbers and digests, never words of a chat. The chain shows damage and edits. It cannot stop someone
-who may write the file from making the whole log anew: note the last hash elsewhere (`ruvmlx doctor` prints
-it) if you need to know that too.
+A row is written in the transaction of what it records, so neither exists without the other. Bodies hold ids,
+numbers and digests, never words of a chat. The chain shows damage and edits. It cannot stop someone who can
+write the file from building a whole new log. To detect that, keep a copy of the last hash elsewhere
+(`ruvmlx doctor` prints it).
 """
 
 import hashlib
 import json
+import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .database import Database
+from .database import Database, columns
 
 GENESIS = "0" * 64
-_GUARDS = 3  # triggers that let rows be appended only
+_TRIGGERS = 3  # they reject every statement but an append
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What a check found. head: hash of the last sound row; broken: the first row that is not, and why."""
+    """The result of a check."""
 
     rows: int
-    head: str
-    broken: int | None = None
-    why: str = ""
+    head: str  # hash of the last sound row
+    broken: int | None = None  # number of the first unsound row
+    why: str = ""  # what is wrong with it
 
 
 @dataclass(frozen=True)
@@ -43,65 +43,61 @@ class WitnessRow:
     hash: str
 
 
-class Witness(Database):
-    """Appends to the chain and checks it."""
+class Witness:
+    """The table `witness`: append, read and check."""
+
+    def __init__(self, db: Database):
+        self._db = db
 
     def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row. Call inside the transaction of what it records."""
+        """Append a row. Call inside the transaction of what it records. ValueError for NaN and infinity."""
         if not self._db.in_transaction:
             raise RuntimeError("a witness row belongs into the transaction of what it records")
-        seq, previous = self._last()
-        row = (seq + 1, time.time_ns(), kind, canonical(body), previous)
-        self._db.execute("INSERT INTO witness VALUES (?, ?, ?, ?, ?, ?)", (*row, _hash(*row)))
+        last, previous = self._last()
+        seq, at, text = last + 1, time.time_ns(), canonical(body)
+        digest_ = _hash(seq, at, kind, text, previous)
+        self._db.insert("witness", seq=seq, time=at, kind=kind, body=text, previous=previous, hash=digest_)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row about something that the store itself does not hold: a policy, a setting."""
-        with self.transaction():
+        """Commit a row about something outside the store, such as a setting."""
+        with self._db.transaction():
             self.record(kind, body)
 
-    def _last(self) -> tuple[int, str]:
-        row = self._row("SELECT seq, hash FROM witness ORDER BY seq DESC LIMIT 1")
-        return (row[0], row[1]) if row else (0, GENESIS)
-
-    def witnessed(self, kind: str | None = None) -> list[WitnessRow]:
-        """The log, the oldest row first."""
-        rows = self._rows(
-            "SELECT seq, time, kind, body, hash FROM witness WHERE ?1 IS NULL OR kind = ?1 ORDER BY seq", kind
+    def rows(self, kind: str | None = None) -> list[WitnessRow]:
+        """The rows of one kind, or all; oldest first."""
+        rows = self._db.rows(
+            f"SELECT {columns(WitnessRow)} FROM witness WHERE ?1 IS NULL OR kind = ?1 ORDER BY seq", kind
         )
-        return [WitnessRow(seq, at, k, json.loads(body), digest) for seq, at, k, body, digest in rows]
+        return [WitnessRow(**dict(row) | {"body": json.loads(row["body"])}) for row in rows]
 
-    def check_chain(self) -> Chain:
+    def check(self) -> Chain:
         """Compute every hash again; about 4 us a row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
-        with self.reading():
-            rows, why = self._rows(sql), self._cut() or self._unguarded()
+        with self._db.snapshot():
+            rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()
         found = _checked(rows)
         if found.broken is None and why:
             return Chain(found.rows, found.head, found.rows + 1, why)
         return found
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What is read within is of one moment, whatever other processes write."""
-        self._db.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._db.execute("ROLLBACK")
+    def _last(self) -> tuple[int, str]:
+        """(number, hash) of the newest row."""
+        row = self._db.row("SELECT seq, hash FROM witness ORDER BY seq DESC LIMIT 1")
+        return (row["seq"], row["hash"]) if row else (0, GENESIS)
 
-    def _cut(self) -> str:
+    def _missing_rows(self) -> str:
         """Rows missing at the end leave no gap, but SQLite remembers the largest number it has given."""
-        row = self._row("SELECT seq FROM sqlite_sequence WHERE name = 'witness'")
-        given, last = (row[0] if row else 0), self._last()[0]
+        given = self._db.value("SELECT seq FROM sqlite_sequence WHERE name = 'witness'") or 0
+        last, _ = self._last()
         return "" if given == last else f"{given} rows were written, {last} are there"
 
-    def _unguarded(self) -> str:
+    def _missing_triggers(self) -> str:
         sql = "SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'witness'"
-        return "" if self._rows(sql)[0][0] == _GUARDS else "the triggers that guard the log are gone"
+        return "" if self._db.value(sql) == _TRIGGERS else "the triggers that guard the log are gone"
 
 
 def canonical(body: Mapping[str, Any]) -> str:
-    """One way to write a body: sorted keys, no spaces. ValueError for NaN and infinity."""
+    """The one way to write a body: sorted keys, no spaces. ValueError for NaN and infinity."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
 
 
@@ -112,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """How a body names the bytes of weights."""
+    """SHA-256 in hex: stands for weights in a body."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -120,22 +116,23 @@ def _hash(seq: int, at: int, kind: str, body: str, previous: str) -> str:
     return hashlib.sha256(json.dumps([seq, at, kind, body, previous]).encode()).hexdigest()
 
 
-def _checked(rows: Iterable[tuple]) -> Chain:
+def _checked(rows: Iterable[sqlite3.Row]) -> Chain:
     previous, count = GENESIS, 0
-    for seq, at, kind, body, before, stored in rows:
-        if why := _wrong(count + 1, previous, seq, at, kind, body, before, stored):
+    for row in rows:
+        if why := _wrong(row, count + 1, previous):
             return Chain(count, previous, count + 1, why)
-        previous, count = stored, count + 1
+        previous, count = row["hash"], count + 1
     return Chain(count, previous)
 
 
-def _wrong(expected: int, previous: str, seq, at, kind, body, before, stored) -> str:
-    """What is wrong with a row, if anything."""
-    if seq != expected:
-        return f"the row after {expected - 1} is {seq}"
-    if before != previous:
+def _wrong(row: sqlite3.Row, expected: int, previous: str) -> str:
+    """What is wrong with a row; "" for nothing. expected: its number, previous: the hash before it."""
+    if row["seq"] != expected:
+        return f"the row after {expected - 1} is {row['seq']}"
+    if row["previous"] != previous:
         return "it does not follow from the row before it"
     try:
-        return "" if _hash(seq, at, kind, body, before) == stored else "its contents were changed"
+        found = _hash(row["seq"], row["time"], row["kind"], row["body"], row["previous"])
     except TypeError:
         return "it holds bytes where text was written"
+    return "" if found == row["hash"] else "its contents were changed"

@@ -44,22 +44,20 @@ def tagged(place: str, n: int) -> str:
     return f"{place}{n:05d} {hostile(n, random.Random(n))}"
 
 
-class Store:
+class Chats:
     """Chats with hostile titles, which are their messages, too; the newest is "s"."""
 
     def __init__(self) -> None:
         self.titles = [""]
 
-    def session(self, _: str = "s", at: int = 0) -> SessionRow:
+    def get(self, _: str = "s", at: int = 0) -> SessionRow:
         return SessionRow("s" if not at else f"s{at}", self.titles[at], None, "m", 2, time.time())
 
-    def sessions(self) -> list[SessionRow]:
-        return [self.session(at=at) for at in range(len(self.titles))]
+    def all(self) -> list[SessionRow]:
+        return [self.get(at=at) for at in range(len(self.titles))]
 
-    def search(self, words: str) -> list[SimpleNamespace]:
-        return [
-            SimpleNamespace(session=s, message_id=1, role="user", content=s.title) for s in self.sessions()
-        ]
+    def find(self, words: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(session=s, message_id=1, role="user", content=s.title) for s in self.all()]
 
     def set_title(self, session: str, title: str) -> None:
         self.titles[0] = title
@@ -71,12 +69,13 @@ class HostileRuntime(ScriptedRuntime):
     def __init__(self) -> None:
         super().__init__()
         self.text, self.panel = "", ""
-        self.store = Store()
+        chats = Chats()
+        self.store = SimpleNamespace(chats=chats, search=chats)
 
     def show(self, n: int) -> None:
         self.text, self.panel = hostile(n, random.Random(n)), tagged("panel", n)
         self.model.name, self.adapter = tagged("name", n), tagged("adapter", n)
-        self.store.titles = [self.text, *self.store.titles][:LISTED]
+        self.store.chats.titles = [self.text, *self.store.chats.titles][:LISTED]
         turns = [Turn("system", self.text), Turn("user", f"{tagged('turn', n)}\n\nturn{n:05d}")]
         seen = self.text[:500]  # a longer one would push the turn's end out of sight
         self.chats["s"] = [*turns, Turn("assistant", seen, "r1", "4", "length", 3, 1, 2)]

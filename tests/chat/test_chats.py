@@ -20,9 +20,9 @@ def three(open_tiny):
     with open_tiny() as runtime:
         store, ids = runtime.store, []
         for title in ("pelicans", "zebras", "lions"):
-            ids.insert(0, store.new_session("m", f"of {title}"))
-            store.add_user_message(ids[0], f"Tell me of {title}\x1b]0;x\x07")
-            store.add_user_message(ids[0], f"and of the needle in {title}")
+            ids.insert(0, store.chats.new("m", f"of {title}"))
+            store.messages.add_user(ids[0], f"Tell me of {title}\x1b]0;x\x07")
+            store.messages.add_user(ids[0], f"and of the needle in {title}")
     return ids
 
 
@@ -91,9 +91,9 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
         await send(app, pilot, "/delete")
         await until(pilot, lambda: app.session not in three)
     with open_tiny() as runtime:
-        assert three[1] not in [s.id for s in runtime.store.sessions()]
+        assert three[1] not in [s.id for s in runtime.store.chats.all()]
         with pytest.raises(NotFound):
-            runtime.store.session(three[1])
+            runtime.store.chats.get(three[1])
 
 
 @pytest.mark.parametrize("keys", [["ctrl+t"], ["ctrl+x"], ["enter"], ["enter", "enter"]], ids="-".join)

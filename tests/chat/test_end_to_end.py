@@ -70,7 +70,7 @@ def test_again_search_and_session(chat, home):
     terminal.send("\x11")
     assert terminal.wait() == 0
     store = Store(home / "ruvmlx.db")
-    (session,) = store.sessions()
+    (session,) = store.chats.all()
     assert session.title == "What is the capital of France? Really" and session.turns == 3
     again = chat("--session", session.id[:8])
     again.expect("‹ 1/2 ›")

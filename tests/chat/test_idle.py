@@ -364,5 +364,7 @@ async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
         reply = await ask(app, pilot)
         app._notice({reply.reply_id, None}, "copied")
         await ask(app, pilot)
-        signals = await app.runtime.call(lambda r: [s.label for s in r.store.signals(r.model.fingerprint)])
+        signals = await app.runtime.call(
+            lambda r: [s.label for s in r.store.signals.all(r.model.fingerprint)]
+        )
     assert signals == (["copied", "continued"] if implicit else [])

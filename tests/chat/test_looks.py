@@ -85,7 +85,7 @@ async def test_keys_of_ones_own():
 async def test_keys_of_ones_own_hold_in_every_screen():
     """In the lists and the comparison, too, and their hints show them."""
     runtime = ScriptedRuntime()
-    runtime.store = SimpleNamespace(sessions=lambda: [])
+    runtime.store = SimpleNamespace(chats=SimpleNamespace(all=lambda: []))
     own = "close=f6,list_down=ctrl+e,quit=ctrl+x,chat_rename=f7,models=f8"
     async with chatting(runtime, keys=own) as (app, pilot):
         await pilot.press("f8")

@@ -85,7 +85,7 @@ async def test_esc_at_random_tokens(starter, backend, home, full):
     )
     assert len(times) >= 0.8 * len(said)  # a few end by themselves before
     store = Store(home / "ruvmlx.db")
-    replies = [store.reply(reply_id) for reply_id, _ in said]
+    replies = [store.replies.get(reply_id) for reply_id, _ in said]
     assert [reply.text for reply in replies] == [text for _, text in said]
     ties = sum(ties_against_uncached(starter, backend, reply) for reply in replies)
     print(f"{ties} of {sum(len(reply.sampled_ids) for reply in replies)} tokens were ties")

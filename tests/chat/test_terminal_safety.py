@@ -120,10 +120,10 @@ def hostile_store(home, full):
     texts = [hostile(n, random.Random(n)) for n in range(10_000 if full else 200)]
     texts = ["".join(c for c in text if not "\ud800" <= c <= "\udfff") for text in texts]  # no UTF-8 has them
     for text in texts:
-        store.set_title(store.new_session(f"m {text}", text), f"title {text}")
-    chat = store.new_session("m")
+        store.chats.set_title(store.chats.new(f"m {text}", text), f"title {text}")
+    chat = store.chats.new("m")
     for n, text in enumerate(texts):
-        store.add_user_message(chat, f"words{n:05d} {text}")
+        store.messages.add_user(chat, f"words{n:05d} {text}")
     return chat
 
 

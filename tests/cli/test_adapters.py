@@ -40,7 +40,7 @@ def learned(tiny_cli):
 
 def sound(home) -> bool:
     store = Store(home / "ruvmlx.db")
-    return store.check_chain().broken is None and not disagreement(store)
+    return store.witness.check().broken is None and not disagreement(store)
 
 
 def logits(model_folder, adapter_store=None):
@@ -120,8 +120,8 @@ def test_export_and_import_keep_the_weights_bit_for_bit(learned, tmp_path, home,
     from ruvmlx.lora import MicroLoRA
 
     shape = tiny.config.hidden_size, tiny.config.vocab_size
-    ours = MicroLoRA.from_bytes(store.adapter(tiny.fingerprint, "default", 2).state, *shape)
-    back = MicroLoRA.from_bytes(store.adapter(tiny.fingerprint, "theirs", 1).state, *shape)
+    ours = MicroLoRA.from_bytes(store.versions.get(tiny.fingerprint, "default", 2).state, *shape)
+    back = MicroLoRA.from_bytes(store.versions.get(tiny.fingerprint, "theirs", 1).state, *shape)
     np.testing.assert_array_equal(back.lora_a, ours.lora_a)
     np.testing.assert_array_equal(back.lora_b, ours.lora_b)
     assert sound(home)
@@ -178,7 +178,7 @@ def test_what_is_used_and_how_caches_are_kept_is_in_the_witness_log(learned, hom
     learned("config", "set", "system", "my secret")  # words do not belong there
     learned("adapters", "save", "copy", "--adapter", "default")
     learned("adapters", "rm", "copy")
-    rows = Store(home / "ruvmlx.db").witnessed()
+    rows = Store(home / "ruvmlx.db").witness.rows()
     settings = [(r.body["name"], r.body["value"]) for r in rows if r.kind == "setting"]
     assert settings == [("adapter", "mine"), ("kv", "f16")]
     assert [r.kind for r in rows if r.kind in ("save", "remove")] == ["save", "remove"] and sound(home)

@@ -202,8 +202,8 @@ def test_a_full_disk_is_one_line(run, monkeypatch, tiny_folder, home):
 
     def small(self, path):
         real(self, path)
-        pages = self._db.execute("PRAGMA page_count").fetchone()[0]
-        self._db.execute(f"PRAGMA max_page_count = {pages}")
+        pages = self.db.execute("PRAGMA page_count").fetchone()[0]
+        self.db.execute(f"PRAGMA max_page_count = {pages}")
 
     monkeypatch.setattr(Store, "__init__", small)
     code, _, err = run("generate", "hi", "--model", str(tiny_folder), "--max-tokens", "3")
@@ -282,8 +282,8 @@ def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, ho
     assert json.loads(run(*call, *model)[1])["examples"] == []
     run("rate", "last", "up", *model)
     store = Store(home / "ruvmlx.db")
-    store._db.execute("UPDATE replies SET text = 'with water', finish_reason = 'stop'")
-    liked = store.reply("last").id
+    store.db.execute("UPDATE replies SET text = 'with water', finish_reason = 'stop'")
+    liked = store.replies.get("last").id
     store.close()
     call = ("generate", "how is tea made by you?", *call[2:])
     assert json.loads(run(*call, *model, "--examples", "1")[1])["examples"] == [liked]

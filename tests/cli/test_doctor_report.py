@@ -42,8 +42,8 @@ def planted(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("RUVMLX_SYSTEM", SYSTEM)
     monkeypatch.setattr(socket, "gethostname", lambda: HOST + ".lan")
     store = Store(home / "payslips data" / "ruvmlx.db")
-    chat = store.new_session(str(model), SYSTEM, TITLE)
-    store.add_user_message(chat, CHAT)
+    chat = store.chats.new(str(model), SYSTEM, TITLE)
+    store.messages.add_user(chat, CHAT)
     store.close()
     return model
 

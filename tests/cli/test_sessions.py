@@ -25,8 +25,8 @@ def test_sessions_of_plain_chat(starter_file, process):
 def chats(home):
     """A store with two chats; the second has a reply that was written twice."""
     store = Store(home / "ruvmlx.db")
-    first, second = store.new_session("m"), store.new_session("m", "be brief")
-    store.add_user_message(first, "Tell me of zebras\x1b]0;x\x07")
+    first, second = store.chats.new("m"), store.chats.new("m", "be brief")
+    store.messages.add_user(first, "Tell me of zebras\x1b]0;x\x07")
     exchange(store, second, "And of lions?", "roar", "A lion roars at night.")
     return first, second
 
@@ -83,9 +83,9 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     assert run("sessions", "rm", second)[0] == 0
     store = Store(home / "ruvmlx.db")
     with store.transaction():
-        store._db.execute("UPDATE sessions SET deleted = deleted - 90000")
+        store.db.execute("UPDATE sessions SET deleted = deleted - 90000")
     assert json.loads(run("sessions", "restore", "--json")[1]) == []
-    assert store.session_ids() == set()
+    assert store.chats.ids() == set()
 
 
 def test_sessions_to_files_and_back(run, chats, tmp_path):
@@ -111,13 +111,13 @@ def test_doctor_tells_of_a_deleted_chat_that_cannot_be_erased(run, home):
     store = Store(home / "ruvmlx.db")
     assert deleted_chats(run) == {"name": "deleted chats", "ok": True, "detail": "none"}
     chat = long_chat(store, 1200)
-    store._db.execute(
+    store.db.execute(
         "CREATE TRIGGER stuck BEFORE DELETE ON messages BEGIN SELECT RAISE(ABORT, 'planted'); END"
     )
     found = deleted_chats(run)
     assert not found["ok"] and chat in found["detail"] and "planted" in found["detail"]
-    store._db.execute("DROP TRIGGER stuck")
-    assert deleted_chats(run)["ok"] and store.session_ids() == set()
+    store.db.execute("DROP TRIGGER stuck")
+    assert deleted_chats(run)["ok"] and store.chats.ids() == set()
 
 
 def deleted_chats(run):

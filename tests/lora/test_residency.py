@@ -91,8 +91,8 @@ def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, t
     runtime.engine.sessions.clear()
     turns = runtime.turns(chat)
     again = runtime.new_chat()
-    runtime.store.add_user_message(again, turns[0].content)
-    runtime.store.add_reply(replace(runtime.store.reply(turns[1].reply_id), id="copy"), again)
+    runtime.store.messages.add_user(again, turns[0].content)
+    runtime.store.replies.add(replace(runtime.store.replies.get(turns[1].reply_id), id="copy"), again)
     uncached = say(runtime, again, "and now?")
     assert uncached.cached_tokens == 0 and uncached.token_ids == second.token_ids
 

@@ -90,7 +90,7 @@ def chat(folder, **options) -> tuple[list[int], str, Runtime]:
         written = io.StringIO()
         options_ = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
         PlainChat(runtime, options_, io.StringIO(f"{QUESTION}\n"), written).run()
-        reply = runtime.store.reply(runtime.last_reply_id)
+        reply = runtime.store.replies.get(runtime.last_reply_id)
         return list(reply.sampled_ids), written.getvalue(), runtime
 
 

@@ -15,7 +15,7 @@ from ruvmlx.sona import background, instant, promotion, replay
 from ruvmlx.sona.background import Background, TrainingSettings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import RatedExample
-from ruvmlx.store import bases
+from ruvmlx.store import checkpoints
 from ruvmlx.training import trainer
 from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
@@ -243,7 +243,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
 
 PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
-    "trainer._run", "trainer.hidden", "adamw.update", "bases.put_training", "background._gradients",
+    "trainer._run", "trainer.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
     "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
     "kl_probe.drifting", "base_probe._compare", "promotion._grounded", "adapter_history.promote",
 )  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
 
 def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
     """Left in the middle of it, what was kept before still is."""
-    monkeypatch.setattr(bases, "WRITTEN", 3)
+    monkeypatch.setattr(checkpoints, "WRITTEN", 3)
     history, calls = rated.learner.history, []
     for state in (b"0123456789", b"another one"):
         history.put_training(state, lambda: calls.append(1))

@@ -228,7 +228,7 @@ def reply(runtime, text="hello there", seed=1) -> str:
 def plain_past(runtime) -> dict:
     memory = runtime.learner.rating_index
     return {
-        r.reply_id: (r.rating, memory.whitening(runtime.store.query(r.reply_id)))
+        r.reply_id: (r.rating, memory.whitening(runtime.store.replies.query(r.reply_id)))
         for r in runtime.learner.history.ratings()
     }
 
@@ -253,7 +253,7 @@ def test_random_walks_through_a_store(open_tiny):
                     runtime.rollback(rng.choice([0, *runtime.status().versions]))
                 past, asked = plain_past(runtime), rng.choice(ids)
                 memory.sync()
-                query = memory.whitening(runtime.store.query(asked))
+                query = memory.whitening(runtime.store.replies.query(asked))
                 assert memory.bank.labels() == {i: label for i, (label, _) in past.items()}
                 assert memory.bank.value(query, asked) == pytest.approx(
                     value_ref(query, past, asked), abs=1e-5
@@ -266,7 +266,7 @@ def test_the_learner_takes_the_value_of_alike_questions(open_tiny):
         for i in range(6):
             runtime.rate(reply(runtime, "tea?", seed=i), "up")
         store, memory = runtime.store, runtime.learner.rating_index
-        again = store.reply(reply(runtime, "tea?", seed=50))
+        again = store.replies.get(reply(runtime, "tea?", seed=50))
         r, value = memory.weigh(again, "up")
         assert r == 1 and value == pytest.approx(
             value_ref(memory.query(again), plain_past(runtime)), abs=1e-5
@@ -289,11 +289,11 @@ def test_a_question_that_was_never_read_or_is_not_finite_only_counts(open_tiny):
     with open_tiny() as runtime:
         good, bad = reply(runtime, "tea?"), reply(runtime, "coffee?", seed=2)
         nan = np.full(runtime.model.config.hidden_size, np.nan, np.float32)
-        runtime.store.set_query(bad, nan)
+        runtime.store.replies.set_query(bad, nan)
         assert runtime.rate(bad, "up").applied
-        runtime.store._db.execute("UPDATE replies SET query = NULL WHERE id = ?", (good,))
+        runtime.store.db.execute("UPDATE replies SET query = NULL WHERE id = ?", good)
         assert runtime.rate(good, "up").applied  # read now
-        assert runtime.store.query(good) is not None
+        assert runtime.store.replies.query(good) is not None
         bank = runtime.learner.rating_index.bank
         assert len(bank) == 2 and bad in bank._unplaced and np.isfinite(bank.value(None))
 

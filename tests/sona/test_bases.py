@@ -77,7 +77,8 @@ def test_a_rating_keeps_the_base_and_moves_its_reply(open_tiny):
         result = runtime.rate(reply(runtime, seed=2), "up")
         assert result.logprob_after > result.logprob_before
         assert runtime.learner.base.to_bytes() == base.to_bytes()
-        assert runtime.store._rows("SELECT version, base FROM adapters") == [(1, 0), (2, 1), (3, 1)]
+        rows = runtime.store.db.rows("SELECT version, base FROM adapters")
+        assert [tuple(row) for row in rows] == [(1, 0), (2, 1), (3, 1)]
         status = runtime.status()
         assert (status.ratings, status.pending, status.consolidations) == (2, 1, 1)
 
@@ -132,7 +133,7 @@ def test_a_reply_from_before_the_base_is_read_again_under_it(open_tiny):
         runtime.rate(reply(runtime), "up")
         late = reply(runtime, seed=5)
         promote(runtime)
-        learner, row = runtime.learner, runtime.store.reply(late)
+        learner, row = runtime.learner, runtime.store.replies.get(late)
         learner.traces.held.clear()
         for _ in range(2):  # from the store, then from memory
             trace, expected = learner.traces.of(row, learner.state), learner.traces.replay(row, learner.state)
@@ -156,7 +157,7 @@ def test_a_promotion_loses_against_a_rating_that_was_quicker(open_tiny):
         history, base = runtime.learner.history, random_base(runtime.model.config)
         with pytest.raises(HeadMoved):
             history.promote(0, base, b"", 0.0, 0.0, {})
-        assert runtime.store._rows("SELECT * FROM bases") == [] and history.attempts() == []
+        assert runtime.store.db.rows("SELECT * FROM bases") == [] and history.attempts() == []
 
 
 def test_the_cap_with_a_base(open_tiny):
@@ -194,21 +195,23 @@ class Counting:
 
 
 def test_bases_nobody_stands_on_are_forgotten(open_tiny, monkeypatch):
-    from ruvmlx.store import adapters as adapters_module
+    from ruvmlx.store import versions as versions_module
 
-    monkeypatch.setattr(adapters_module, "KEEP_VERSIONS", 3)
+    monkeypatch.setattr(versions_module, "KEEP_VERSIONS", 3)
     with open_tiny() as runtime:
         for i in range(4):
             runtime.rate(reply(runtime, seed=i), "up")
             promote(runtime, seed=i)
-        kept = [id_ for id_, state in runtime.store._rows("SELECT id, state FROM bases") if state is not None]
+        kept = [
+            id_ for id_, state in runtime.store.db.rows("SELECT id, state FROM bases") if state is not None
+        ]
         assert kept == [3, 4]
 
 
 def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch):
     """A reply of the untouched model is without the base, too; the next one has it again."""
     with open_tiny() as runtime:
-        frozen = runtime.store.reply(reply(runtime, seed=7)).sampled_ids
+        frozen = runtime.store.replies.get(reply(runtime, seed=7)).sampled_ids
         runtime.rate(reply(runtime, seed=1), "up")
     for arm in (1, 0):
         monkeypatch.setattr(
@@ -217,8 +220,8 @@ def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch)
         with open_tiny(router=True) as runtime:
             base = promote(runtime, size=0.1) if arm else runtime.learner.base
             made = reply(runtime, seed=7)
-            assert (runtime.store.reply(made).sampled_ids == frozen) == (arm == 1)
+            assert (runtime.store.replies.get(made).sampled_ids == frozen) == (arm == 1)
             assert runtime.backend.lora.to_bytes() == base.to_bytes()
-            assert (runtime.store.trace(made) is None) == (arm == 1)  # its states are not the base's
+            assert (runtime.store.traces.get(made) is None) == (arm == 1)  # its states are not the base's
             result = runtime.rate(made, "up")
             assert result.logprob_after > result.logprob_before

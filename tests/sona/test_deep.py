@@ -12,7 +12,6 @@ from ruvmlx.pausing import stop_when
 from ruvmlx.sona import background, deep, promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.optional.ewc import TASKS, penalty
-from ruvmlx.store import anchors as store_module
 
 from .pauses import Watch
 from .test_background import QUICK, answer, rated, steady, tiny_backend  # noqa: F401 - fixtures
@@ -38,11 +37,11 @@ def test_it_anchors_what_is_liked(learned):
     assert anchor.fisher.squares.keys() == learned.learner.base.pairs.keys() - {HEAD}
     assert all(x.all() and np.isfinite(x).all() for pair in anchor.fisher.squares.values() for x in pair)
     assert history.deep.last_run().report == {k: report[k] for k in report if k != "seconds"}
-    body = learned.store.witnessed("deep")[-1].body
+    body = learned.store.witness.rows("deep")[-1].body
     assert (
         body["anchored"]
         and body["reason"] == report["reason"]
-        and len(learned.store.witnessed("anchor")) == 1
+        and len(learned.store.witness.rows("anchor")) == 1
     )
 
 
@@ -50,7 +49,7 @@ def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
     report = rated.deepen()
     assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
     assert rated.learner.anchors.load() == [] and rated.learner.history.deep.last_run() is not None
-    assert rated.store.witnessed("deep")[-1].body["reason"] == report["reason"]
+    assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
 
 
 def test_too_few_ratings(open_tiny):
@@ -108,7 +107,7 @@ def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypa
         assert len(seen) < len(task.examples)
     got = anchors.load()[0].fisher.to_bytes()
     assert history.deep.measurement() is None
-    learned.store._db.execute("DELETE FROM anchors")
+    learned.store.db.execute("DELETE FROM anchors")
     assert learned.deepen()["anchored"] and anchors.load()[0].fisher.to_bytes() == got
 
 
@@ -118,7 +117,7 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
     assert learned.deepen()["anchored"]
     anchors = learned.learner.anchors
     want = anchors.load()[0].fisher.to_bytes()
-    learned.store._db.execute("DELETE FROM anchors")
+    learned.store.db.execute("DELETE FROM anchors")
     learned.loops.close()
     known: set[str] = set()
     for _ in range(100):
@@ -143,7 +142,7 @@ def test_a_damaged_measurement_is_done_again(learned):
 def test_another_base_meanwhile(learned, monkeypatch):
     """Nothing is written: what was measured is not what is in use."""
     history, anchors = learned.learner.history, learned.learner.anchors
-    monkeypatch.setattr(learned.store, "base_of", lambda *_: 77)
+    monkeypatch.setattr(learned.store.versions, "base_of", lambda *_: 77)
     report = learned.deepen()
     assert not report["anchored"] and "meanwhile" in report["reason"]
     assert anchors.load() == [] and history.deep.last_run() is None
@@ -213,7 +212,7 @@ def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
 
 def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
     """The last row of the transaction cannot be written: no anchor, no pruned entries, no log."""
-    record = learned.store.record
+    record = learned.store.witness.record
 
     def failing(kind, body):
         if kind == "deep":
@@ -221,12 +220,12 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
         record(kind, body)
 
     learned.learner.history.deep.put_measurement(b"what was stopped")
-    monkeypatch.setattr(learned.store, "record", failing)
+    monkeypatch.setattr(learned.store.witness, "record", failing)
     with pytest.raises(RuntimeError):
         learned.deepen()
     history, anchors = learned.learner.history, learned.learner.anchors
     assert anchors.load() == [] and history.deep.last_run() is None and history.deep.pruned() == {}
-    assert history.deep.measurement() == b"what was stopped" and learned.store.check_chain().broken is None
+    assert history.deep.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
 
 
 def test_the_background_loop_pays_the_penalty(learned):
@@ -278,39 +277,39 @@ def test_the_store_keeps_ten_and_merges_the_oldest(learned):
     np.testing.assert_allclose(oldest.mean(place)[0], weight * fisher.mean(place)[0], rtol=1e-5)
     assert oldest.examples == 4 * fisher.examples and all(f.examples == fisher.examples for f in rest)
     assert history.deep.last_run().report == {"reason": str(TASKS + 2)}
-    assert store.check_chain().broken is None
+    assert store.witness.check().broken is None
 
 
 def _measured(runtime):
     assert runtime.deepen()["anchored"]
     (anchor,) = runtime.learner.anchors.load()
-    runtime.store._db.execute("DELETE FROM anchors")
+    runtime.store.db.execute("DELETE FROM anchors")
     return anchor.fisher
 
 
 def test_those_left_behind_by_an_undo_go_first(learned):
     history, fisher = learned.learner.history, _measured(learned)
-    mine = (history._store, *history._key)
     for version in (15, 15, 14, 14):
         with learned.store.transaction():
-            store_module.Anchors.add_anchor(*mine, version, 1, fisher.to_bytes(), 4, None)
+            learned.store.anchors.add(*history._key, version, 1, fisher.to_bytes(), 4, None)
     learned.rollback(14)
     with learned.store.transaction():
-        learned.store.add_anchor(*mine[1:], 14, 1, fisher.to_bytes(), 4, None)
-    assert learned.store._rows("SELECT version FROM anchors ORDER BY id") == [(14,), (14,), (14,)]
+        learned.store.anchors.add(*history._key, 14, 1, fisher.to_bytes(), 4, None)
+    rows = learned.store.db.rows("SELECT version FROM anchors ORDER BY id")
+    assert [row["version"] for row in rows] == [14, 14, 14]
 
 
 def test_an_anchors_base_is_kept(learned, monkeypatch):
     """Even when no version stands on it any more whose weights are."""
     assert learned.deepen()["anchored"]
-    from ruvmlx.store import adapters
+    from ruvmlx.store import versions
 
-    monkeypatch.setattr(adapters, "KEEP_VERSIONS", 2)
+    monkeypatch.setattr(versions, "KEEP_VERSIONS", 2)
     base = learned.learner.base.to_bytes()
     promote(learned, seed=4)
     for i in range(14, 19):
         learned.rate(answer(learned, i), "up" if i % 2 else "down")
     assert learned.learner.anchors.load()[0].base.to_bytes() == base
-    learned.store.delete_adapter(learned.model.fingerprint, "default")
+    learned.store.adapters.delete(learned.model.fingerprint, "default")
     for table in ("anchors", "deep_runs", "pruned", "measurements"):
-        assert learned.store._rows(f"SELECT count(*) FROM {table}") == [(0,)]
+        assert learned.store.db.value(f"SELECT count(*) FROM {table}") == 0

@@ -96,11 +96,11 @@ def test_the_same_question_is_the_same_vector_in_every_chat(open_tiny):
             )
             list(runtime.generate(request))
             assert (
-                runtime.store.query(request.request_id) is None or before
+                runtime.store.replies.query(request.request_id) is None or before
             )  # reading costs the reply nothing
             runtime.settle()
             ids.append(request.request_id)
-        first, second = (runtime.store.query(i) for i in ids)
+        first, second = (runtime.store.replies.query(i) for i in ids)
     assert first is not None
     np.testing.assert_array_equal(first, second)
 

@@ -17,7 +17,7 @@ def liked(runtime, question, answer, rating="up") -> str:
     """A rated reply with a text of our own."""
     reply_id = reply(runtime, question)
     runtime.rate(reply_id, rating)
-    runtime.store._db.execute(
+    runtime.store.db.execute(
         "UPDATE replies SET text = ?, finish_reason = 'stop' WHERE id = ?", (answer, reply_id)
     )
     return reply_id
@@ -28,7 +28,7 @@ def asked(runtime, *texts, **fields):
     messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
     request = GenerationRequest(messages=messages, max_new_tokens=3, ignore_eos=True, **fields)
     *_, last = runtime.generate(request)
-    row = runtime.store.reply(request.request_id)
+    row = runtime.store.replies.get(request.request_id)
     assert last.response.examples == row.examples
     return runtime.model.tokenizer.decode(row.prompt_ids), row
 
@@ -49,7 +49,7 @@ def test_liked_replies_to_similar_questions_are_shown_before_the_question(open_t
         text, row = asked(runtime, "how is tea made by you?")
         assert row.examples == (tea,) and row.prompt == "how is tea made by you?"
         assert text.index("how is tea made?") < text.index("with water") < text.index("made by you")
-        assert runtime.store.examples_used(runtime.model.fingerprint) == [tea, tea]
+        assert runtime.store.replies.examples_used(runtime.model.fingerprint) == [tea, tea]
         assert runtime.memory().hits == 2
     with open_tiny() as runtime:
         assert runtime.memory().hits == 2  # as the store remembers
@@ -111,9 +111,9 @@ def test_what_was_cut_off_ends_with_a_whole_sentence(text, whole):
 def test_replies_of_which_nothing_whole_is_left_are_no_examples(open_tiny):
     with open_tiny(examples=8) as runtime:
         cut = liked(runtime, "how is tea made?", "with wat")
-        runtime.store._db.execute("UPDATE replies SET finish_reason = 'length' WHERE id = ?", (cut,))
+        runtime.store.db.execute("UPDATE replies SET finish_reason = 'length' WHERE id = ?", cut)
         gone = liked(runtime, "how is tea made now?", "with milk")
-        runtime.store._db.execute("UPDATE replies SET text = '', prompt = '' WHERE id = ?", (gone,))
+        runtime.store.db.execute("UPDATE replies SET text = '', prompt = '' WHERE id = ?", gone)
         assert asked(runtime, "how is tea made by you?")[1].examples == ()
 
 
@@ -137,7 +137,7 @@ def test_a_chat_with_examples_keeps_only_the_users_own_words(open_tiny, home):
             list(runtime.say(session, text, max_new_tokens=3, cancel=threading.Event()))
         said = [t.content for t in runtime.turns(session) if t.role == "user"]
         assert said == ["good day", "how is tea made by you?"]
-        assert len(runtime.store.reply("last").examples) == 1
+        assert len(runtime.store.replies.get("last").examples) == 1
     store = Store(home / "ruvmlx.db")
-    assert len(store.examples_used(runtime.model.fingerprint)) == 1
+    assert len(store.replies.examples_used(runtime.model.fingerprint)) == 1
     store.close()

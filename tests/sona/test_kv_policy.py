@@ -124,7 +124,7 @@ def test_without_long_replies_the_default_stays(open_tiny):
         status = runtime.kv_status()
         assert (status.policy, status.long_replies, status.needed_tokens) == (TIERED, 0, LONG)
         assert "the default: 0 long replies were measured" in status.reason
-        assert runtime.engine.sessions.policy == TIERED and not runtime.store.witnessed("kv_choice")
+        assert runtime.engine.sessions.policy == TIERED and not runtime.store.witness.rows("kv_choice")
 
 
 def test_two_are_not_enough_three_are(three):
@@ -182,7 +182,7 @@ def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend
 def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
     monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
     assert "no room" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.history.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three._kv.history.mine)
 
 
 def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
@@ -190,7 +190,7 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
     values = iter([0.1] * 4)
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
     assert "memory is short" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv_measured(*three._kv.history.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three._kv.history.mine)
 
 
 class Cancelled(threading.Event):
@@ -212,14 +212,14 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     while three.kv_due():
         report = three.review_kv(Cancelled(97))
         stops += bool(report["stopped"])
-        rows = store.kv_measured(*mine)
+        rows = store.kv.measured(*mine)
         assert len(rows) >= done and len({(r.reply_id, r.hot, r.warm) for r in rows}) == len(rows)
         assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
         done = len(rows)
-        assert (store.kv_choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
+        assert (store.kv.choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
-    whole = TierComparison(tiny_backend, store.reply_tokens("long-1"), COLD_FROM).cost(LATER, nothing)
-    kept = next(r for r in store.kv_measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
+    whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
+    kept = next(r for r in store.kv.measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
 
@@ -282,14 +282,14 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
     )
     pair = rng.normal(0, 0.2, (shape[0], 2)), rng.normal(0, 0.2, (2, shape[1]))
     base = BaseLoRA({("q_proj", 0): tuple(x.astype(np.float32) for x in pair)}, 2.0)
-    plain = TierComparison(tiny_backend, three.store.reply_tokens("long-2"), COLD_FROM).cost(LATER, nothing)
+    plain = TierComparison(tiny_backend, three.store.replies.tokens("long-2"), COLD_FROM).cost(LATER, nothing)
     tiny_backend.set_lora(base)
     try:
         three._kv.review()
         assert tiny_backend.lora is base
     finally:
         tiny_backend.set_lora(None)
-    kept = three.store.kv_measured(*three._kv.history.mine)
+    kept = three.store.kv.measured(*three._kv.history.mine)
     found = next(r for r in kept if (r.reply_id, r.warm) == ("long-2", LATER.warm))
     assert found.total == pytest.approx(sum(plain.kl))
 
@@ -298,7 +298,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
 
 
 def test_every_reply_is_observed(three):
-    seen = three.store.kv_observations(*three._kv.history.mine, 9)
+    seen = three.store.kv.observations(*three._kv.history.mine, 9)
     assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
     assert (seen[1].hot, seen[1].warm, seen[1].pressure, seen[1].level) == (TIERED.hot, TIERED.warm, 0.1, 0)
     assert seen[1].tokens == LONG - 1  # the last one drawn was never read
@@ -311,7 +311,7 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
     reviewed(three)
     list(three.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
-    new, old, first, *_ = three.store.kv_observations(*three._kv.history.mine, 9)
+    new, old, first, *_ = three.store.kv.observations(*three._kv.history.mine, 9)
     assert (old.hot, old.warm) == (first.hot, first.warm) == (TIERED.hot, TIERED.warm)
     assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
 
@@ -322,7 +322,7 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     monkeypatch.setattr(tier_measurement, "_timed", lambda *_: [1.0, 1.0])
     report = reviewed(three)
     assert report["warm"] == SOON.warm
-    (row,) = three.store.witnessed("kv_choice")
+    (row,) = three.store.witness.rows("kv_choice")
     assert (row.body["before"], row.body["hot"]) == (None, report["hot"])
     assert row.body["reason"] == report["reason"]
     with open_tiny(kv="f16") as runtime:
@@ -330,10 +330,10 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     with open_tiny(kv_limit=1e-9) as strict:
         strict.review_kv()
     store = Store(home / "ruvmlx.db")
-    assert [r.body["warm"] for r in store.witnessed("kv_choice")] == [report["warm"], EVERYTHING]
-    (used,) = store.witnessed("kv_used")
+    assert [r.body["warm"] for r in store.witness.rows("kv_choice")] == [report["warm"], EVERYTHING]
+    (used,) = store.witness.rows("kv_used")
     assert (used.body["hot"], used.body["before"]) == (EVERYTHING, [TIERED.hot, TIERED.warm])
-    assert store.check_chain().broken is None and disagreement(store) == ""
+    assert store.witness.check().broken is None and disagreement(store) == ""
 
 
 def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, open_tiny, monkeypatch):

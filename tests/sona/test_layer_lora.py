@@ -37,7 +37,7 @@ def held(runtime) -> tuple[bytes, bytes]:
 def true_logprob(runtime, reply_id) -> float:
     """Mean log-probability per token of a reply under the weights in use, read anew."""
     runtime.learner.sync()
-    row, learner = runtime.store.reply(reply_id), runtime.learner
+    row, learner = runtime.store.replies.get(reply_id), runtime.learner
     return learner.traces.replay(row, learner.state).logprob / len(row.sampled_ids)
 
 
@@ -147,7 +147,7 @@ def test_what_is_read_is_1_in_answers_and_0_in_prose():
 def test_gradients_are_finite_differences(open_tiny):
     """At the steepest coordinate of each of a few matrices, with a head and a base in force."""
     with open_tiny(targets="all") as runtime:
-        learner, row = runtime.learner, runtime.store.reply(reply(runtime, settle=False))
+        learner, row = runtime.learner, runtime.store.replies.get(reply(runtime, settle=False))
         base, micro = random_base(runtime.model.config, size=0.05), learner.micro
         layer_lora = learner._layers.extended(learner.state)
         rng = np.random.default_rng(0)
@@ -234,7 +234,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
 
 def true_log_ratio(runtime, reply_id) -> float:
     """Mean log-probability per token beyond the untouched model's, both read anew."""
-    with_all, row = true_logprob(runtime, reply_id), runtime.store.reply(reply_id)
+    with_all, row = true_logprob(runtime, reply_id), runtime.store.replies.get(reply_id)
     with runtime.learner.active.installed(None):
         states = runtime.backend.hidden_states(row.prompt_ids + row.sampled_ids[:-1])
         hidden = states[len(row.prompt_ids) - 1 :]
@@ -256,7 +256,7 @@ def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way
         rated = reply(runtime)
         runtime.rate(rated, rating)
         reply_id = reply(runtime)
-        learner, row = runtime.learner, runtime.store.reply(reply_id)
+        learner, row = runtime.learner, runtime.store.replies.get(reply_id)
         trace = learner.traces.of(row, learner.state)
         wanted = true_log_ratio(runtime, reply_id)
         assert trace.log_ratio == pytest.approx(wanted, abs=1e-4) and abs(wanted) > 1e-3
@@ -278,7 +278,7 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
         runtime.rate(ids[0], "down")
         state, step = learner.state, learner.layer_lora.lora_b - was.lora_b
         for reply_id in ids:
-            row, logprobs = runtime.store.reply(reply_id), []
+            row, logprobs = runtime.store.replies.get(reply_id), []
             for share in (1, -1):  # both ways, for rounding shows in what a smaller step does
                 layer_lora = replace(learner.layer_lora, lora_b=was.lora_b + np.float32(share) * step)
                 then = replace(state, micro=micro, layer_lora=layer_lora, version=-1)
@@ -297,7 +297,7 @@ def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
             runtime.rate(reply(runtime, seed=1), "up")
         reply_id, learner = reply(runtime, seed=1), runtime.learner
         row, trend, wanted = (
-            runtime.store.reply(reply_id),
+            runtime.store.replies.get(reply_id),
             learner.micro.trend,
             true_log_ratio(runtime, reply_id),
         )

@@ -8,8 +8,8 @@ import pytest
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
 from ruvmlx.store import Store
-from ruvmlx.store import adapters as adapters_module
-from ruvmlx.store import replies as store_module
+from ruvmlx.store import traces as traces_module
+from ruvmlx.store import versions as versions_module
 
 
 def reply(runtime, text="hello there", seed=1, settle=True) -> str:
@@ -65,16 +65,16 @@ def test_a_reply_whose_trace_is_gone_is_replayed_from_its_tokens(open_tiny):
         with_trace = runtime.rate(first, "up")
         runtime.undo()
         runtime.learner.traces.held.clear()
-        runtime.store._db.execute("DELETE FROM traces")
+        runtime.store.db.execute("DELETE FROM traces")
         replayed = runtime.rate(first, "up")
     assert replayed.logprob_after == pytest.approx(with_trace.logprob_after, abs=1e-4)
 
 
 def test_only_the_newest_traces_are_kept(open_tiny, monkeypatch):
-    monkeypatch.setattr(store_module, "KEEP_TRACES", 3)
+    monkeypatch.setattr(traces_module, "KEEP_TRACES", 3)
     with open_tiny() as runtime:
         ids = [reply(runtime, seed=i) for i in range(5)]
-        kept = [i for i in ids if runtime.store.trace(i) is not None]
+        kept = [i for i in ids if runtime.store.traces.get(i) is not None]
     assert kept == ids[-3:]
 
 
@@ -168,7 +168,7 @@ def test_the_trace_of_another_adapter_is_not_taken_for_ones_own(open_tiny):
         reply_id = reply(runtime, seed=2)  # drawn by default@1
     with open_tiny(adapter="work") as runtime:
         runtime.rate(reply(runtime, seed=3), "down")  # work@1 is quite another adapter
-        row, learner = runtime.store.reply(reply_id), runtime.learner
+        row, learner = runtime.store.replies.get(reply_id), runtime.learner
         trace = learner.traces.of(row, learner.state)
         expected = learner.traces.replay(row, learner.state)
         np.testing.assert_allclose(trace.grad_a, expected.grad_a, atol=1e-4)
@@ -183,7 +183,7 @@ def test_a_lost_trace_changes_nothing_about_how_hard_a_rating_pushes(open_tiny, 
     with open_tiny() as runtime:
         for i in range(4):
             runtime.rate(reply(runtime, seed=i), "up")
-        row, learner = runtime.store.reply(reply_id), runtime.learner
+        row, learner = runtime.store.replies.get(reply_id), runtime.learner
         kept = learner.traces.of(row, learner.state).importance
         replayed = learner.traces.replay(row, learner.state).importance
         assert kept == pytest.approx(replayed, rel=1e-3) and 0 < kept <= 1
@@ -206,7 +206,7 @@ def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(op
 
 def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
     """Roll back to the oldest version that is kept, rate once more: that rating can be undone."""
-    monkeypatch.setattr(adapters_module, "KEEP_VERSIONS", 5)
+    monkeypatch.setattr(versions_module, "KEEP_VERSIONS", 5)
     with open_tiny() as runtime:
         for i in range(12):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
@@ -293,7 +293,7 @@ def test_a_failed_commit_changes_nothing(open_tiny, home):
     with open_tiny() as runtime:
         reply_id = reply(runtime)
         before = weights(runtime)
-        runtime.store._db.execute("PRAGMA busy_timeout = 50")
+        runtime.store.db.execute("PRAGMA busy_timeout = 50")
         other = Store(home / "ruvmlx.db")
         with other.transaction(), pytest.raises(StoreBusy, match="locked"):
             runtime.rate(reply_id, "up")
@@ -319,7 +319,7 @@ def test_unknown_replies_and_other_models(open_tiny):
         with pytest.raises(NotFound, match="nope"):
             runtime.rate("nope", "up")
         reply_id = reply(runtime)
-        runtime.store._db.execute("UPDATE replies SET fingerprint = 'other', model = 'bigger'")
+        runtime.store.db.execute("UPDATE replies SET fingerprint = 'other', model = 'bigger'")
         with pytest.raises(AdapterMismatch, match="/model bigger in a chat"):
             runtime.rate(reply_id, "up")
 

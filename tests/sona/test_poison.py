@@ -30,7 +30,7 @@ def state(runtime) -> tuple:
     """All that a rating would change."""
     store = runtime.store
     tables = ("ratings", "adapters", "witness")
-    return runtime.status(), *(store._rows(f"SELECT COUNT(*) FROM {table}")[0][0] for table in tables)
+    return runtime.status(), *(store.db.value(f"SELECT COUNT(*) FROM {table}") for table in tables)
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def test_off_by_default_and_then_nothing_is_other_than_without_it(open_tiny):
         runtime.rate(reply(runtime).request_id, "up")
         plain = reply(runtime, "and this", seed=5)
         assert plain.route is None and runtime.router_status() is None
-        assert runtime.store._rows("SELECT * FROM routes") == []
-        assert runtime.store.witnessed("route") == []
+        assert runtime.store.db.rows("SELECT * FROM routes") == []
+        assert runtime.store.witness.rows("route") == []
     with open_tiny(router=True) as runtime:
         routed = [reply(runtime, "and this", seed=5) for _ in range(2)]
     assert routed[0].route.arm == routed[1].route.arm  # same seed
@@ -71,13 +71,13 @@ def test_a_choice_is_stored_with_its_reply_and_witnessed(open_tiny):
     with open_tiny(router=True) as runtime:
         runtime.rate(reply(runtime).request_id, "up")
         made = reply(runtime, "how is tea made?")
-        (row,) = runtime.store.witnessed("route")
+        (row,) = runtime.store.witness.rows("route")
         body = row.body
         assert body["reply"] == made.request_id and body["arm"] == made.route.arm
         assert body["probability"] == made.route.probability == body["best"][made.route.arm]
         assert sum(body["best"].values()) == pytest.approx(1) and made.route.turns.shape == (1, INPUTS)
         assert disagreement(runtime.store) == ""
-        runtime.store._db.execute("UPDATE routes SET probability = 0.123")
+        runtime.store.db.execute("UPDATE routes SET probability = 0.123")
         assert made.request_id in disagreement(runtime.store)
 
 
@@ -90,7 +90,7 @@ def test_a_reply_of_the_untouched_model_is_just_that_and_can_be_rated(open_tiny,
     with open_tiny(router=True) as runtime:
         made = reply(runtime, "and this", seed=5)
         assert made.route.arm == "plain" and made.token_ids == untouched
-        row = runtime.store.reply("last")
+        row = runtime.store.replies.get("last")
         assert row.adapter_version == 0 and row.adapter == "default"
         up = runtime.rate(made.request_id, "up")
         assert up.logprob_after > up.logprob_before
@@ -100,7 +100,7 @@ def test_a_reply_of_the_untouched_model_is_just_that_and_can_be_rated(open_tiny,
         assert again.logprob_after == pytest.approx(up.logprob_after, abs=1e-5)
         runtime.undo()
         runtime.learner.traces.held.clear()
-        runtime.store._db.execute("DELETE FROM traces")
+        runtime.store.db.execute("DELETE FROM traces")
         replayed = runtime.rate(made.request_id, "up")
         assert replayed.logprob_after == pytest.approx(up.logprob_after, abs=1e-4)
 
@@ -153,8 +153,8 @@ def test_a_deleted_chat_takes_its_choices_along(open_tiny):
         assert made.route.turns.shape == (3, INPUTS) and np.abs(made.route.turns[0, :4]).max() > 0
         runtime.rate(made.request_id, "up")
         assert learned(router) != nothing
-        runtime.store.delete_session(chat)
-        assert learned(router) == nothing and runtime.store._rows("SELECT * FROM routes") == []
+        runtime.store.chats.delete(chat)
+        assert learned(router) == nothing and runtime.store.db.rows("SELECT * FROM routes") == []
         assert disagreement(runtime.store) == ""
 
 
@@ -163,7 +163,7 @@ def test_examples_are_an_arm_only_where_they_are_allowed_and_found(open_tiny, mo
         liked = reply(runtime, "how is tea made?").request_id
         runtime.rate(liked, "up")
         text = "UPDATE replies SET text = 'with water', finish_reason = 'stop'"
-        runtime.store._db.execute(text)
+        runtime.store.db.execute(text)
         forced(monkeypatch, 0)
         made = reply(runtime, "how is tea made by you?")
         assert made.route.arm == "adapter+examples" and made.examples == (liked,)
@@ -209,10 +209,10 @@ def routed(home):
 
 def add(store, history, route: Route, rating: str, latency_ratio=1.0) -> str:
     """A reply made by a choice, and its rating."""
-    reply_id = f"r{store._rows('SELECT count(*) FROM replies')[0][0]:05d}"
+    reply_id = f"r{store.db.value('SELECT count(*) FROM replies'):05d}"
     row = ReplyRow(reply_id, "m", MODEL, history.name, 0, [1], [2], "q", "t", "stop", None, None,
                    latency_ratio=latency_ratio)  # fmt: skip
-    store.add_reply(row, None, route=route.row(reply_id, MODEL, history.name))
+    store.replies.add(row, None, route=route.row(reply_id, MODEL, history.name))
     history.commit(history.version(), reply_id, rating, "", 0.0, b"", 0.0, 0.0)
     return reply_id
 
@@ -326,7 +326,7 @@ def test_training_is_adopted_only_where_it_foretells_better(routed):
     report = router.train()
     assert not report["trained"] and report["ratings"] == 100 and learned(router) == before
     assert router.status().training == report
-    (row,) = store.witnessed("router")
+    (row,) = store.witness.rows("router")
     assert row.body["state"] is None and disagreement(store) == ""
     cancel = threading.Event()
     cancel.set()
@@ -341,6 +341,6 @@ def test_a_trained_cell_survives_a_restart(routed):
     assert report["trained"] and report["error_after"] < report["error_before"]
     after = learned(router)
     assert learned(Router(store, history, MODEL)) == after and disagreement(store) == ""
-    store._db.execute("UPDATE router_cells SET state = x'00'")
+    store.db.execute("UPDATE router_cells SET state = x'00'")
     assert learned(router) != after  # damaged: the cell as it was drawn
     assert "router" in disagreement(store)

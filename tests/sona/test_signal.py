@@ -68,8 +68,8 @@ def test_a_rating_leaves_a_signal(open_tiny):
         reply_id = reply(runtime)
         runtime.rate(reply_id, "4")
     with open_tiny() as runtime:  # written when the first one closed
-        (row,) = runtime.store.signals(runtime.model.fingerprint)
-        ids = runtime.store.reply(reply_id)
+        (row,) = runtime.store.signals.all(runtime.model.fingerprint)
+        ids = runtime.store.replies.get(reply_id)
     assert (row.reply_id, row.kind, row.label) == (reply_id, "explicit", "4")
     assert row.reward == pytest.approx(row.quality * max(0, 2 - row.latency_ratio))
     assert row.context_tokens == len(ids.prompt_ids) + len(ids.sampled_ids)
@@ -79,7 +79,7 @@ def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
     with open_tiny() as runtime:
         assert runtime.notice(reply(runtime), "copied") is False
         chat(runtime, "one", "two")
-        assert runtime.store.signals(runtime.model.fingerprint) == []
+        assert runtime.store.signals.all(runtime.model.fingerprint) == []
         with pytest.raises(UsageError, match="copied"):
             runtime.notice("last", "smiled")
         with pytest.raises(NotFound):
@@ -104,7 +104,7 @@ def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
         assert bank.labels() == {reply_id: "copied"}  # the stronger one
         liked = bank.value(None)
         assert 0 < liked < 0.1
-        assert bank.liked(memory.query(runtime.store.reply(reply_id))) == []  # never an example
+        assert bank.liked(memory.query(runtime.store.replies.get(reply_id))) == []  # never an example
         runtime.rate(reply_id, "down")
         runtime.notice(reply_id, "copied")
         memory.sync()
@@ -123,7 +123,7 @@ def test_going_on_and_stopping_are_noticed_where_wanted(open_tiny):
             if chunk.generated == 2:
                 request.cancel.set()
         runtime.settle()
-        found = {s.reply_id: s.label for s in runtime.store.signals(runtime.model.fingerprint)}
+        found = {s.reply_id: s.label for s in runtime.store.signals.all(runtime.model.fingerprint)}
         assert found == {first: "continued", request.request_id: "stopped"} and second not in found
 
 
@@ -133,17 +133,17 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
         store, reply_id = runtime.store, reply(runtime)
         for i in range(4):
             rows = [SignalRow(reply_id, "implicit", "copied", i, 0, 1, 0, n) for n in range(3)]
-            store.add_signals(rows)
-        kept = store.signals(runtime.model.fingerprint)
+            store.signals.add(rows)
+        kept = store.signals.all(runtime.model.fingerprint)
         assert [(s.quality, s.context_tokens) for s in kept] == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
-        assert store.signals_dropped() == 7 and runtime.memory().dropped == 7
+        assert store.signals.dropped() == 7 and runtime.memory().dropped == 7
 
 
 def test_a_deleted_chat_takes_its_signals_along(open_tiny):
     with open_tiny(implicit=True) as runtime:
         session = chat(runtime, "one", "two")
-        assert runtime.store.signal_count() == 1
-        runtime.store.delete_session(session)
-        assert runtime.store.signal_count() == 0 and runtime.store.signals_dropped() == 0
-        runtime.store.add_signals([SignalRow("gone", "implicit", "copied", 1, 1, 1, 0, 5)])
-        assert runtime.store.signal_count() == 0
+        assert runtime.store.signals.count() == 1
+        runtime.store.chats.delete(session)
+        assert runtime.store.signals.count() == 0 and runtime.store.signals.dropped() == 0
+        runtime.store.signals.add([SignalRow("gone", "implicit", "copied", 1, 1, 1, 0, 5)])
+        assert runtime.store.signals.count() == 0

@@ -19,9 +19,9 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
-from ruvmlx import config
+from ruvmlx.settings import store_file
 model = load_model(sys.argv[1])
-runtime = Runtime(Store(config.store_file()), model, open_backend("reference", model), "default")
+runtime = Runtime(Store(store_file()), model, open_backend("reference", model), "default")
 for i in range(10_000):
     request = GenerationRequest(prompt="hi", max_new_tokens=3, sampling=Sampling(seed=i), ignore_eos=True)
     list(runtime.generate(request))
@@ -48,7 +48,7 @@ def test_acknowledged_ratings_survive_kill_9(tiny_folder, home):
         child.wait()
         last = int([line for line in lines if line.strip()][-1])
         store = Store(home / "ruvmlx.db")
-        assert store.check_chain().broken is None and disagreement(store) == ""
+        assert store.witness.check().broken is None and disagreement(store) == ""
         history = AdapterHistory(store, model.fingerprint)
         status = history.status()
         assert acknowledged < last <= status.adapter_version <= last + 1

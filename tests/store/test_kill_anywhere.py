@@ -22,8 +22,8 @@ LIFE = 3.0  # seconds at most, after the first rating
 # Forks a life for every line it reads. MLX must not be imported before a fork: its threads would be missing.
 LIVES = """
 import os, signal, sys
-from ruvmlx import config
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.settings import store_file
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
@@ -36,7 +36,7 @@ def live(seed):
     from ruvmlx.sona import background, promotion
     background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
     settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
-    with Runtime(Store(config.store_file()), model, backend, "default") as runtime:
+    with Runtime(Store(store_file()), model, backend, "default") as runtime:
         for i in range(10_000):
             request = GenerationRequest(
                 prompt="question", max_new_tokens=7, sampling=Sampling(seed=9_000 * seed + i), ignore_eos=True
@@ -48,7 +48,7 @@ def live(seed):
             if i % 4 == 1:
                 say("trained", runtime.consolidate(settings=settings)["promoted"])
             if i % 4 == 2:
-                runtime.store.copy_adapter(model.fingerprint, "default", f"copy-{seed}-{i}")
+                runtime.store.adapters.copy(model.fingerprint, "default", f"copy-{seed}-{i}")
             if i % 4 == 3:
                 runtime.undo()
 
@@ -109,7 +109,7 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, ful
     tiny, path = load_model(str(tiny_folder)), home / "ruvmlx.db"
     backend = NativeBackend(tiny, threads=1)
     with closing(Store(path)) as store:
-        store.put_whitening(tiny.fingerprint, tiny_whitening)
+        store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         open_learner(store, tiny, backend, "default")  # reads the reference text, once for all
     acknowledged, promotions, lives = set(), 0, 1000 if full else 15
     with Lives(tiny_folder, home) as processes:
@@ -119,13 +119,13 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, ful
             promotions += sum(line == "trained True\n" for line in said)
             with closing(Store(path)) as store:
                 assert store.integrity() == "ok"
-                assert store.check_chain().broken is None and disagreement(store) == ""
-                rated = {row[0] for row in store._rows("SELECT reply_id FROM ratings")}
+                assert store.witness.check().broken is None and disagreement(store) == ""
+                rated = {row[0] for row in store.db.rows("SELECT reply_id FROM ratings")}
                 assert acknowledged <= rated
-                for row in store.named_adapters(tiny.fingerprint):
+                for row in store.adapters.all(tiny.fingerprint):
                     learner = open_learner(store, tiny, backend, row.name)
                     assert learner.version == row.version
                     assert learner.probe.kl(learner.micro) <= instant.KL_CAP + 1e-4
                     if row.name != "default":
-                        store.delete_adapter(tiny.fingerprint, row.name)
+                        store.adapters.delete(tiny.fingerprint, row.name)
     assert len(acknowledged) > lives // 2 and promotions

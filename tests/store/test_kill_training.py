@@ -14,8 +14,8 @@ from ruvmlx.store import Store
 
 TRAIN_FOREVER = """
 import sys
-from ruvmlx import config
-from ruvmlx.backends.native import NativeBackend
+from ruvmlx.settings import store_file
+from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
@@ -23,7 +23,7 @@ from ruvmlx.sona import background, promotion
 from ruvmlx.store import Store
 background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
-runtime = Runtime(Store(config.store_file()), model, NativeBackend(model, threads=1), "default")
+runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), "default")
 for i in range(runtime.status().ratings, 12):
     request = GenerationRequest(
         request_id=f"reply-{i}",  # decides what is held out: the same in every run

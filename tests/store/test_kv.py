@@ -20,41 +20,41 @@ def seen(reply_id, hot=256, backend="native") -> KVObservation:
 def test_observations_come_back_and_the_oldest_go(store, monkeypatch):
     monkeypatch.setattr(kv, "KEEP_OBSERVATIONS", 3)
     for i in range(5):
-        store.add_reply(a_reply(f"r{i}"), None, seen(f"r{i}"))
-    assert store.kv_observations("f", "native", 9) == [seen("r4"), seen("r3"), seen("r2")]
-    assert store.kv_observations("f", "native", 1) == [seen("r4")]
-    assert not store.kv_observations("f", "mlx", 9) and not store.kv_observations("g", "native", 9)
+        store.replies.add(a_reply(f"r{i}"), None, seen(f"r{i}"))
+    assert store.kv.observations("f", "native", 9) == [seen("r4"), seen("r3"), seen("r2")]
+    assert store.kv.observations("f", "native", 1) == [seen("r4")]
+    assert not store.kv.observations("f", "mlx", 9) and not store.kv.observations("g", "native", 9)
 
 
 def test_they_go_with_their_chat(store):
-    chat = store.new_session("m")
-    store.add_reply(a_reply("r1"), chat, seen("r1"))
-    store.delete_session(chat)
-    assert store.kv_observations("f", "native", 9) == []
+    chat = store.chats.new("m")
+    store.replies.add(a_reply("r1"), chat, seen("r1"))
+    store.chats.delete(chat)
+    assert store.kv.observations("f", "native", 9) == []
 
 
 def test_a_reply_and_its_observation_are_one_commit(store):
     """A row that cannot be written takes the reply with it."""
     with pytest.raises(Exception, match="NOT NULL"):
-        store.add_reply(a_reply("r1"), None, seen("r1", hot=None))
-    assert store._row("SELECT count(*) FROM replies") == (0,)
+        store.replies.add(a_reply("r1"), None, seen("r1", hot=None))
+    assert store.db.value("SELECT count(*) FROM replies") == 0
 
 
 def test_another_policy_than_before_is_witnessed(store):
     """By backend: two backends in turn are no change."""
     for i, (hot, backend) in enumerate([(256, "native"), (64, "mlx"), (256, "native"), (64, "native")]):
-        store.add_reply(a_reply(f"r{i}"), None, seen(f"r{i}", hot, backend))
-    (row,) = store.witnessed("kv_used")
+        store.replies.add(a_reply(f"r{i}"), None, seen(f"r{i}", hot, backend))
+    (row,) = store.witness.rows("kv_used")
     assert (row.body["reply"], row.body["hot"], row.body["before"]) == ("r3", 64, [256, 2048])
 
 
 def test_long_replies(store):
     """The newest first, of this model, the prompt's and the reply's tokens together."""
     for i, n in enumerate([8, 9, 3, 12]):
-        store.add_reply(a_reply(f"r{i}", prompt_ids=list(range(n)), sampled_ids=[70000]), None)
-    store.add_reply(a_reply("other", fingerprint="g", prompt_ids=[1] * 99), None)
-    assert store.long_replies("f", 10) == ["r3", "r1"]
-    assert store.reply_tokens("r1") == [*range(9), 70000] and store.reply_tokens("none") == []
+        store.replies.add(a_reply(f"r{i}", prompt_ids=list(range(n)), sampled_ids=[70000]), None)
+    store.replies.add(a_reply("other", fingerprint="g", prompt_ids=[1] * 99), None)
+    assert store.kv.long_replies("f", 10) == ["r3", "r1"]
+    assert store.replies.tokens("r1") == [*range(9), 70000] and store.replies.tokens("none") == []
 
 
 def row(reply_id, warm=512) -> KVMeasured:
@@ -65,26 +65,26 @@ def test_measured_replies_are_bounded(store, monkeypatch):
     """All policies of a reply go at once; a pair measured again is replaced."""
     monkeypatch.setattr(kv, "KEEP_MEASURED", 2)
     for reply_id in ("a", "b", "c"):
-        store.add_kv_measured("f", "native", row(reply_id))
-        store.add_kv_measured("f", "native", row(reply_id, 1024))
-    store.add_kv_measured("f", "native", row("c"))
-    store.add_kv_measured("f", "mlx", row("a"))
-    kept = store.kv_measured("f", "native")
+        store.kv.add_measured("f", "native", row(reply_id))
+        store.kv.add_measured("f", "native", row(reply_id, 1024))
+    store.kv.add_measured("f", "native", row("c"))
+    store.kv.add_measured("f", "mlx", row("a"))
+    kept = store.kv.measured("f", "native")
     assert {(r.reply_id, r.warm) for r in kept} == {(i, w) for i in "bc" for w in (512, 1024)}
-    assert len(kept) == 4 and kept[0] == row("b") and store.kv_measured("f", "mlx") == [row("a")]
+    assert len(kept) == 4 and kept[0] == row("b") and store.kv.measured("f", "mlx") == [row("a")]
 
 
 def test_a_choice_is_witnessed_when_it_changes(store):
     for hot, context in ((64, 1), (64, 2), (256, 2)):
         report = {"reason": "a test", "context": context}
-        store.put_kv_choice("f", "native", KVChoiceRow(hot, 512, report, 5.0))
-    assert store.kv_choice("f", "native") == KVChoiceRow(256, 512, report, 5.0)
-    rows = store.witnessed("kv_choice")
+        store.kv.put_choice("f", "native", KVChoiceRow(hot, 512, report, 5.0))
+    assert store.kv.choice("f", "native") == KVChoiceRow(256, 512, report, 5.0)
+    rows = store.witness.rows("kv_choice")
     assert [(r.body["hot"], r.body["before"]) for r in rows] == [(64, None), (256, [64, 512])]
-    assert disagreement(store) == "" and store.kv_choice("f", "mlx") is None
+    assert disagreement(store) == "" and store.kv.choice("f", "mlx") is None
 
 
 def test_a_policy_changed_behind_the_log_is_seen(store):
-    store.put_kv_choice("f", "native", KVChoiceRow(64, 512, {"reason": "a test"}, 5.0))
-    store._db.execute("UPDATE kv_choices SET warm = 64")
+    store.kv.put_choice("f", "native", KVChoiceRow(64, 512, {"reason": "a test"}, 5.0))
+    store.db.execute("UPDATE kv_choices SET warm = 64")
     assert "KV policy of the native backend" in disagreement(store)

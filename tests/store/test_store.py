@@ -26,72 +26,72 @@ def a_reply(reply_id="r1", **fields) -> ReplyRow:
 
 def test_every_commit_is_on_disk_before_the_call_returns(store):
     """WAL with synchronous=FULL (2)."""
-    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert store.db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert store.db.execute("PRAGMA synchronous").fetchone()[0] == 2
 
 
 def test_replies_come_back_as_they_were(store):
-    store.add_reply(a_reply(), None)
-    back = store.reply("r1")
+    store.replies.add(a_reply(), None)
+    back = store.replies.get("r1")
     assert (back.prompt_ids, back.sampled_ids, back.text) == ([1, 2], [3, 70000], "yo")
     np.testing.assert_array_equal(back.query, [0.5, -1])
 
 
 def test_last_is_the_newest_and_a_beginning_is_enough(store):
     for reply_id in ("abc1", "abd2", "xyz3"):
-        store.add_reply(a_reply(reply_id), None)
-    assert store.reply("last").id == "xyz3"
-    assert store.reply("abd").id == "abd2"
+        store.replies.add(a_reply(reply_id), None)
+    assert store.replies.get("last").id == "xyz3"
+    assert store.replies.get("abd").id == "abd2"
     with pytest.raises(NotFound, match="more than one"):
-        store.reply("ab")
+        store.replies.get("ab")
     with pytest.raises(NotFound, match="no reply"):
-        store.reply("")
+        store.replies.get("")
     with pytest.raises(NotFound, match="no reply"):
-        store.reply("%")
+        store.replies.get("%")
 
 
 def test_a_chat_is_kept_turn_by_turn(store):
-    chat = store.new_session("m", system="be brief")
-    store.add_user_message(chat, "hello\nthere")
-    store.add_reply(a_reply(), chat)
-    messages = store.messages(chat)
+    chat = store.chats.new("m", system="be brief")
+    store.messages.add_user(chat, "hello\nthere")
+    store.replies.add(a_reply(), chat)
+    messages = store.messages.branch(chat)
     assert [(m.role, m.content, m.reply_id) for m in messages] == [
         ("user", "hello\nthere", None),
         ("assistant", "yo", "r1"),
     ]
-    assert store.session(chat).title == "hello there" and store.session(chat).system == "be brief"
-    assert [s.id for s in store.sessions()] == [chat]
+    assert store.chats.get(chat).title == "hello there" and store.chats.get(chat).system == "be brief"
+    assert [s.id for s in store.chats.all()] == [chat]
 
 
 def test_empty_chats_are_not_listed_and_deleted_ones_are_gone(store):
-    empty, used = store.new_session("m"), store.new_session("m")
-    store.add_user_message(used, "x")
-    assert [s.id for s in store.sessions()] == [used]
-    store.delete_session(used)
-    assert store.sessions() == [] and store.messages(used) == []
+    empty, used = store.chats.new("m"), store.chats.new("m")
+    store.messages.add_user(used, "x")
+    assert [s.id for s in store.chats.all()] == [used]
+    store.chats.delete(used)
+    assert store.chats.all() == [] and store.messages.branch(used) == []
     with pytest.raises(NotFound):
-        store.session(used)
-    assert store.session(empty).turns == 0
+        store.chats.get(used)
+    assert store.chats.get(empty).turns == 0
 
 
 def test_a_deleted_chat_leaves_no_words_behind(store, home):
     """Neither in the tables nor in the bytes of the files; that a reply was rated stays known."""
-    chat = store.new_session("m")
-    store.add_user_message(chat, "my secret zanzibar77")
-    store.add_reply(a_reply("unrated", prompt="zanzibar77", text="zanzibar77"), chat)
-    store.add_reply(a_reply("rated", prompt="zanzibar77", text="zanzibar77"), chat)
-    store.put_trace("rated", b"zanzibar77")
+    chat = store.chats.new("m")
+    store.messages.add_user(chat, "my secret zanzibar77")
+    store.replies.add(a_reply("unrated", prompt="zanzibar77", text="zanzibar77"), chat)
+    store.replies.add(a_reply("rated", prompt="zanzibar77", text="zanzibar77"), chat)
+    store.traces.put("rated", b"zanzibar77")
     with store.transaction():
-        version = store.add_version("f", "default", 0, b"state", 0.0, 0.0)
-        store.add_rating("f", "default", version, "rated", "up", "", 1.0)
-    store.delete_session(chat)
+        version = store.versions.add("f", "default", 0, b"state", 0.0, 0.0)
+        store.ratings.add("f", "default", version, "rated", "up", "", 1.0)
+    store.chats.delete(chat)
     store.close()
     assert all(b"zanzibar77" not in path.read_bytes() for path in home.iterdir())
     store = Store(home / "ruvmlx.db")
     with pytest.raises(NotFound):
-        store.reply("unrated")
-    assert store.trace("rated") is None and len(store.ratings("f", "default")) == 1
-    assert store.rated_texts("f", "default") == []
+        store.replies.get("unrated")
+    assert store.traces.get("rated") is None and len(store.ratings.in_force("f", "default")) == 1
+    assert store.ratings.texts("f", "default") == []
 
 
 def test_only_the_user_may_read_the_store(store, home):
@@ -102,7 +102,7 @@ def test_only_the_user_may_read_the_store(store, home):
 def test_many_processes_may_be_the_first(home):
     """Eight processes open an empty store at the same moment."""
     code = "import sys; from pathlib import Path; from ruvmlx.store import Store; sys.stdin.read(1);"
-    code += "Store(Path(sys.argv[1])).sessions()"
+    code += "Store(Path(sys.argv[1])).chats.all()"
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(home / "ruvmlx.db")],
@@ -119,18 +119,18 @@ def test_many_processes_may_be_the_first(home):
 
 def test_a_failed_transaction_leaves_no_trace(store):
     with pytest.raises(RuntimeError), store.transaction():
-        store._db.execute("INSERT INTO neutral VALUES ('f', x'00')")
+        store.db.execute("INSERT INTO neutral VALUES ('f', x'00')")
         raise RuntimeError
-    assert store.neutral("f") is None
+    assert store.model_data.reference_text("f") is None
 
 
 def test_a_locked_store_is_busy_not_broken(store, home):
-    store._db.execute("PRAGMA busy_timeout = 30")
+    store.db.execute("PRAGMA busy_timeout = 30")
     other = Store(home / "ruvmlx.db")
     with other.transaction(), pytest.raises(StoreBusy) as e:
-        store.put_neutral("f", b"x")
+        store.model_data.put_reference_text("f", b"x")
     assert e.value.exit_code == 5
-    store.put_neutral("f", b"x")
+    store.model_data.put_reference_text("f", b"x")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
@@ -174,13 +174,13 @@ def test_an_older_store_gets_what_came_later(tmp_path, version):
     of_an_older_format(path, version)
     for _ in range(2):
         store = Store(path)
-        assert store.route_counts("f", "default") == {} and store.router_cell("f", "default") == (None, {})
-        assert [m.content for m in store.messages("c1")] == ["one", "two", "three", "four"]
-        assert [f.content for f in store.search("THRE")] == ["three"]
+        assert store.routes.counts("f", "default") == {} and store.routes.cell("f", "default") == (None, {})
+        assert [m.content for m in store.messages.branch("c1")] == ["one", "two", "three", "four"]
+        assert [f.content for f in store.search.find("THRE")] == ["three"]
         store.close()
     store = Store(path)
-    store.add_user_message("c1", "five")
-    assert [m.content for m in store.messages("c1")][-2:] == ["four", "five"]
+    store.messages.add_user("c1", "five")
+    assert [m.content for m in store.messages.branch("c1")][-2:] == ["four", "five"]
 
 
 def test_a_newer_store_is_refused(tmp_path):

@@ -27,7 +27,7 @@ from ruvmlx.store import Store
 store = Store(Path(sys.argv[1]))
 for i in range(int(sys.argv[2])):
     with store.transaction():
-        store.record("test", {"by": sys.argv[3], "i": i})
+        store.witness.record("test", {"by": sys.argv[3], "i": i})
     print(i, flush=True)
 """
 
@@ -63,20 +63,20 @@ def tamper(path):
 def fill(store, n=5):
     for i in range(n):
         with store.transaction():
-            store.record("test", {"i": i, "x": 0.1 * i})
+            store.witness.record("test", {"i": i, "x": 0.1 * i})
 
 
 def learned(store) -> None:
     """Two ratings, an undo and a rollback."""
-    store.add_reply(a_reply("r1"), None)
+    store.replies.add(a_reply("r1"), None)
     for parent, state in enumerate((b"one", b"two")):
         with store.transaction():
-            version = store.add_version("f", "default", parent, state, 0.01, 0.5)
-            store.add_rating("f", "default", version, "r1", "up", "because of zanzibar77", 1.0)
+            version = store.versions.add("f", "default", parent, state, 0.01, 0.5)
+            store.ratings.add("f", "default", version, "r1", "up", "because of zanzibar77", 1.0)
     with store.transaction():
-        store.move_head("f", "default", 1, "undo")
+        store.versions.move_head("f", "default", 1, "undo")
     with store.transaction():
-        store.move_head("f", "default", 2)
+        store.versions.move_head("f", "default", 2)
 
 
 def append(path, n, name) -> subprocess.Popen:
@@ -85,22 +85,22 @@ def append(path, n, name) -> subprocess.Popen:
 
 
 def test_a_new_log_is_whole(store):
-    chain = store.check_chain()
+    chain = store.witness.check()
     assert (chain.rows, chain.head, chain.broken) == (0, GENESIS, None)
     fill(store)
-    chain = store.check_chain()
-    assert (chain.rows, chain.broken) == (5, None) and chain.head == store.witnessed()[-1].hash
+    chain = store.witness.check()
+    assert (chain.rows, chain.broken) == (5, None) and chain.head == store.witness.rows()[-1].hash
 
 
 def test_what_happens_to_the_weights_is_recorded_in_order_without_words(store):
     learned(store)
-    rows = store.witnessed()
+    rows = store.witness.rows()
     assert [r.kind for r in rows] == ["reply", "version", "rating", "version", "rating", "undo", "rollback"]
     assert rows[2].body["rating"] == "up" and rows[2].body["version"] == 1
     assert (rows[5].body["version_before"], rows[5].body["version"]) == (2, 1)
     text = "".join(canonical(r.body) for r in rows)
     assert "zanzibar77" not in text and "yo" not in json.loads(canonical(rows[0].body)).values()
-    assert store.check_chain().broken is None and disagreement(store) == ""
+    assert store.witness.check().broken is None and disagreement(store) == ""
 
 
 @pytest.mark.parametrize("row", [1, 3, 5])
@@ -108,7 +108,7 @@ def test_what_happens_to_the_weights_is_recorded_in_order_without_words(store):
 def test_a_change_of_any_column_of_any_row_is_found(store, tamper, column, row):
     fill(store)
     tamper(f"UPDATE witness SET {column} = ? WHERE seq = ?", COLUMNS[column], row)
-    chain = store.check_chain()
+    chain = store.witness.check()
     assert chain.broken == row and chain.why
 
 
@@ -116,23 +116,23 @@ def test_a_change_of_any_column_of_any_row_is_found(store, tamper, column, row):
 def test_a_missing_row_is_found_at_the_end_too(store, tamper, row):
     fill(store)
     tamper("DELETE FROM witness WHERE seq = ?", row)
-    assert store.check_chain().broken == row
+    assert store.witness.check().broken == row
 
 
 def test_bytes_in_place_of_text_and_a_row_put_in_are_found(store, tamper):
     fill(store)
     tamper("UPDATE witness SET body = x'ff00' WHERE seq = 2")
-    assert store.check_chain().broken == 2
+    assert store.witness.check().broken == 2
     tamper("DELETE FROM witness")
     tamper("INSERT INTO witness SELECT 7, 1, 'a', '{}', ?, 'b'", GENESIS)
-    assert store.check_chain().broken == 1
+    assert store.witness.check().broken == 1
 
 
 def test_two_rows_swapped_with_their_links_mended_are_found(store, tamper):
     """The hash holds the row's number, so rows cannot change places."""
     fill(store)
     tamper("UPDATE witness SET kind = 'other', hash = (SELECT hash FROM witness WHERE seq = 3) WHERE seq = 2")
-    assert store.check_chain().broken == 2
+    assert store.witness.check().broken == 2
 
 
 @pytest.mark.parametrize(
@@ -147,29 +147,29 @@ def test_two_rows_swapped_with_their_links_mended_are_found(store, tamper):
 def test_sqlite_itself_refuses_all_but_appending(store, sql):
     fill(store)
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        store._db.execute(sql)
-    assert store.check_chain() == store.check_chain() and store.check_chain().rows == 5
+        store.db.execute(sql)
+    assert store.witness.check() == store.witness.check() and store.witness.check().rows == 5
 
 
 def test_lost_guards_are_said(store):
     fill(store)
-    store._db.execute("DROP TRIGGER witness_no_delete")
-    assert "triggers" in store.check_chain().why
+    store.db.execute("DROP TRIGGER witness_no_delete")
+    assert "triggers" in store.witness.check().why
 
 
 def test_a_row_belongs_into_a_transaction_and_goes_with_it(store):
     with pytest.raises(RuntimeError):
-        store.record("test", {})
+        store.witness.record("test", {})
     with pytest.raises(StoreError), store.transaction():
-        store.record("test", {})
+        store.witness.record("test", {})
         raise StoreError("no")
-    assert store.check_chain().rows == 0
+    assert store.witness.check().rows == 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_is_not_recorded(store, value):
     with pytest.raises(ValueError), store.transaction():
-        store.record("test", {"kl": value})
+        store.witness.record("test", {"kl": value})
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_nan_is_not_recorded(store, value):
 def test_tables_that_were_edited_disagree_with_the_log(store, tamper, sql, found):
     learned(store)
     tamper(sql)
-    assert store.check_chain().broken is None and found in disagreement(store)
+    assert store.witness.check().broken is None and found in disagreement(store)
 
 
 def test_two_processes_write_one_chain(path, store):
@@ -193,10 +193,10 @@ def test_two_processes_write_one_chain(path, store):
     fill(store, 40)
     for child in children:
         assert child.communicate()[1] == ""
-    chain = store.check_chain()
+    chain = store.witness.check()
     assert (chain.rows, chain.broken) == (120, None)
     for name in "ab":
-        mine = [r.body["i"] for r in store.witnessed() if r.body.get("by") == name]
+        mine = [r.body["i"] for r in store.witness.rows() if r.body.get("by") == name]
         assert mine == list(range(40))
 
 
@@ -205,7 +205,7 @@ def test_a_check_while_another_process_writes_finds_nothing_wrong(path, store):
     child.stdout.readline()
     try:
         for _ in range(50):
-            assert store.check_chain().broken is None and disagreement(store) == ""
+            assert store.witness.check().broken is None and disagreement(store) == ""
     finally:
         child.kill()
         child.communicate()
@@ -221,7 +221,7 @@ def test_kill_9_leaves_a_whole_chain_with_every_acknowledged_row(path):
         lines += child.stdout.read().splitlines()
         child.wait()
         acknowledged = before + int([x for x in lines if x.strip()][-1]) + 1
-        chain = Store(path).check_chain()
+        chain = Store(path).witness.check()
         assert chain.broken is None and acknowledged <= chain.rows <= acknowledged + 1
         before = chain.rows
 

@@ -85,13 +85,13 @@ class LayerGradients:
         """A layer LoRA of these places that changes nothing yet; measured once per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
-        stored = self._store.neutral(key)
+        stored = self._store.model_data.reference_text(key)
         known = _known(stored, self._model) if stored else None
         if known is None:
             known = self._measured(places, pause)
             out = io.BytesIO()
             np.savez(out, **known.arrays())  # type: ignore[arg-type]
-            self._store.put_neutral(key, out.getvalue())
+            self._store.model_data.put_reference_text(key, out.getvalue())
         return known
 
     def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:

@@ -140,8 +140,8 @@ class Router:
 
     def sync(self) -> None:
         """Fit the arms to the ratings in force, if these may have changed: milliseconds at most."""
-        state, _ = self._store.router_cell(*self._mine)
-        known = (self._history.version(), self._store.rated_route_mark(*self._mine), state)
+        state, _ = self._store.routes.cell(*self._mine)
+        known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
             return
         lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None
@@ -153,13 +153,13 @@ class Router:
         """The newest rated choices whose format is still known."""
         return [
             row
-            for row in self._store.rated_routes(*self._mine, WINDOW)
+            for row in self._store.routes.rated(*self._mine, WINDOW)
             if row.arm in ARMS and row.turns.shape[1] == INPUTS and np.isfinite(row.turns).all()
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
         """The choices with their rewards, by all ratings in force."""
-        labels = [signal.INDEX[rating] for _, rating in self._store.rated(*self._mine)]
+        labels = [signal.INDEX[rating] for _, rating in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
         x, mask = fastgrnn.padded([row.turns for row in rows], INPUTS)
@@ -217,16 +217,16 @@ class Router:
             "error_after": float(after.mean()),
             "reason": "foretells held-out ratings better" if better else "no better on held-out ratings",
         }
-        state, _ = self._store.router_cell(*self._mine)
-        self._store.put_router_cell(*self._mine, new.to_bytes() if better else state, report)
+        state, _ = self._store.routes.cell(*self._mine)
+        self._store.routes.put_cell(*self._mine, new.to_bytes() if better else state, report)
         return report
 
     # -- what it knows -----------------------------------------------------------------------------------
 
     def status(self) -> RouterStatus:
         self.sync()
-        chosen = self._store.route_counts(*self._mine)
-        recent = [turns for _, turns in self._store.newest_routes(*self._mine, _RECENT)]
+        chosen = self._store.routes.counts(*self._mine)
+        recent = [turns for _, turns in self._store.routes.newest(*self._mine, _RECENT)]
         rng, empty = np.random.default_rng(0), np.zeros((0, INPUTS))
         shares = [bandit.choose(self._beliefs(t, self.offered), rng)[1] for t in recent or [empty]]
         best = dict(zip(self.offered, np.mean(shares, axis=0).tolist(), strict=True))
@@ -235,7 +235,7 @@ class Router:
             for arm, known in zip(ARMS, self._arms, strict=True)
             if arm in best or chosen.get(arm)
         ]
-        return RouterStatus(arms, self.offered[0], self._store.router_cell(*self._mine)[1])
+        return RouterStatus(arms, self.offered[0], self._store.routes.cell(*self._mine)[1])
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:

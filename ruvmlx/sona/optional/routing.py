@@ -42,7 +42,7 @@ class Routing:
     ) -> Callable[[str], np.ndarray | None]:
         """Embeds the newest question now, with the model; of earlier ones, uses the stored vectors."""
         index = learner.rating_index
-        known = dict(self._store.questions_of(session_id)) if session_id is not None else {}
+        known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 
         def vector(text: str) -> np.ndarray | None:
             if text == question:

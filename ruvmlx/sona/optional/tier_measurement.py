@@ -151,13 +151,13 @@ class TierHistory:
         """The policy of new caches."""
         if self.asked is not None:
             return self.asked
-        row = self.store.kv_choice(*self.mine)
+        row = self.store.kv.choice(*self.mine)
         default = F16 if self.mine[1] == "reference" else TIERED
         return TierPolicy(TIERED.name, row.hot, row.warm) if row else default
 
     def status(self) -> KVStatus:
-        row, need = self.store.kv_choice(*self.mine), long_enough(self.candidates)
-        long = self.store.long_replies(self.mine[0], need)
+        row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
+        long = self.store.kv.long_replies(self.mine[0], need)
         report = row.report if row else None
         return KVStatus(
             self.mine[1], self.policy, self.asked is not None, self._reason(report),
@@ -171,32 +171,32 @@ class TierHistory:
             return NO_TIERS
         if report is not None:
             return report["reason"]
-        done = len({m.reply_id for m in self.store.kv_measured(*self.mine)})
+        done = len({m.reply_id for m in self.store.kv.measured(*self.mine)})
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _observed(self) -> list[dict[str, Any]]:
         """The newest replies, grouped by their policy."""
         by_policy: dict[tuple[int, int], list[KVObservation]] = {}
-        for seen in self.store.kv_observations(*self.mine, RECENT):
+        for seen in self.store.kv.observations(*self.mine, RECENT):
             by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
         return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
 
     def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
         """Long replies, the newest first, with the candidates that were not measured on them."""
-        known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv_measured(*self.mine)}
-        for reply_id in self.store.long_replies(self.mine[0], long_enough(self.candidates)):
+        known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv.measured(*self.mine)}
+        for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
             if missing:
                 yield reply_id, missing
 
     def context(self) -> int:
         """Tokens that a cache must hold: the longest of the newest replies, at least `long_enough`."""
-        seen = self.store.kv_observations(*self.mine, RECENT)
+        seen = self.store.kv.observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
-        rows = self.store.kv_measured(*self.mine)
+        rows = self.store.kv.measured(*self.mine)
         mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
         if any(len(seen) < REPLIES for _, seen in mine):
             return []
@@ -278,7 +278,7 @@ class KVLoop:
         for i, (reply_id, missing) in enumerate(list(self.history.unmeasured())):
             if i == REPLIES_AT_ONCE:
                 return
-            tokens = self.history.store.reply_tokens(reply_id)[: min(MOST, self._context)]
+            tokens = self.history.store.replies.tokens(reply_id)[: min(MOST, self._context)]
             reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
@@ -286,7 +286,7 @@ class KVLoop:
                     reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
                 )  # fmt: skip
-                self.history.store.add_kv_measured(*self.history.mine, row)
+                self.history.store.kv.add_measured(*self.history.mine, row)
             done.append(reply_id)
 
     def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
@@ -312,7 +312,7 @@ class KVLoop:
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose by all measurements, and store the choice if there are enough."""
         history, context, now = self.history, self.history.context(), pool.pressure()
-        before = history.store.kv_choice(*history.mine)
+        before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.found(lambda policy: policy.bytes(context, pool.sizes))
@@ -338,5 +338,5 @@ class KVLoop:
         if before and before.report == report:
             return False
         hot, warm = choice.policy.hot, choice.policy.warm
-        self.history.store.put_kv_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
+        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
         return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))

@@ -1,0 +1,11 @@
+"""SQL for a version and its ancestors, shared by the parts that walk the tree of an adapter's versions."""
+
+# A common table `ancestors(version, step)`: a version, then its parents down to version 0.
+# ?1 fingerprint, ?2 adapter name, ?3 version to begin with (the head), ?4 largest number of steps.
+WITH_ANCESTORS = (
+    "WITH RECURSIVE ancestors(version, step) AS (SELECT ?3, 1 UNION ALL"
+    " SELECT a.parent, ancestors.step + 1 FROM ancestors JOIN adapters a"
+    " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = ancestors.version"
+    " WHERE ancestors.version > 0 AND ancestors.step < ?4) "
+)
+ALL_STEPS = 1 << 62

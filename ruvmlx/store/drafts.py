@@ -1,0 +1,72 @@
+"""Replies that are being written. After a crash, a draft becomes a reply as far as it was written."""
+
+import json
+import os
+import uuid
+from dataclasses import asdict, replace
+
+from .database import Database
+from .messages import Messages
+from .replies import Replies, ReplyRow
+
+_TOKEN = uuid.uuid4().hex[:8]  # in a container, each start may have the same process number
+
+
+class Drafts:
+    """The table `drafts`: at most one per chat. `Replies.add` deletes a chat's draft."""
+
+    def __init__(self, db: Database, messages: Messages, replies: Replies):
+        self._db, self._messages, self._replies = db, messages, replies
+
+    def put(self, session_id: str, reply: ReplyRow) -> None:
+        """Commit a chat's reply as far as it is written, in place of its earlier draft."""
+        words = asdict(replace(reply, query=None))
+        with self._db.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO drafts (session_id, parent, process, reply)"
+                " SELECT id, head, ?, ? FROM sessions WHERE id = ? AND head IS NOT NULL",
+                _own_process(),
+                json.dumps(words),
+                session_id,
+            )
+
+    def recover(self) -> list[str]:
+        """Turn the drafts of processes that were killed into replies; returns the ids of their chats."""
+        drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
+        left = [row for row in drafts if not _is_alive(row["process"])]
+        left = [row for row in left if self._claim(row["session_id"], row["process"])]
+        for row in left:
+            self._messages.set_head(row["session_id"], row["parent"])
+            words = json.loads(row["reply"])
+            reply = ReplyRow(**words | {"examples": tuple(words["examples"])})
+            self._replies.add(reply, row["session_id"])
+        return [row["session_id"] for row in left]
+
+    def _claim(self, session_id: str, process: str) -> bool:
+        """Make this process the owner of a draft; False if another process claimed it first."""
+        with self._db.transaction():
+            changed = self._db.execute(
+                "UPDATE drafts SET process = ? WHERE session_id = ? AND process = ?",
+                _own_process(),
+                session_id,
+                process,
+            )
+            return changed.rowcount == 1
+
+
+def _own_process() -> str:
+    return f"{os.getpid()}:{_TOKEN}"
+
+
+def _is_alive(process: str) -> bool:
+    """Does a process of this machine still run? Our number with another token is an earlier process."""
+    number, _, token = process.partition(":")
+    if int(number) == os.getpid():
+        return token == _TOKEN
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's process
+    return True

@@ -1,0 +1,205 @@
+"""Ratings of replies. Each rating made one version of an adapter.
+
+A rating is in force if its version is the head or an ancestor of it, unless a later rating of the same reply
+is in force. Undo and rollback move the head; `enforce` then updates the ratings.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from .ancestors import ALL_STEPS, WITH_ANCESTORS
+from .database import Database, to_vector
+from .witness import Witness
+
+
+@dataclass(frozen=True)
+class RatingRow:
+    id: int
+    reply_id: str
+    rating: str  # "up", "down" or "1" to "5"
+    note: str
+    weight: float
+    version_before: int
+    version_after: int
+    query: np.ndarray | None  # [D] float32, pooled hidden state of the question
+
+
+@dataclass(frozen=True)
+class RatedReply:
+    """A rating in force, with the reply's tokens (little-endian int32) and pooled question (float32)."""
+
+    reply_id: str
+    rating: str
+    version: int  # the version that the rating made
+    prompt_ids: bytes
+    sampled_ids: bytes
+    query: bytes | None
+    logprob: float | None
+
+
+class Ratings:
+    """The table `ratings`. fingerprint and name: a model and one of its adapters."""
+
+    def __init__(self, db: Database, witness: Witness):
+        self._db, self._witness = db, witness
+
+    def add(
+        self, fingerprint: str, name: str, version: int, reply_id: str, rating: str, note: str, weight: float
+    ) -> None:
+        """Add the rating that made a version. It replaces the reply's earlier one.
+
+        Call inside a transaction.
+        """
+        self._db.execute(
+            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ? AND reply_id = ?",
+            fingerprint,
+            name,
+            reply_id,
+        )
+        id_ = self._db.insert(
+            "ratings",
+            fingerprint=fingerprint,
+            adapter=name,
+            version=version,
+            reply_id=reply_id,
+            rating=rating,
+            note=note,
+            weight=weight,
+            in_force=1,
+            created=time.time(),
+        )
+        self._record(fingerprint, name, id_, version, reply_id, rating, weight)
+
+    def _record(
+        self, fingerprint: str, name: str, id_: int, version: int, reply_id: str, rating: str, weight: float
+    ) -> None:
+        facts = {"id": id_, "reply": reply_id, "rating": rating, "weight": weight}
+        self._witness.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
+
+    def enforce(self, fingerprint: str, name: str, head: int) -> None:
+        """Put the ratings that led to a version in force, and no others. Call inside a transaction."""
+        self._db.execute(
+            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name
+        )
+        self._db.execute(
+            WITH_ANCESTORS + "UPDATE ratings SET in_force = 1 WHERE id IN (SELECT max(id) FROM ratings"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
+            " GROUP BY reply_id)",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+        )
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def in_force(self, fingerprint: str, name: str) -> list[RatingRow]:
+        """Oldest first."""
+        rows = self._db.rows(
+            "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, a.parent AS version_before,"
+            " t.version AS version_after, r.query"
+            " FROM ratings t JOIN replies r ON r.id = t.reply_id JOIN adapters a"
+            " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
+            fingerprint,
+            name,
+        )
+        return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
+
+    def labels(self, fingerprint: str, name: str) -> list[tuple[str, str]]:
+        """(reply id, rating) of the ratings in force, oldest first: `in_force` without the vectors."""
+        rows = self._db.rows(
+            "SELECT reply_id, rating FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
+            " ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [(row["reply_id"], row["rating"]) for row in rows]
+
+    def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
+        """(prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
+        rows = self._db.rows(
+            "SELECT r.prompt, r.text, t.rating FROM ratings t JOIN replies r ON r.id = t.reply_id"
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND r.prompt != '' ORDER BY t.id",
+            fingerprint,
+            name,
+        )
+        return [(row["prompt"], row["text"], row["rating"]) for row in rows]
+
+    def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
+        """The newest ratings in force whose replies still have their tokens, oldest first."""
+        rows = self._db.rows(
+            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.query, r.logprob"
+            " FROM ratings t JOIN replies r ON r.id = t.reply_id"
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
+            " ORDER BY t.id DESC LIMIT ?",
+            fingerprint,
+            name,
+            limit,
+        )
+        return [RatedReply(**row) for row in reversed(rows)]
+
+    def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
+        """(version before, version after) of a reply's ratings that led to the head, oldest first."""
+        rows = self._db.rows(
+            WITH_ANCESTORS + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
+            " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
+            " WHERE t.fingerprint = ?1 AND t.adapter = ?2 AND t.reply_id = ?5"
+            " AND t.version IN (SELECT version FROM ancestors) ORDER BY t.id",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            reply_id,
+        )
+        return [(row["parent"], row["version"]) for row in rows]
+
+    def last_version(self, fingerprint: str, name: str, head: int) -> int:
+        """The newest version that a rating made, among the head and its ancestors; 0: there is none."""
+        found = self._db.value(
+            WITH_ANCESTORS + "SELECT max(version) FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
+            " AND version IN (SELECT version FROM ancestors)",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+        )
+        return found or 0
+
+    def first_time(self, fingerprint: str, name: str) -> float | None:
+        """When the oldest rating in force was given, in seconds since 1970."""
+        return self._db.value(
+            "SELECT min(created) FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force",
+            fingerprint,
+            name,
+        )
+
+    # -- whole adapters ------------------------------------------------------------------------------
+
+    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
+        """Copy the ratings that led to `head` to another adapter. Call inside a transaction."""
+        self._db.execute(
+            WITH_ANCESTORS + "INSERT INTO ratings (fingerprint, adapter, version, reply_id, rating, note,"
+            " weight, in_force, created) SELECT fingerprint, ?5, version, reply_id, rating, note, weight,"
+            " in_force, created FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
+            " AND version IN (SELECT version FROM ancestors) ORDER BY id",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            new,
+        )
+        rows = self._db.rows(
+            "SELECT id AS id_, version, reply_id, rating, weight FROM ratings"
+            " WHERE fingerprint = ? AND adapter = ?",
+            fingerprint,
+            new,
+        )
+        for row in rows:
+            self._record(fingerprint, new, **row)
+
+    def delete(self, fingerprint: str, name: str) -> None:
+        """Delete all ratings of an adapter. Call inside a transaction."""
+        self._db.execute("DELETE FROM ratings WHERE fingerprint = ? AND adapter = ?", fingerprint, name)

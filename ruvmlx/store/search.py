@@ -1,0 +1,70 @@
+"""Full-text search over all chats."""
+
+from dataclasses import dataclass
+
+from .chats import Chats, SessionRow
+from .database import Database
+
+_INDEXED = 3  # characters: the index holds trigrams
+
+
+@dataclass(frozen=True)
+class ChatHit:
+    """A message that has all the words of a search. message_id None: the words are in the chat's title."""
+
+    session: SessionRow
+    message_id: int | None
+    role: str
+    content: str
+
+
+class Search:
+    """Reads `sessions`, `messages` and the index `messages_text`."""
+
+    def __init__(self, db: Database, chats: Chats):
+        self._db, self._chats = db, chats
+
+    def find(self, words: str, limit: int = 100) -> list[ChatHit]:
+        """Titles, then messages of every branch, that contain every word; newest first.
+
+        A word may be part of a longer one, in any case. The index finds words of three characters and more;
+        a shorter word is compared with every message.
+        """
+        terms = words.split()
+        if not terms:
+            return []
+        return (self._in_titles(terms) + self._in_messages(terms, limit))[:limit]
+
+    def _in_messages(self, terms: list[str], limit: int) -> list[ChatHit]:
+        long = ['"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED]
+        short = [_like(term) for term in terms if len(term) < _INDEXED]
+        where = ["s.deleted IS NULL", *["m.content LIKE ? ESCAPE '\\'" for _ in short]]
+        if long:
+            where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
+        rows = self._db.rows(
+            "SELECT m.session_id, m.id, m.role, m.content FROM messages m JOIN sessions s"
+            f" ON s.id = m.session_id WHERE {' AND '.join(where)} ORDER BY m.id DESC LIMIT ?",
+            *short,
+            *([" AND ".join(long)] if long else []),
+            limit,
+        )
+        chats = {row.id: row for row in self._chats.all()}
+        found = [row for row in rows if row["session_id"] in chats]
+        return [ChatHit(chats[r["session_id"]], r["id"], r["role"], r["content"]) for r in found]
+
+    def _in_titles(self, terms: list[str]) -> list[ChatHit]:
+        """The system prompt counts as a part of the title."""
+        rows = self._db.rows(
+            "SELECT id FROM sessions s WHERE deleted IS NULL"
+            + " AND title || ' ' || coalesce(system, '') LIKE ? ESCAPE '\\'" * len(terms),
+            *map(_like, terms),
+        )
+        ids = {row["id"] for row in rows}
+        return [ChatHit(s, None, "title", s.title) for s in self._chats.all() if s.id in ids]
+
+
+def _like(term: str) -> str:
+    """A LIKE pattern for texts that contain the term."""
+    for special in "\\%_":
+        term = term.replace(special, "\\" + special)
+    return f"%{term}%"

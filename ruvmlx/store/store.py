@@ -1,0 +1,77 @@
+"""The store: one open database and its parts.
+
+A part is a plain class that reads and writes a few tables. Its constructor takes the database and the parts
+that it needs. Those are created before it, so `Store.__init__` shows the order of dependence.
+
+To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from .adapters import Adapters
+from .anchors import Anchors
+from .bases import Bases
+from .chats import Chats
+from .checkpoints import Checkpoints
+from .database import Database
+from .deep_runs import DeepRuns
+from .drafts import Drafts
+from .kv import KVRecords
+from .messages import Messages
+from .model_data import ModelData
+from .ratings import Ratings
+from .replies import Replies
+from .routes import Routes
+from .search import Search
+from .signals import Signals
+from .traces import Traces
+from .versions import Versions
+from .witness import Witness
+
+
+class Store:
+    """Opens the file at `path`, and creates it if it does not exist. Use it from the thread that opened it.
+
+    StoreError if the file cannot be written or is of a newer format, CorruptFile if it is no database.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.db = db = Database(path)
+        self.witness = Witness(db)
+        self.messages = Messages(db)
+        self.kv = KVRecords(db, self.witness)
+        self.routes = Routes(db, self.witness)
+        self.traces = Traces(db)
+        self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
+        self.drafts = Drafts(db, self.messages, self.replies)
+        self.chats = Chats(db, self.messages, self.replies)
+        self.search = Search(db, self.chats)
+        self.signals = Signals(db)
+        self.ratings = Ratings(db, self.witness)
+        self.bases = Bases(db, self.witness)
+        self.versions = Versions(db, self.witness, self.bases, self.ratings)
+        self.adapters = Adapters(db, self.witness, self.versions, self.bases, self.ratings, self.traces)
+        self.anchors = Anchors(db, self.witness, self.versions, self.bases)
+        self.checkpoints = Checkpoints(db)
+        self.deep_runs = DeepRuns(db, self.witness, self.checkpoints)
+        self.model_data = ModelData(db)
+
+    def close(self) -> None:
+        self.db.close()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Commit everything that is written inside, or nothing. Takes the write lock at once.
+
+        StoreBusy if another process keeps the lock for five seconds.
+        """
+        return self.db.transaction()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Read the state of one moment inside, even while other processes write."""
+        return self.db.snapshot()
+
+    def integrity(self) -> str:
+        """SQLite's quick check: "ok", or a description of the damage."""
+        return self.db.integrity()

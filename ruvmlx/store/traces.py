@@ -1,0 +1,42 @@
+"""The traces of the newest replies: what a later rating needs to compute its gradient at once."""
+
+from .database import Database
+
+KEEP_TRACES = 50  # newest replies whose trace is kept; older replies are replayed from their tokens
+
+
+class Traces:
+    """The table `traces`. A trace is deleted with its reply."""
+
+    def __init__(self, db: Database):
+        self._db = db
+
+    def get(self, reply_id: str) -> bytes | None:
+        return self._db.value("SELECT data FROM traces WHERE reply_id = ?", reply_id)
+
+    def put(self, reply_id: str, data: bytes) -> None:
+        """Commit a reply's trace, and delete the oldest beyond KEEP_TRACES."""
+        with self._db.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO traces (reply_id, seq, data)"
+                " SELECT id, seq, ? FROM replies WHERE id = ?",
+                data,
+                reply_id,
+            )
+            self._db.execute(
+                "DELETE FROM traces WHERE seq <= (SELECT seq FROM traces ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                KEEP_TRACES,
+            )
+
+    def delete(self, reply_id: str) -> None:
+        """Call inside a transaction."""
+        self._db.execute("DELETE FROM traces WHERE reply_id = ?", reply_id)
+
+    def delete_of_adapter(self, fingerprint: str, name: str) -> None:
+        """Delete the traces that an adapter's versions left. Call inside a transaction."""
+        self._db.execute(
+            "DELETE FROM traces WHERE reply_id IN"
+            " (SELECT id FROM replies WHERE fingerprint = ? AND adapter = ? AND adapter_version > 0)",
+            fingerprint,
+            name,
+        )

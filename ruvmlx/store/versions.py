@@ -1,0 +1,188 @@
+"""Versions of adapters.
+
+The versions of an adapter form a tree: each has a parent. The head is the version in use. Undo and rollback
+move the head. A rating and the version that it made are written in one transaction.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import NotFound
+from .ancestors import ALL_STEPS, WITH_ANCESTORS
+from .bases import Bases
+from .database import Database, columns
+from .ratings import Ratings
+from .witness import Witness, digest
+
+KEEP_VERSIONS = 64  # the newest versions and the head's nearest ancestors keep their weights
+KEEP_COPIED = 8  # nearest ancestors of a copied version whose weights are copied too
+
+
+class HeadMoved(Exception):
+    """Another process added a version first: start again from its weights."""
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """One version of an adapter. Version 0 is the model without an adapter and has no row."""
+
+    version: int
+    parent: int
+    base: int  # id of its base LoRA, 0: none
+    state: bytes  # the MicroLoRA
+    kl: float  # nats per token on the reference text
+    norm: float
+
+
+class Versions:
+    """The tables `adapters` and `adapter_heads`. fingerprint and name: a model and one of its adapters."""
+
+    def __init__(self, db: Database, witness: Witness, bases: Bases, ratings: Ratings):
+        self._db, self._witness, self._bases, self._ratings = db, witness, bases, ratings
+
+    def head(self, fingerprint: str, name: str) -> int:
+        """The version in use; 0: the model without an adapter."""
+        sql = "SELECT version FROM adapter_heads WHERE fingerprint = ? AND name = ?"
+        return self._db.value(sql, fingerprint, name) or 0
+
+    def get(self, fingerprint: str, name: str, version: int) -> VersionRow:
+        """NotFound if there is no such version, or its weights were deleted."""
+        row = self._db.row(
+            f"SELECT {columns(VersionRow)} FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?",
+            fingerprint,
+            name,
+            version,
+        )
+        if row is None:
+            raise NotFound(f"adapter {name!r} has no version {version}; `ruvmlx learn status` lists them.")
+        if row["state"] is None:
+            raise NotFound(
+                f"version {version} of adapter {name!r} is no longer kept (about {KEEP_VERSIONS} are); "
+                "`ruvmlx learn status` lists them."
+            )
+        return VersionRow(**row)
+
+    def kept(self, fingerprint: str, name: str) -> list[int]:
+        """Versions that still have their weights, so that rollback can use them; oldest first."""
+        rows = self._db.rows(
+            "SELECT version FROM adapters WHERE fingerprint = ? AND name = ? AND state IS NOT NULL"
+            " ORDER BY version",
+            fingerprint,
+            name,
+        )
+        return [row["version"] for row in rows]
+
+    def base_of(self, fingerprint: str, name: str, version: int) -> int:
+        """Id of a version's base, 0 for none. Known even if the version's weights were deleted."""
+        sql = "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
+        return self._db.value(sql, fingerprint, name, version) or 0
+
+    def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
+        """Is the version the head or an ancestor of it?"""
+        sql = WITH_ANCESTORS + "SELECT 1 FROM ancestors WHERE version = ?5"
+        return self._db.row(sql, fingerprint, name, head, ALL_STEPS, version) is not None
+
+    def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
+        """The versions that changed the base, among the head and its ancestors; oldest first."""
+        rows = self._db.rows(
+            WITH_ANCESTORS + "SELECT a.version FROM adapters a"
+            " LEFT JOIN adapters p ON p.fingerprint = a.fingerprint"
+            " AND p.name = a.name AND p.version = a.parent WHERE a.fingerprint = ?1 AND a.name = ?2"
+            " AND a.version IN (SELECT version FROM ancestors) AND a.base != coalesce(p.base, 0)"
+            " ORDER BY a.version",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+        )
+        return [row["version"] for row in rows]
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        fingerprint: str,
+        name: str,
+        parent: int,
+        state: bytes,
+        kl: float,
+        norm: float,
+        base: int | None = None,
+    ) -> int:
+        """Add a child of the head and make it the head; returns its number, which is never used again.
+
+        base: the id of a base; None: the parent's. HeadMoved if `parent` is no longer the head. Call inside a
+        transaction.
+        """
+        if self.head(fingerprint, name) != parent:
+            raise HeadMoved
+        newest = self._db.value(
+            "SELECT coalesce(max(version), 0) FROM adapters WHERE fingerprint = ? AND name = ?",
+            fingerprint,
+            name,
+        )
+        base = self.base_of(fingerprint, name, parent) if base is None else base
+        row = VersionRow(newest + 1, parent, base, state, kl, norm)
+        self._db.insert("adapters", fingerprint=fingerprint, name=name, created=time.time(), **vars(row))
+        self._set_head(fingerprint, name, row.version)
+        self._delete_old_weights(fingerprint, name, row.version)
+        self._record(fingerprint, name, vars(row))
+        return row.version
+
+    def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
+        """Use an existing version (0: none) and put the ratings that led to it in force.
+
+        NotFound if its weights were deleted. Call inside a transaction.
+        """
+        if version != 0:
+            self.get(fingerprint, name, version)
+        moved = {"version_before": self.head(fingerprint, name), "version": version}
+        self._witness.record(why, {"model": fingerprint, "adapter": name, **moved})
+        self._set_head(fingerprint, name, version)
+        self._ratings.enforce(fingerprint, name, version)
+
+    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
+        """Copy a version, its ancestors and their bases to a new adapter and use it there.
+
+        The version keeps its number. Call inside a transaction.
+        """
+        self._db.execute(
+            WITH_ANCESTORS
+            + "INSERT INTO adapters (fingerprint, name, version, parent, base, state, kl, norm,"
+            " created) SELECT a.fingerprint, ?5, a.version, a.parent, a.base,"
+            f" CASE WHEN c.step <= {KEEP_COPIED} THEN a.state END, a.kl, a.norm, a.created"
+            " FROM ancestors c JOIN adapters a"
+            " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = c.version",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            new,
+        )
+        sql = f"SELECT {columns(VersionRow)} FROM adapters WHERE fingerprint = ? AND name = ?"
+        for row in self._db.rows(sql, fingerprint, new):
+            self._record(fingerprint, new, dict(row))
+        self._bases.copy(fingerprint, name, new)
+        self._set_head(fingerprint, new, head)
+
+    def _record(self, fingerprint: str, name: str, row: dict[str, Any]) -> None:
+        facts = {key: row[key] for key in ("version", "parent", "base", "kl", "norm")}
+        facts["state"] = digest(row["state"]) if row["state"] is not None else None
+        self._witness.record("version", {"model": fingerprint, "adapter": name, **facts})
+
+    def _set_head(self, fingerprint: str, name: str, version: int) -> None:
+        self._db.replace("adapter_heads", fingerprint=fingerprint, name=name, version=version)
+
+    def _delete_old_weights(self, fingerprint: str, name: str, head: int) -> None:
+        """Keep the weights of the newest versions and of the head's nearest ancestors."""
+        self._db.execute(
+            WITH_ANCESTORS + "UPDATE adapters SET state = NULL WHERE fingerprint = ?1 AND name = ?2"
+            " AND state IS NOT NULL AND version <= ?3 - ?4"
+            " AND version NOT IN (SELECT version FROM ancestors)",
+            fingerprint,
+            name,
+            head,
+            KEEP_VERSIONS,
+        )
+        self._bases.delete_unused(fingerprint, name)

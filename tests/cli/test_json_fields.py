@@ -1,0 +1,92 @@
+"""The fields of every verb's JSON: none that was ever printed goes away (json_fields.json).
+
+`pytest tests/cli/test_json_fields.py --write-fields` adds new ones.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .test_adapters import tiny_cli  # noqa: F401 - a fixture
+from .test_cli import run  # noqa: F401 - a fixture
+
+FIELDS = Path(__file__).with_name("json_fields.json")
+REPLY = ("--max-tokens", "4", "--ignore-eos", "--temp", "0")
+
+
+def paths(value, at="") -> set[str]:
+    """ "checks[].name": the path of every field."""
+    if isinstance(value, dict):
+        return {at}.union(*(paths(part, f"{at}.{name}") for name, part in value.items()))
+    if isinstance(value, list):
+        return {at}.union(*(paths(part, f"{at}[]") for part in value))
+    return {at}
+
+
+@pytest.fixture
+def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
+    """Verb -> what it printed, over a life with a model."""
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 3)
+    chat = tmp_path / "chat.json"
+    chat.write_text(
+        json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}])
+    )
+    said = {}
+
+    def say(name: str, *args: str):
+        code, out, err = tiny_cli(*args, "--json")
+        assert code == 0, (args, err)
+        said[name] = out
+        return out
+
+    def story():
+        say("generate", "generate", "hi", *REPLY)
+        say("generate --logprobs", "generate", "hi", *REPLY, "--logprobs", "2", "--seed", "1")
+        say("rate", "rate", "last", "up")
+        say("generate", "generate", "you", *REPLY)
+        say("rate --note", "rate", "last", "1", "--note", "too short")
+        say("learn status", "learn", "status")
+        say("learn kv", "learn", "kv")
+        say("learn router", "learn", "router")
+        say("adapters save", "adapters", "save", "other")
+        say("adapters ls", "adapters", "ls")
+        say("adapters export", "adapters", "export", str(tmp_path / "exported"))
+        say("adapters fuse", "adapters", "fuse", str(tmp_path / "fused"))
+        say("adapters use", "adapters", "use", "other")
+        say("adapters use", "adapters", "use", "default")
+        say("adapters rm", "adapters", "rm", "other")
+        say("learn undo", "learn", "undo")
+        say("learn rollback", "learn", "rollback", "0")
+        say("learn reset", "learn", "reset")
+        say("sessions import", "sessions", "import", str(chat))
+        say("sessions ls", "sessions", "ls")
+        last = said["sessions ls"][0]["id"]
+        say("sessions show", "sessions", "show", last)
+        say("sessions export", "sessions", "export", last)
+        say("sessions search", "sessions", "search", "hi")
+        say("sessions fork", "sessions", "fork", last)
+        say("perplexity", "perplexity", str(text))
+        say("ls", "ls")
+        say("show", "show", str(tiny_folder))
+        say("config show", "config", "show")
+        say("doctor", "doctor")
+        return {name: sorted(paths(value)) for name, value in said.items()}
+
+    return story
+
+
+def test_no_field_is_gone(scenario, request):
+    found = scenario()
+    if request.config.getoption("--write-fields"):
+        before = json.loads(FIELDS.read_text()) if FIELDS.exists() else {}
+        kept = {name: sorted({*fields, *before.get(name, [])}) for name, fields in found.items()}
+        FIELDS.write_text(json.dumps(kept, indent=1) + "\n")
+    wanted = json.loads(FIELDS.read_text())
+    gone = {name: missing for name in wanted if (missing := sorted({*wanted[name]} - {*found.get(name, [])}))}
+    assert not gone
+
+
+def test_a_field_that_is_gone_is_seen():
+    assert paths({"a": [{"b": 1}], "c": 2}) == {"", ".a", ".a[]", ".a[].b", ".c"}

@@ -1,0 +1,247 @@
+"""The format of the store: files written before open with everything in them, and the log's bytes stay.
+
+store_v3.db.gz was written by `fill` before the store was split into parts; store_v3.json is what was read
+back then. A change of the schema adds files of its own; these stay as they are.
+"""
+
+import gzip
+import itertools
+import json
+import time
+import uuid
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ruvmlx.store import KVChoiceRow, KVMeasured, KVObservation, ReplyRow, RouteRow, SignalRow, Store
+from ruvmlx.store.audit import disagreement
+
+DATA = Path(__file__).parents[1] / "data"
+MODEL = "fingerprint"
+GONE = "4194305:x"  # a process number above any that exists
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Call it to let time and ids count up from the start: two runs write the same bytes then."""
+    return lambda: freeze(monkeypatch.setattr)
+
+
+def freeze(setattr_) -> None:
+    ticks, ids = itertools.count(1_700_000_000), itertools.count(1)
+    setattr_(time, "time", lambda: float(next(ticks)))
+    setattr_(time, "time_ns", lambda: next(ticks) * 10**9)
+    setattr_(uuid, "uuid4", lambda: uuid.UUID(int=next(ids) << 80))
+
+
+def reply(reply_id: str, **fields) -> ReplyRow:
+    known = dict(
+        id=reply_id, model="tiny", fingerprint=MODEL, adapter="default", adapter_version=0,
+        prompt_ids=[1, 2, 70000], sampled_ids=[3, 4], prompt=f"question {reply_id}",
+        text=f"answer {reply_id}",
+        finish_reason="stop", query=np.array([0.5, -1, 2], np.float32), logprob=-1.5, examples=("a", "b"),
+        latency_ratio=1.25,
+    )  # fmt: skip
+    return ReplyRow(**known | fields)
+
+
+def fill(store) -> None:
+    """A row or more in every table, by way of every call that writes."""
+    chat, other = store.chats.new("tiny", "be brief"), store.chats.new("tiny", title="birds")
+    write_chats(store, chat, other)
+    rate(store)
+    learn(store)
+    store.model_data.put_reference_text(MODEL, b"neutral text")
+    store.model_data.put_whitening(MODEL, b"whitening")
+    report = {"reason": "a test", "context": 1}
+    store.kv.put_choice(MODEL, "native", KVChoiceRow(64, 512, report, 5.0))
+    store.kv.add_measured(MODEL, "native", KVMeasured("r1", 64, 512, 8, 0.5, 0.25, 4000.5, 5000.25))
+    store.routes.put_cell(MODEL, "default", b"cell", {"loss": 0.5})
+    store.witness.note("policy", {"cap": 0.01})
+
+
+def write_chats(store, chat: str, other: str) -> None:
+    """Branches, a fork, a chat put away, one deleted, and a reply that was cut off by a crash."""
+    turns = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for reply_id, hot in (("r1", 256), ("r2", 64)):
+        store.messages.add_user(chat, f"question {reply_id}")
+        seen = KVObservation(reply_id, MODEL, "native", hot, 2048, 77, 300, 200, 100, 1234.5, 0.25, 1)
+        route = RouteRow(reply_id, MODEL, "default", "plain", 0.75, turns, {"plain": 0.75, "examples": 0.25})
+        store.replies.add(reply(reply_id), chat, seen, route)
+        store.traces.put(reply_id, reply_id.encode())
+    store.messages.set_head(chat, store.messages.branch(chat)[2].id)
+    store.replies.add(reply("r3", query=None, logprob=None, examples=()), chat)
+    store.messages.next_sibling(chat, store.messages.branch(chat)[-1].id, 1)
+    fork = store.chats.fork(chat, store.messages.branch(chat)[1].id)
+    store.chats.soft_delete(fork)
+    store.chats.set_title(other, "herons")
+    store.chats.set_system(other, "sing")
+    store.messages.add_user(other, "where do they nest?")
+    store.drafts.put(other, reply("r4", text="half"))
+    store.db.execute(f"UPDATE drafts SET process = '{GONE}'")
+    deleted = store.chats.new("tiny")
+    store.messages.add_user(deleted, "gone")
+    store.replies.add(reply("r5"), deleted)
+    store.chats.delete(deleted)
+    store.replies.add(reply("r6", fingerprint="other", adapter=None), None)
+
+
+def rate(store) -> None:
+    """Five versions, of which the last is undone; one stands on a base; signals."""
+    for version, (reply_id, rating) in enumerate([("r1", "up"), ("r2", "2"), ("r1", "down")]):
+        with store.transaction():
+            made = store.versions.add(MODEL, "default", version, f"state {version}".encode(), 0.01, 0.5)
+            store.ratings.add(MODEL, "default", made, reply_id, rating, "a note", 1.0)
+    with store.transaction():
+        base = store.bases.add(MODEL, "default", b"base", {"gain": 0.5})
+        made = store.versions.add(MODEL, "default", 3, b"state 3", 0.02, 0.25, base)
+        store.bases.add_attempt(MODEL, "default", 3, made, {"gain": 0.5})
+        store.bases.add_attempt(MODEL, "default", made, None, {"gain": -0.5})
+    with store.transaction():
+        made = store.versions.add(MODEL, "default", 4, b"state 4", 0.03, 0.75)
+        store.ratings.add(MODEL, "default", made, "r3", "up", "", 0.0)
+    with store.transaction():
+        store.versions.move_head(MODEL, "default", 4, "undo")
+    signals = [("r1", "explicit", "up"), ("r2", "implicit", "copied"), ("missing", "implicit", "copied")]
+    store.signals.add([SignalRow(*signal, 1.0, 0.75, 1.25, 1, 77) for signal in signals])
+
+
+def learn(store) -> None:
+    """Anchors (two of three are merged), deep runs, checkpoints, a copied and a removed adapter."""
+    for i in range(3):
+        with store.transaction():
+            store.anchors.add(MODEL, "default", 4, 1, f"fisher {i}".encode(), 2, lambda a, b: a + b" + " + b)
+    with store.transaction():
+        store.deep_runs.add(MODEL, "default", 4, {"tasks": 2}, {"r2": "2", "missing": "up"})
+    store.checkpoints.put_training(MODEL, "default", b"training")
+    store.checkpoints.put_measurement(MODEL, "default", b"measurement")
+    store.adapters.copy(MODEL, "default", "saved")
+    store.adapters.add(MODEL, "taken", b"elsewhere", b"its base", 0.5, 0.25)
+    store.adapters.add(MODEL, "removed", b"elsewhere", None, 0.5, 0.25)
+    store.adapters.delete(MODEL, "removed")
+    store.replies.set_query("r3", np.array([1, 2, 3], np.float32))
+
+
+def everything(store) -> dict:
+    """What every call that reads returns, as JSON."""
+    store.drafts.recover()
+    found = {"chain": store.witness.check(), "log": store.witness.rows(), "integrity": store.integrity()}
+    found |= chats(store) | rated(store) | measured(store)
+    for name in ("default", "saved", "taken", "removed"):
+        found[name] = learned(store, name)
+    return json.loads(json.dumps(found, default=plain))
+
+
+def chats(store) -> dict:
+    rows = store.chats.all() + store.chats.soft_deleted()
+    return {
+        "sessions": rows,
+        "shown": [store.messages.branch(row.id) for row in rows],
+        "messages": [store.messages.all(row.id) for row in rows],
+        "questions": [store.replies.questions(row.id) for row in rows],
+        "hits": [
+            store.search.find(words) for words in ("question r1", "nest", "herons", "sing", "gone", "r2")
+        ],
+        "said": store.messages.user_texts(),
+    }
+
+
+def rated(store) -> dict:
+    ids = [f"r{i}" for i in (1, 2, 3, 4, 6)]
+    return {
+        "replies": [store.replies.get(reply_id) for reply_id in ids],
+        "traces": [store.traces.get(reply_id) for reply_id in ids],
+        "queries": [store.replies.query(reply_id) for reply_id in ids],
+        "examples": store.replies.examples_used(MODEL),
+        "signals": store.signals.all(MODEL),
+        "implicit": store.signals.all(MODEL, "implicit"),
+        "signal_count": [store.signals.count(), store.signals.dropped()],
+        "named": store.adapters.all(),
+    }
+
+
+def measured(store) -> dict:
+    return {
+        "neutral": store.model_data.reference_text(MODEL),
+        "whitening": store.model_data.whitening(MODEL),
+        "observations": store.kv.observations(MODEL, "native", 9),
+        "measured": store.kv.measured(MODEL, "native"),
+        "choice": store.kv.choice(MODEL, "native"),
+        "long": store.kv.long_replies(MODEL, 5),
+        "tokens": store.replies.tokens("r1"),
+    }
+
+
+def learned(store, name: str) -> dict:
+    mine = (MODEL, name)
+    head, versions = store.versions.head(*mine), store.versions.kept(*mine)
+    bases = {store.versions.base_of(*mine, version) for version in versions} - {0}
+    return {
+        "head": head,
+        "versions": [store.versions.get(*mine, version) for version in versions],
+        "bases": [store.bases.get(*mine, base) for base in sorted(bases)],
+        "ratings": store.ratings.in_force(*mine),
+        "labels": store.ratings.labels(*mine),
+        "texts": store.ratings.texts(*mine),
+        "rated_replies": store.ratings.replies(*mine, 9),
+        "steps": store.ratings.steps_of_reply(*mine, head, "r1"),
+        "marks": [
+            store.ratings.last_version(*mine, head),
+            store.ratings.first_time(*mine),
+            store.versions.promotions(*mine, head),
+        ],
+        "attempts": store.bases.attempts(*mine),
+        "anchors": store.anchors.in_use(*mine),
+        "deep_run": store.deep_runs.newest(*mine),
+        "pruned": store.deep_runs.pruned(*mine),
+        "training": store.checkpoints.training(*mine),
+        "measurement": store.checkpoints.measurement(*mine),
+        "routes": [store.routes.rated(*mine, 9), store.routes.newest(*mine, 9), store.routes.counts(*mine)],
+        "router": [store.routes.rated_mark(*mine), store.routes.cell(*mine)],
+    }
+
+
+def plain(value):
+    if is_dataclass(value):
+        return asdict(value)
+    return value.tolist() if isinstance(value, np.ndarray) else value.hex()
+
+
+def known() -> dict:
+    return json.loads((DATA / "store_v3.json").read_text())
+
+
+def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock):
+    path = tmp_path / "ruvmlx.db"
+    path.write_bytes(gzip.decompress((DATA / "store_v3.db.gz").read_bytes()))
+    store = Store(path)
+    assert disagreement(store) == ""
+    clock()
+    assert everything(store) == known()
+    assert disagreement(store) == ""
+
+
+def test_the_same_calls_write_the_same_log_and_read_the_same_rows(tmp_path, clock):
+    """Every hash of the chain depends on all bytes before it."""
+    clock()
+    store = Store(tmp_path / "ruvmlx.db")
+    fill(store)
+    clock()
+    found = everything(store)
+    assert found["chain"] == known()["chain"]
+    assert found == known()
+
+
+def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
+    """Statements name their columns, so reading and writing ignore columns that they do not name."""
+    clock()
+    store = Store(tmp_path / "ruvmlx.db")
+    tables = store.db.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
+    names = [row["name"] for row in tables if not row["name"].startswith(("sqlite_", "messages_text"))]
+    for name in names:
+        store.db.execute(f"ALTER TABLE {name} ADD COLUMN later TEXT")
+    fill(store)
+    clock()
+    assert len(names) > 20 and everything(store) == known()
