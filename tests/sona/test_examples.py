@@ -18,7 +18,7 @@ def liked(runtime, question, answer, rating="up") -> str:
     reply_id = reply(runtime, question)
     runtime.rate(reply_id, rating)
     runtime.store.db.execute(
-        "UPDATE replies SET text = ?, finish_reason = 'stop' WHERE id = ?", (answer, reply_id)
+        "UPDATE replies SET text = ?, finish_reason = 'stop' WHERE id = ?", answer, reply_id
     )
     return reply_id
 
