@@ -85,7 +85,7 @@ class Background:
         self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
-        self._gate: PromotionTest | None = None
+        self._promotion: PromotionTest | None = None
         self._sum: _Sum | None = None  # of a step that was stopped
 
     @property
@@ -102,7 +102,7 @@ class Background:
     def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen, self._paused, self._gate, self._sum = None, {}, None, None, None
+        self._trainer, self._frozen, self._paused, self._promotion, self._sum = None, {}, None, None, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
@@ -127,9 +127,9 @@ class Background:
         try:
             training = self._resumed(pause) or self._fresh(pause)
             self._paused = None
-            gate = self._gate_of(buffer, pause)
-            self._train(training, buffer, gate, progress, pause)
-            report = self._finish(training, gate)
+            promotion = self._promotion_test(buffer, pause)
+            self._train(training, buffer, promotion, progress, pause)
+            report = self._finish(training, promotion)
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
@@ -148,7 +148,7 @@ class Background:
         """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
-            self._gate = self._sum = None
+            self._promotion = self._sum = None
             if data := history.training():
                 pause()
                 training = Training.from_bytes(data, pause)
@@ -158,15 +158,15 @@ class Background:
             same = same and facts["anchors"] == self._anchor_ids()
             if same and history.leads_to(facts["version"], state.version):
                 return training
-        self._paused = self._gate = self._sum = None
+        self._paused = self._promotion = self._sum = None
         return None
 
-    def _gate_of(self, buffer: Buffer, pause: Pause) -> PromotionTest:
+    def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
         """The stopped promotion test, if it was about the same ratings."""
-        if self._gate is None or self._gate.buffer != buffer:
-            self._gate = PromotionTest(self._learner, buffer, pause)
-        self._gate.pause = pause
-        return self._gate
+        if self._promotion is None or self._promotion.buffer != buffer:
+            self._promotion = PromotionTest(self._learner, buffer, pause)
+        self._promotion.pause = pause
+        return self._promotion
 
     def _fresh(self, pause: Pause = lambda: None) -> Training:
         """Continue from the base in use; matrices that it does not change yet start at zero."""
@@ -209,7 +209,7 @@ class Background:
         self,
         training: Training,
         buffer: Buffer,
-        gate: PromotionTest,
+        promotion: PromotionTest,
         progress: Progress | None,
         pause: Callable,
     ) -> None:
@@ -221,7 +221,7 @@ class Background:
         pause()
         self._anchors = self._learner.anchors.load() if self.settings.ewc else []
         while training.step < self.settings.steps:
-            loss, grads = self._gradients(training, buffer, gate, pause)
+            loss, grads = self._gradients(training, buffer, promotion, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
                 self._free()
                 self._learner.history.put_training(None)  # or the next run would resume from it
@@ -241,7 +241,7 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, gate: PromotionTest, pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
@@ -250,7 +250,7 @@ class Background:
         total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
-        gate.frozen_logprobs(examples, frozen)
+        promotion.frozen_logprobs(examples, frozen)
         for example in examples[total.parts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             value, grads = trainer.reply(whole, example.text, total.weighed(push, -1 / len(examples)), pause)
@@ -285,7 +285,7 @@ class Background:
 
         return at
 
-    def _finish(self, training: Training, gate: PromotionTest) -> dict[str, Any]:
+    def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
         """Fold, test, and promote or refuse. A rating committed meanwhile is folded in, too."""
         learner = self._learner
         while True:
@@ -293,17 +293,17 @@ class Background:
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            verdict = gate.judge(self._candidate(training, gate.pause))
-            report = {"steps": training.step, **verdict.report}
+            result = promotion.judge(self._candidate(training, promotion.pause))
+            report = {"steps": training.step, **result.report}
             try:
-                if not verdict.promoted:
+                if not result.promoted:
                     learner.history.refuse(parent.version, report)
                     return report
-                base, micro, layer_lora = verdict.ground.lora, verdict.micro, learner.layer_lora
+                base, micro, layer_lora = result.ground.lora, result.micro, learner.layer_lora
                 assert base is not None
-                found = packed(micro, layer_lora and layer_lora.emptied()), verdict.kl, micro.norm, report
-                version = learner.history.promote(parent.version, base, *found, gate.pause)
-                learner.active.remember(learner.history.base_of(version), verdict.ground)
+                found = packed(micro, layer_lora and layer_lora.emptied()), result.kl, micro.norm, report
+                version = learner.history.promote(parent.version, base, *found, promotion.pause)
+                learner.active.remember(learner.history.base_of(version), result.ground)
                 learner.sync()
                 return report
             except HeadMoved:

@@ -35,7 +35,7 @@ import numpy as np
 from ...training.adamw import BETA1, BETA2, EPS
 from . import fastgrnn
 from .bandit import NOISE, Regression
-from .fastgrnn import Cell
+from .fastgrnn import FastGRNNCell
 
 STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4
 STEPS, RATE, DECAY = 10, 0.01, 0.1
@@ -84,7 +84,7 @@ class RouterLoRA:
     def of(cls, pairs: list[Pair]) -> "RouterLoRA":
         return cls(pairs[0], pairs[1], tuple(pairs[2:]))
 
-    def cell(self) -> Cell:
+    def cell(self) -> FastGRNNCell:
         """The fixed cell with the updates in it."""
         hidden = self.state[0].shape[0]
         inputs = self.gate[0].shape[0] - hidden
