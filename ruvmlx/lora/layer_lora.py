@@ -1,11 +1,11 @@
-"""LayerLoRA: a rank-1 change of any linear layers, small enough to be updated by one rating.
+"""LayerLoRA: a rank-1 change of any linear layers, small enough for one rating to update it.
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is measured once and stays: it reads about 1 in replies and about 0 in plain prose
-(sona/optional/layer_gradients.py), so lora_b [out] is what a reply's states are moved by. A random lora_a
-would read mostly what the reply is about. All places are kept as one vector each of n = sum of out numbers:
-an update is a few operations on it.
+lora_a [in] is calibrated once and stays: on average lora_a . x is 1 in replies and 0 in plain prose
+(sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. A random lora_a would
+mostly respond to the topic of a reply. All places are stored as one vector each of n = sum of out numbers, so
+that an update is a few operations on it.
 """
 
 import io
@@ -23,7 +23,7 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merged
 from .micro_lora import MicroLoRA
 
-CURVATURE = 60.0  # before it is measured: places move together, and their KL is far more than its parts
+CURVATURE = 60.0  # before it is measured: places act together, so their KL is far more than the sum of parts
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
 _PREFIX = "body."
@@ -33,10 +33,9 @@ _PREFIX = "body."
 class LayerLoRA:
     """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
 
-    evidence [2, n]: G and S of the ratings so far, tokens: of the replies that they were about; fisher [n]:
-    of the untouched model's answers, per token; gain: how much of what ratings ask for is in lora_b;
-    curvature: KL, where it was measured last, over its estimate by the Fisher information
-    (sona/optional/layer_update.py).
+    evidence [2, n]: G and S of the ratings so far. tokens: of the rated replies. fisher [n]: Fisher
+    information of the untouched model's answers, per token. gain: factor from theta to lora_b. curvature: the
+    KL measured last over its estimate by the Fisher information (sona/optional/layer_update.py).
 
     Arrays are never written after construction.
     """
@@ -53,7 +52,7 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """reads: lora_a [in] by place, fisher [out] by place. It changes nothing yet."""
+        """reads: lora_a [in] by place, fisher [out] by place. lora_b is zero: no change yet."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_joined(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -71,7 +70,7 @@ class LayerLoRA:
 
     @cached_property
     def frame(self) -> int:
-        """A gradient is of use to adapters of the same frame: the same places, read in the same way."""
+        """Checksum of places and lora_a: a gradient fits only adapters of the same frame."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
@@ -81,7 +80,7 @@ class LayerLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2: the KL that it would cost per token if no two numbers worked together, nats."""
+        """1/2 sum F lora_b^2: KL per token if all numbers acted independently, nats."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -100,13 +99,13 @@ class LayerLoRA:
         return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def changed(self, **new) -> "LayerLoRA":
-        """`replace` of anything but the places and how they are read: what follows from these stays known."""
+        """`replace` of anything but places and lora_a; values cached from these are kept."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
     def emptied(self) -> "LayerLoRA":
-        """What it did is in the base now. Its evidence stays: later ratings add to that."""
+        """With lora_b zero, after its change was folded into the base. The evidence stays."""
         return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "LayerLoRA":
@@ -114,7 +113,7 @@ class LayerLoRA:
         return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def extended(self, other: "LayerLoRA") -> "LayerLoRA":
-        """With the places of another one behind it, which were never rated."""
+        """With the places of another one appended, which were never rated."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -123,7 +122,7 @@ class LayerLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is stored beside the arrays of a MicroLoRA, in one file."""
+        """Arrays to store beside those of a MicroLoRA, in one file."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
@@ -188,8 +187,10 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False) -> BaseLoRA | None:
-    """Both as one change, exactly: their directions side by side. The base itself where the layer LoRA adds
-    nothing, unless `empty` asks for its zeros, to take gradients by them."""
+    """Both as one LoRA, exactly: their directions side by side.
+
+    If the layer LoRA adds nothing, the base itself; `empty`: with its zeros, to take gradients by them.
+    """
     if layer_lora is None or not (layer_lora.moves or empty):
         return base
     pairs, scale = dict(base.pairs if base else {}), base.scale if base else 1.0
@@ -202,7 +203,7 @@ def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = Fa
 
 
 def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
-    """Of the gradients of a `joined` change, those of the base's own factors."""
+    """The base's part of the gradients of a `joined` LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
@@ -210,8 +211,11 @@ def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
 def consolidated(
     base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
-    """The base with the layer LoRA's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
-    directions are lost. `pause` is called after each and may raise to leave."""
+    """The base with the layer LoRA's change folded in.
+
+    Pairs grow by a rank, up to `most`; beyond it the smallest directions are lost. `pause` is called after
+    each pair and may raise to leave.
+    """
     if layer_lora is None or not layer_lora.moves:
         return base
     pairs = dict(base.pairs)
