@@ -1,3 +1,79 @@
-"""ruvmlx: a local chat runtime on MLX that learns from its user's ratings."""
+"""ruvmlx: a local chat runtime on MLX that learns from its user's ratings.
+
+    import ruvmlx
+
+    with ruvmlx.open() as model:
+        chat = model.chat(system="Answer in one sentence.")
+        reply = chat.say("Why is the sky blue?")
+        print(reply.text)
+        reply.rate("up")
+
+What `__all__` names is the public API; everything else is internal. Nothing is imported before it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
+    from .api import (
+        AdapterInfo,
+        Chat,
+        LocalModel,
+        ModelInfo,
+        Rating,
+        Reply,
+        ReplyOptions,
+        ReplyStream,
+        embed,
+        list_adapters,
+        list_models,
+        open,
+    )
+    from .context_window import Turn
+    from .errors import RuvmlxError
+    from .sona.adapter_history import LearnStatus
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AdapterInfo",
+    "AsyncChat",
+    "AsyncModel",
+    "AsyncReplyStream",
+    "Chat",
+    "LearnStatus",
+    "LocalModel",
+    "ModelInfo",
+    "Rating",
+    "Reply",
+    "ReplyOptions",
+    "ReplyStream",
+    "RuvmlxError",
+    "Turn",
+    "aopen",
+    "embed",
+    "list_adapters",
+    "list_models",
+    "open",
+]
+
+_MODULES = {
+    "AsyncChat": "aio",
+    "AsyncModel": "aio",
+    "AsyncReplyStream": "aio",
+    "LearnStatus": "sona.adapter_history",
+    "RuvmlxError": "errors",
+    "Turn": "context_window",
+    "aopen": "aio",
+}  # all other names are in api
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES.get(name, 'api')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,9 +1,10 @@
 """A conversation on its way into a prompt: turns become messages, and old ones make room."""
 
+import functools
 from dataclasses import dataclass
 
 from .engine.types import GenerationRequest
-from .models.model import Message
+from .models.model import Message, Model
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,34 @@ def cut(sizes: list[int], limit: int, half: int) -> int:
                 total -= sizes[first]
                 first += 1
     return first
+
+
+class ContextWindow:
+    """How much of a conversation one model reads. Sizes are in tokens."""
+
+    def __init__(self, model: Model):
+        self.size = model.config.max_context
+        encode = model.tokenizer.encode
+        self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
+
+    def message_size(self, message: Message) -> int:
+        """Tokens of one message, a little more than it needs."""
+        return self._tokens(message.content) + 16
+
+    def fitting(self, messages: list[Message], max_new_tokens: int) -> list[Message]:
+        """The conversation without its oldest exchanges, if the context would overflow.
+
+        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply. Once
+        full, half of the context is cleared at a time: the turns after that find their KV cache again.
+        """
+        limit = self.size - min(max_new_tokens, self.size // 4)
+        head = messages[:1] if messages[0].role == "system" else []
+        rest = messages[len(head) :]
+        sizes = [self.message_size(message) for message in rest]
+        first = cut(sizes, limit - sum(map(self.message_size, head)), limit // 2)
+        while first < len(rest) - 1 and rest[first].role != "user":
+            first += 1
+        return head + rest[first:]
 
 
 def alternating(turns: list[Turn]) -> list[Message]:

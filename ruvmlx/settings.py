@@ -1,13 +1,15 @@
 """Settings: flag > RUVMLX_* environment > project toml > user toml > default.
 
-The project file is `ruvmlx.toml` in the working folder, the user file `config.toml` in the data folder.
+`Settings` is the one list of settings. Flags, environment variables, files, `config show` and the reference
+page all derive from its fields. The project file is `ruvmlx.toml` in the working folder, the user file
+`config.toml` in the data folder.
 """
 
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +21,208 @@ _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
-BACKENDS = ("auto", "mlx", "native", "hybrid", "reference")
-_ALLOWED = {
-    "backend": (re.compile("|".join(BACKENDS)), "one of " + ", ".join(BACKENDS)),
-    "kv": (re.compile("auto|tiered|f16"), "auto, tiered or f16"),
-    "kv_tiers": (
-        re.compile(r"\d{1,9},(\d{1,9}|all)", re.ASCII),
-        "hot,warm in tokens, as in 64,1024",
-    ),
-    "implicit_feedback": (re.compile("on|off"), "on or off"),
-    "learn_when_idle": (re.compile("on|off"), "on or off"),
-    "router": (re.compile("on|off"), "on or off"),
-    "motion": (re.compile("on|off"), "on or off"),
-    "theme": (re.compile(r"[\w-]{1,40}", re.ASCII), "auto, dark, light, contrast, or a name of Textual's"),
-    "keys": (re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"), "as in again=ctrl+t,chats=f3"),
-    "learn_targets": (TARGETS, TARGETS_EXPECTED),
-    "adapter": (re.compile(r"[\w-]{1,64}", re.ASCII), "letters, digits, - and _"),
-}
-# name -> (type, default, meaning). None: the model's own value, or the engine's.
-SETTINGS: dict[str, tuple[type, Any, str]] = {
-    "model": (str, None, "folder, .gguf file, Hugging Face repo, or the starter model"),
-    "backend": (str, "auto", "auto, mlx, native, hybrid or reference"),
-    "threads": (int, None, "CPU threads; all physical cores by default"),
-    "kv": (str, None, "KV cache: tiered (f16, then 8 bits, then 4 bits by age; where built), f16 or auto"),
-    "kv_tiers": (str, None, "hot,warm: tokens in f16 and up to which 8 bits; auto is what was measured"),
-    "kv_limit": (float, None, "KL that the tiers may cost against f16, nats per token; 0.004 by default"),
-    "kv_budget": (int, None, "MiB that KV caches should stay within; older tokens lose precision sooner"),
-    "kv_disk": (int, 1024, "MiB of chats' KV caches kept for the next start, the newest; 0 keeps none"),
-    "adapter": (str, "default", "named adapter that ratings change, or none"),
-    "temperature": (float, None, "0 is greedy; the model's own, or 0.7"),
-    "top_p": (float, None, "nucleus mass"),
-    "top_k": (int, None, "0 is off"),
-    "min_p": (float, None, "0 is off"),
-    "max_tokens": (int, 512, "longest reply, in tokens"),
-    "system": (str, None, "system prompt of new chats"),
-    "examples": (int, 0, "liked replies to similar questions shown to the model first, at most this many"),
-    "implicit_feedback": (str, "off", "on: what you do with unrated replies counts a little, too"),
-    "learn_when_idle": (str, "on", "off: the chat does not train on your ratings while you do not type"),
-    "theme": (
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one setting accepts.
+
+    kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
+    expected: the pattern in words. least, most: bounds of a number. flag: the flag's name where it is not the
+    setting's own. witnessed: changes go into the witness log. public: values identify nobody, so reports may
+    contain them.
+    """
+
+    kind: type
+    doc: str
+    choices: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    expected: str = ""
+    least: int | None = None
+    most: int | None = None
+    flag: str = ""
+    witnessed: bool = False
+    public: bool = False
+
+    def parse(self, value: Any) -> Any:
+        """The value in the setting's type; ValueError, with what was expected, if it is not allowed."""
+        if self.kind is bool:
+            return self._switch(value)
+        try:
+            if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
+                raise ValueError
+            parsed = self.kind(value)
+        except (TypeError, ValueError):
+            raise ValueError(self.kind.__name__) from None
+        if not self._allows(parsed):
+            raise ValueError(self.allowed)
+        return parsed
+
+    @staticmethod
+    def _switch(value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if value not in ("on", "off"):
+            raise ValueError("on or off")
+        return bool(value == "on")
+
+    def _allows(self, value: Any) -> bool:
+        if self.choices:
+            return str(value) in self.choices
+        if self.pattern is not None:
+            return self.pattern.fullmatch(value) is not None
+        if self.least is None:
+            return True
+        return bool(self.least <= value and (self.most is None or value <= self.most))
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.kind is bool:
+            return "on or off"
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.least is not None:
+            return f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+        return self.expected
+
+
+def _setting(kind: type, default: Any, doc: str, **rules: Any) -> Any:
+    return field(default=default, metadata={"spec": Spec(kind, doc, **rules)})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of one run. `load` makes one; None is the model's own value, or the engine's."""
+
+    model: str | None = _setting(
+        str, None, "folder, .gguf file, Hugging Face repository, or the starter model", flag="--model -m"
+    )
+    backend: str = _setting(
         str,
         "auto",
-        "of the chat: dark, light, contrast, a name of Textual's; auto asks the terminal",
-    ),
-    "motion": (str, "on", "off: nothing in the chat blinks, slides or fades"),
-    "keys": (str, "", "of the chat, as in again=ctrl+t,chats=f3; a wrong name says which there are"),
-    "learn_targets": (str, "head", "what a rating changes: " + TARGETS_EXPECTED),
-    "router": (str, "off", "on: learns from ratings and latency when to use what was learned, and examples"),
-}
+        "what computes",
+        choices=("auto", "mlx", "native", "hybrid", "reference"),
+        public=True,
+    )
+    threads: int | None = _setting(
+        int, None, "CPU threads; all physical cores by default", least=1, public=True
+    )
+    kv: str | None = _setting(
+        str,
+        None,
+        "KV cache: tiered (f16, then 8 bits, then 4 bits by age), f16, or auto, the default",
+        choices=("auto", "tiered", "f16"),
+        witnessed=True,
+        public=True,
+    )
+    kv_tiers: str | None = _setting(
+        str,
+        None,
+        "hot,warm: tokens kept in f16, and tokens up to which 8 bits are used; measured by default",
+        pattern=re.compile(r"\d{1,9},(\d{1,9}|all)", re.ASCII),
+        expected="hot,warm in tokens, as in 64,1024",
+        witnessed=True,
+        public=True,
+    )
+    kv_limit: float | None = _setting(
+        float,
+        None,
+        "KL of the tiers against f16 that is allowed, nats per token; 0.004 by default",
+        witnessed=True,
+        public=True,
+    )
+    kv_budget: int | None = _setting(
+        int,
+        None,
+        "MiB that KV caches should stay within; older tokens lose precision sooner",
+        witnessed=True,
+        public=True,
+    )
+    kv_disk: int | None = _setting(
+        int, 1024, "MiB of chats' KV caches kept for the next start, the newest; 0 keeps none"
+    )
+    adapter: str = _setting(
+        str,
+        "default",
+        "named adapter that ratings change, or none",
+        pattern=re.compile(r"[\w-]{1,64}", re.ASCII),
+        expected="letters, digits, - and _",
+        witnessed=True,
+    )
+    temperature: float | None = _setting(
+        float, None, "0 is greedy; the model's own by default, or 0.7", flag="--temp"
+    )
+    top_p: float | None = _setting(float, None, "nucleus mass, over 0 and at most 1")
+    top_k: int | None = _setting(int, None, "how many tokens may be drawn; 0 is all")
+    min_p: float | None = _setting(float, None, "least share of the likeliest token's probability; 0 is off")
+    max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
+    system: str | None = _setting(str, None, "system prompt of new chats")
+    examples: int = _setting(
+        int,
+        0,
+        "liked replies to similar questions that the model is shown first, at most this many",
+        least=0,
+        most=8,
+        witnessed=True,
+    )
+    implicit_feedback: bool = _setting(
+        bool, False, "on: what you do with unrated replies counts a little, too", witnessed=True
+    )
+    learn_when_idle: bool = _setting(
+        bool, True, "off: the chat does not train on your ratings while you do not type", witnessed=True
+    )
+    theme: str = _setting(
+        str,
+        "auto",
+        "colours of the chat: dark, light, contrast, or a name of Textual's; auto asks the terminal",
+        pattern=re.compile(r"[\w-]{1,40}", re.ASCII),
+        expected="auto, dark, light, contrast, or a name of Textual's",
+    )
+    motion: bool = _setting(bool, True, "off: nothing in the chat blinks, slides or fades")
+    keys: str = _setting(
+        str,
+        "",
+        "keys of the chat, as in again=ctrl+t,chats=f3; a wrong name lists the right ones",
+        pattern=re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"),
+        expected="as in again=ctrl+t,chats=f3",
+    )
+    learn_targets: str = _setting(
+        str,
+        "head",
+        "what a rating changes: " + TARGETS_EXPECTED,
+        pattern=TARGETS,
+        expected=TARGETS_EXPECTED,
+        witnessed=True,
+        public=True,
+    )
+    router: bool = _setting(
+        bool,
+        False,
+        "on: learns from ratings and latency when to use what was learned, and examples",
+        witnessed=True,
+        public=True,
+    )
+
+    def __post_init__(self) -> None:
+        """UsageError for a value that its setting does not allow."""
+        for name, spec in SPECS.items():
+            value = getattr(self, name)
+            if value is not None:
+                _checked(name, spec, value)
+
+    @property
+    def adapter_name(self) -> str | None:
+        """The adapter's name; None when the user said "none"."""
+        return None if self.adapter == "none" else self.adapter
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What the user chose of the sampling; None where it is the model's own."""
+        return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+
+
+SPECS: dict[str, Spec] = {setting.name: setting.metadata["spec"] for setting in fields(Settings)}
 
 
 def home() -> Path:
@@ -75,85 +232,101 @@ def home() -> Path:
 
 
 def user_file() -> Path:
+    """The settings that hold everywhere."""
     return home() / "config.toml"
 
 
 def project_file() -> Path:
+    """The settings that hold in the working folder."""
     return Path("ruvmlx.toml")
 
 
 def store_file() -> Path:
+    """The database of chats, ratings and adapters."""
     return home() / "ruvmlx.db"
 
 
+def variable(name: str) -> str:
+    """The setting's environment variable."""
+    return f"RUVMLX_{name.upper()}"
+
+
+def load(flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in force. Flags that are None were not given; UsageError for a value not allowed."""
+    return Settings(**{name: found.value for name, found in resolve(flags).items()})
+
+
 @dataclass(frozen=True)
-class Setting:
+class Resolved:
     """A value and where it came from."""
 
     value: Any
     origin: str
 
 
-def load(flags: Mapping[str, Any] | None = None) -> dict[str, Setting]:
-    """Every setting, resolved. Flags that are None were not given."""
+def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
+    """Every setting's value, with the source that decided it."""
     project, user = _read(project_file()), _read(user_file())
     sources: list[tuple[str, Mapping[str, Any]]] = [
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
         ("environment", _environment()),
         (str(project_file()), project),
         (str(user_file()), user),
-        ("default", {name: default for name, (_, default, _) in SETTINGS.items()}),
     ]
-    return {name: _first(name, sources) for name in SETTINGS}
+    return {setting.name: _first(setting.name, setting.default, sources) for setting in fields(Settings)}
 
 
-def _first(name: str, sources: list[tuple[str, Mapping[str, Any]]]) -> Setting:
+def _first(name: str, default: Any, sources: list[tuple[str, Mapping[str, Any]]]) -> Resolved:
     for origin, values in sources:
         if name in values:
-            value = values[name]
-            return Setting(value if origin == "default" else parse(name, value, origin), origin)
-    raise KeyError(name)
+            return Resolved(parse(name, values[name], origin), origin)
+    return Resolved(default, "default")
 
 
 def parse(name: str, value: Any, origin: str) -> Any:
-    """A value of the setting's type; UsageError otherwise, or for an unknown name."""
-    if name not in SETTINGS:
-        raise UsageError(f"no setting {name!r}; there are: {', '.join(SETTINGS)}.")
-    kind = SETTINGS[name][0]
+    """A value in the setting's type; UsageError for a value not allowed, or an unknown name."""
+    return _checked(name, _spec(name), value, f" (from {origin})")
+
+
+def _checked(name: str, spec: Spec, value: Any, origin: str = "") -> Any:
     try:
-        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
-            raise ValueError
-        parsed = kind(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} = {value!r} (from {origin}): expected {kind.__name__}.") from None
-    pattern, expected = _ALLOWED.get(name, (None, ""))
-    if pattern and not pattern.fullmatch(parsed):
-        raise UsageError(f"{name} = {value!r} (from {origin}): expected {expected}.")
-    return parsed
+        return spec.parse(value)
+    except ValueError as e:
+        raise UsageError(f"{name} = {value!r}{origin}: expected {e}.") from None
+
+
+def _spec(name: str, where: str = "") -> Spec:
+    if name not in SPECS:
+        raise UsageError(f"{where}no setting {name!r}; there are: {', '.join(SPECS)}.")
+    return SPECS[name]
+
+
+def written(value: Any) -> Any:
+    """A value as files, flags and JSON have it: True is "on"."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 def _environment() -> dict[str, str]:
-    found = {name: os.environ.get(f"RUVMLX_{name.upper()}") for name in SETTINGS}
+    found = {name: os.environ.get(variable(name)) for name in SPECS}
     return {name: value for name, value in found.items() if value}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # the store tells if the folder cannot be used
+    except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise UsageError(f"cannot read {path}: {e}. Mend or remove it.") from e
-    unknown = [name for name in values if name not in SETTINGS]
-    if unknown:
-        raise UsageError(f"{path}: no setting {unknown[0]!r}; there are: {', '.join(SETTINGS)}.")
+    for name in values:
+        _spec(name, f"{path}: ")
     return values
 
 
 def save(name: str, value: str) -> Path:
     """Set one value in the user file; its other lines, comments too, stay as they are."""
-    line = f"{name} = {_toml(parse(name, value, 'the command line'))}\n"
-    _read(user_file())  # a file that cannot be read is not written over
+    line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
+    _read(user_file())  # refuse to overwrite a file that cannot be read
     path = user_file()
     fresh = path.with_suffix(".new")
     try:

@@ -11,6 +11,7 @@ from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.sona import calibration, embedding, reference_text
 from ruvmlx.store import Store
 
@@ -43,8 +44,8 @@ def full(request) -> bool:
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty data folder, and none of the developer's own settings."""
-    for name in config.SETTINGS:
-        monkeypatch.delenv(f"RUVMLX_{name.upper()}", raising=False)
+    for name in config.SPECS:
+        monkeypatch.delenv(config.variable(name), raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -76,7 +77,7 @@ _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
 
 @pytest.fixture
 def whole_text() -> None:
-    """Ask for it to read all of the neutral text, as users do."""
+    """Ask for it to read all of the reference text, as users do."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,12 +106,13 @@ def tiny_whitening(tiny, tiny_backend) -> bytes:
 def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
     """Opens a runtime on the tiny model; call it again for a restart."""
 
-    def open_it(adapter="default", **options) -> Runtime:
+    def open_it(adapter="default", learn=True, **settings) -> Runtime:
         store = Store(home / "ruvmlx.db")
         if store.model_data.reference_text(tiny.fingerprint) is None:
             store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
             store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
-        return Runtime(store, tiny, tiny_backend, adapter, **options)
+        chosen = Settings(adapter=adapter or "none", **{"kv_disk": None, **settings})
+        return Runtime(store, tiny, tiny_backend, chosen, learn)
 
     return open_it
 

@@ -1,4 +1,7 @@
+from dataclasses import FrozenInstanceError
+
 import pytest
+from ruvmlx.apps.cli.generate import chat
 
 from ruvmlx import settings
 from ruvmlx.errors import UsageError
@@ -12,7 +15,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_precedence_flag_environment_project_user_default(monkeypatch, home, folder):
     def now(**flags):
-        found = settings.load(flags)["max_tokens"]
+        found = settings.resolve(flags)["max_tokens"]
         return found.value, found.origin
 
     assert now() == (512, "default")
@@ -31,7 +34,7 @@ def test_saved_text_comes_back_whole():
     settings.save("system", hard)
     settings.save("temperature", "0.25")
     found = settings.load()
-    assert (found["system"].value, found["temperature"].value) == (hard, 0.25)
+    assert (found.system, found.temperature) == (hard, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,30 @@ def test_a_bad_file_names_itself(folder, text):
     (folder / "ruvmlx.toml").write_text(text)
     with pytest.raises(UsageError, match=r"ruvmlx\.toml"):
         settings.load()
+
+
+def test_a_setting_is_one_frozen_valid_value():
+    with pytest.raises(UsageError, match=r"examples = 9: expected from 0 to 8\."):
+        settings.Settings(examples=9)
+    with pytest.raises(FrozenInstanceError):
+        settings.Settings().model = "another"
+
+
+def test_every_default_is_allowed_and_every_setting_is_explained():
+    for name, spec in settings.SPECS.items():
+        default = getattr(settings.Settings(), name)
+        assert spec.doc and (default is None or spec.parse(settings.written(default)) == default), name
+
+
+@pytest.mark.parametrize("value, meant", [("on", True), ("off", False), (True, True)])
+def test_a_switch_is_on_or_off(value, meant):
+    assert settings.load({"router": value}).router is meant
+    with pytest.raises(UsageError, match="expected on or off"):
+        settings.load({"router": "yes"})
+
+
+def test_flags_of_the_command_line_derive_from_the_settings():
+    """What a flag shows as its help is what the setting says."""
+    flags = {o.name: o for o in chat.params if o.name in settings.SPECS}
+    assert flags.keys() >= {"model", "kv", "temperature", "examples", "theme", "learn_when_idle"}
+    assert all(option.help == f"{settings.SPECS[name].doc}." for name, option in flags.items())

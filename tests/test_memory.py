@@ -49,7 +49,7 @@ def test_a_backend_knows_its_weights(starter, opened):
 def test_the_parts_of_a_runtime(open_tiny):
     with open_tiny() as runtime:
         empty = runtime.held()
-        say(runtime, runtime.new_chat(), "hello")
+        say(runtime, runtime.chats.new_chat(), "hello")
         held = runtime.held()
         assert held.model == runtime.backend.nbytes > 0 and held.adapters == runtime.learner.active.nbytes > 0
         assert empty.kv == 0 < held.kv == runtime.engine.sessions.nbytes

@@ -13,6 +13,7 @@ from ruvmlx.models.facts import Facts
 from ruvmlx.plan import Memory, Need, NotEnoughMemory, Plan
 from ruvmlx.progress import Count, Progress, Told, Watch, Worker, duration, megabytes, parameters
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 
 NATIVE = Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU")
 METAL = Choice("mlx", "metal", "metal", "MLX finds Metal")
@@ -59,7 +60,7 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
             told.append(plan)
 
     with pytest.raises(NotEnoughMemory, match=r"needs about 1\d\d MB.*8\.0 GB are free.*close other") as e:
-        Runtime.open(str(tiny_folder), "reference", watch=Told())
+        Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=Told())
     assert "\n" not in str(e.value) and not told[0].fits
 
 
@@ -189,8 +190,8 @@ def test_an_opening_can_be_left(tiny_folder, home):
 
     for at in ("Loading", "Getting"):
         with pytest.raises(Interrupted):
-            Runtime.open(str(tiny_folder), "reference", watch=Leaves(at))
-    Runtime.open(str(tiny_folder), "reference").close()
+            Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=Leaves(at))
+    Runtime.open(Settings(model=str(tiny_folder), backend="reference")).close()
 
 
 def test_a_worker_is_left_alone():

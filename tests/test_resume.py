@@ -7,6 +7,7 @@ import pytest
 from ruvmlx import soft_delete
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 from .cli.test_cli import process  # noqa: F401 - a fixture
@@ -18,12 +19,12 @@ def open_native(tiny, tiny_neutral, tiny_whitening, home):
     """As `open_tiny`, on the native backend, with caches on disk."""
     backend = NativeBackend(tiny, threads=1)
 
-    def open_it(kv_disk=10, **options) -> Runtime:
+    def open_it(kv_disk=10, **settings) -> Runtime:
         store = Store(home / "ruvmlx.db")
         if store.model_data.reference_text(tiny.fingerprint) is None:
             store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
             store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
-        return Runtime(store, tiny, backend, "default", kv_disk=kv_disk, **options)
+        return Runtime(store, tiny, backend, Settings(kv_disk=kv_disk, **settings))
 
     return open_it
 
@@ -35,12 +36,12 @@ def kept(home) -> set[str]:
 def test_a_chat_goes_on_without_reading_it_again(open_native, home):
     """The turn after a restart prefills what the turn of a runtime that stayed open would have."""
     with open_native() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello " * 12)
         stayed = say(runtime, chat, "and again")
     assert kept(home) == {chat}
     with open_native() as runtime:
-        other = runtime.new_chat()
+        other = runtime.chats.new_chat()
         say(runtime, other, "hello " * 12)
     with open_native() as runtime:
         came_back = say(runtime, other, "and again")
@@ -52,7 +53,7 @@ def test_a_chat_goes_on_without_reading_it_again(open_native, home):
 def test_ratings_of_the_head_leave_it_valid(open_native):
     """MicroLoRA comes after keys and values."""
     with open_native() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello " * 12)
         assert runtime.rate("last", "up").applied
     with open_native() as runtime:
@@ -61,30 +62,30 @@ def test_ratings_of_the_head_leave_it_valid(open_native):
 
 def test_a_base_makes_it_stale(open_native):
     """What was read under a base is not used without it."""
-    with open_native(targets="v_proj") as runtime:
-        chat = runtime.new_chat()
+    with open_native(learn_targets="v_proj") as runtime:
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello " * 12)
         assert runtime.rate("last", "up").applied
         say(runtime, chat, "and again")
         assert runtime.backend.lora.of_keys
-    with open_native(targets="v_proj") as runtime:
+    with open_native(learn_targets="v_proj") as runtime:
         assert say(runtime, chat, "once more").cached_tokens > 64
-    with open_native(targets="v_proj") as runtime:
+    with open_native(learn_targets="v_proj") as runtime:
         runtime.use_adapter(None)
         assert say(runtime, chat, "and now").cached_tokens == 0
 
 
 def test_a_deleted_chat_leaves_nothing(open_native, home):
     with open_native() as runtime:
-        chats = [runtime.new_chat() for _ in range(3)]
+        chats = [runtime.chats.new_chat() for _ in range(3)]
         for chat in chats:
             say(runtime, chat, "hello " * 12)
     assert kept(home) == set(chats)
     with open_native() as runtime:
         say(runtime, chats[0], "go on")
-        runtime.put_away(chats[0])
-        runtime.put_away(chats[1])
-        runtime.bring_back(chats[1])
+        runtime.deleted_chats.soft_delete(chats[0])
+        runtime.deleted_chats.soft_delete(chats[1])
+        runtime.deleted_chats.restore(chats[1])
         assert kept(home) == set(chats)
     assert kept(home) == set(chats[1:])
     store = Store(home / "ruvmlx.db")
@@ -97,21 +98,21 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
 
 def test_switched_off_it_keeps_nothing(open_native, home):
     with open_native() as runtime:
-        say(runtime, runtime.new_chat(), "hello " * 12)
+        say(runtime, runtime.chats.new_chat(), "hello " * 12)
     assert kept(home)
     with open_native(kv_disk=0) as runtime:
         assert not kept(home)
-        say(runtime, runtime.new_chat(), "hello " * 12)
+        say(runtime, runtime.chats.new_chat(), "hello " * 12)
     assert not kept(home)
 
 
 def test_what_another_process_brought_back_stays(open_native, home):
     """`sessions restore` while the chat that deleted it is still open; and who writes in it wants it back."""
     with open_native() as runtime:
-        one, two = runtime.new_chat(), runtime.new_chat()
+        one, two = runtime.chats.new_chat(), runtime.chats.new_chat()
         for chat in (one, two):
             say(runtime, chat, "hello")
-            runtime.put_away(chat)
+            runtime.deleted_chats.soft_delete(chat)
         Store(home / "ruvmlx.db").chats.restore(one)
         say(runtime, two, "still here")
     store = Store(home / "ruvmlx.db")

@@ -7,11 +7,12 @@ import pytest
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.models.model import Message
+from ruvmlx.settings import Settings
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):
     cancel = threading.Event()
-    for chunk in runtime.say(chat, text, sampling=Sampling(0.0), max_new_tokens=n, cancel=cancel):
+    for chunk in runtime.chats.say(chat, text, sampling=Sampling(0.0), max_new_tokens=n, cancel=cancel):
         if chunk.generated == cancel_at:
             cancel.set()
     return chunk.response
@@ -19,18 +20,18 @@ def say(runtime, chat, text, cancel_at=None, n=6):
 
 def test_a_chat_survives_a_restart(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat(system="be kind")
+        chat = runtime.chats.new_chat(system="be kind")
         response = say(runtime, chat, "hello")
     with open_tiny() as runtime:
-        assert runtime.last_chat() == chat
-        turns = runtime.turns(chat)
+        assert runtime.chats.last_chat() == chat
+        turns = runtime.chats.turns(chat)
     assert [t.role for t in turns] == ["system", "user", "assistant"]
     assert turns[2].content == response.text and turns[2].reply_id == response.request_id
 
 
 def test_the_second_turn_reuses_the_cache(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello")
         second = say(runtime, chat, "and again")
     assert second.cached_tokens > 0
@@ -38,31 +39,31 @@ def test_the_second_turn_reuses_the_cache(open_tiny):
 
 def test_a_stopped_reply_is_kept_and_can_be_rated(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         response = say(runtime, chat, "hello", cancel_at=3, n=50)
         assert response.finish_reason == "cancelled"
-        assert runtime.turns(chat)[-1].finish_reason == "cancelled"
+        assert runtime.chats.turns(chat)[-1].finish_reason == "cancelled"
         assert runtime.rate("last", "down").applied
-        assert runtime.turns(chat)[-1].rating == "down"
+        assert runtime.chats.turns(chat)[-1].rating == "down"
 
 
 def test_a_refused_message_is_not_saved(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         for bad in (" ", "word " * 700):
             with pytest.raises(UsageError):
                 say(runtime, chat, bad)
-        assert runtime.turns(chat) == []
+        assert runtime.chats.turns(chat) == []
 
 
 def test_a_full_context_drops_the_oldest_turns(open_tiny):
     """A chat goes on past the context; the newest words are always read."""
     with open_tiny() as runtime:
-        chat = runtime.new_chat(system="be kind")
+        chat = runtime.chats.new_chat(system="be kind")
         for i in range(12):
             response = say(runtime, chat, f"message number {i} " + "blah " * 20)
             assert response.prompt_tokens < runtime.model.config.max_context
-        assert len(runtime.turns(chat)) == 25
+        assert len(runtime.chats.turns(chat)) == 25
         last = runtime.model.tokenizer.decode(runtime.store.replies.get("last").prompt_ids)
     assert "be kind" in last and "message number 11" in last and "message number 0 " not in last
 
@@ -70,7 +71,7 @@ def test_a_full_context_drops_the_oldest_turns(open_tiny):
 def test_a_full_context_still_finds_its_cache(open_tiny):
     """The oldest turns go half a context at a time, here three: the others prefill only what is new."""
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         cached = [say(runtime, chat, f"message number {i} " + "blah " * 8).cached_tokens for i in range(30)]
     assert sum(c < 100 for c in cached[5:]) <= 25 // 3
 
@@ -80,28 +81,33 @@ def test_the_models_own_sampling_holds_in_chats_too(open_tiny, monkeypatch):
         monkeypatch.setattr(runtime.model, "default_sampling", {"temperature": 0.0, "top_k": 1})
         said = set()
         for _ in range(3):
-            chat = runtime.new_chat()
-            chunks = list(runtime.say(chat, "hello", max_new_tokens=5, cancel=threading.Event()))
+            chat = runtime.chats.new_chat()
+            chunks = list(runtime.chats.say(chat, "hello", max_new_tokens=5, cancel=threading.Event()))
             said.add(chunks[-1].response.text)
         assert len(said) == 1
 
 
 def test_bad_sampling_is_refused_before_anything_is_saved(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         with pytest.raises(UsageError, match="temperature"):
-            next(runtime.say(chat, "hi", sampling=Sampling(-1.0), max_new_tokens=5, cancel=threading.Event()))
-        assert runtime.turns(chat) == []
+            next(
+                runtime.chats.say(
+                    chat, "hi", sampling=Sampling(-1.0), max_new_tokens=5, cancel=threading.Event()
+                )
+            )
+        assert runtime.chats.turns(chat) == []
         with pytest.raises(UsageError, match="temperature"):
-            type(runtime)(runtime.store, runtime.model, runtime.backend, None, {"temperature": -1})
+            settings = Settings(adapter="none", temperature=-1)
+            type(runtime)(runtime.store, runtime.model, runtime.backend, settings)
 
 
 def test_system_prompt_can_be_changed(open_tiny):
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello")
-        runtime.set_system(chat, "be terse")
-        assert runtime.turns(chat)[0].content == "be terse"
+        runtime.chats.set_system(chat, "be terse")
+        assert runtime.chats.turns(chat)[0].content == "be terse"
         say(runtime, chat, "more")
         assert "be terse" in runtime.model.tokenizer.decode(runtime.store.replies.get("last").prompt_ids)
 
@@ -115,15 +121,15 @@ def question(text, seed=0, n=8):
 def test_many_answers_are_those_of_each_alone(open_tiny):
     """After a rating, too: the adapter is the one that was learned; nothing of the answers is kept."""
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         before = runtime.answer(question("one")).token_ids
         for _ in range(3):
             runtime.rate(say(runtime, chat, "hello", n=20).request_id, "down")
         asked = [question(t, seed, 3 + seed % 4) for seed, t in enumerate(["one", "two", "and three"] * 7)]
         want = {r.request_id: runtime.answer(r).token_ids for r in asked}
-        replies, last = len(runtime.turns(chat)), runtime.last_reply_id
+        replies, last = len(runtime.chats.turns(chat)), runtime.last_reply_id
         assert {r.request_id: r.token_ids for r in runtime.answers(iter(asked))} == want
-        assert (len(runtime.turns(chat)), runtime.last_reply_id) == (replies, last)
+        assert (len(runtime.chats.turns(chat)), runtime.last_reply_id) == (replies, last)
         assert runtime.answer(question("one")).token_ids != before
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from ruvmlx import runtime as runtime_module
+from ruvmlx import reply_writer
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 from tests.engine.test_stream import Synchronous
 from tests.engine.test_stream_trace import near
@@ -23,12 +24,12 @@ def streaming(tiny):
 def open_on(tiny, tiny_neutral, tiny_whitening, home):
     """As `open_tiny`, on a backend, with a store for each name."""
 
-    def open_it(backend, name: str, **options) -> Runtime:
+    def open_it(backend, name: str) -> Runtime:
         store = Store(home / name / "ruvmlx.db")
         if store.model_data.reference_text(tiny.fingerprint) is None:
             store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
             store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
-        return Runtime(store, tiny, backend, "default", kv_disk=10, **options)
+        return Runtime(store, tiny, backend, Settings(kv_disk=10))
 
     return open_it
 
@@ -37,7 +38,7 @@ def chat_of(open_on, backend, name: str):
     """A chat with ratings, an undo and a restart: what there is to see of it."""
     seen = []
     with open_on(backend, name) as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         for text, rating in (("hello " * 12, "up"), ("and again", "down"), ("more", "4")):
             seen.append(say(runtime, chat, text, n=40))
             seen.append(runtime.rate("last", rating))
@@ -68,11 +69,11 @@ def test_a_chat_is_the_same(open_on, streaming):
 
 def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     """Every draft has its tokens and their log-probability, as the reply has in the end."""
-    monkeypatch.setattr(runtime_module, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(reply_writer, "SAVE_EVERY", 0.0)
     drafts = []
     monkeypatch.setattr(Runtime, "_save_draft", lambda self, chat, row: drafts.append(row))
     with open_on(streaming, "drafts") as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello", n=30)
         reply = runtime.store.replies.get("last")
     drawn = [draft for draft in drafts if draft.sampled_ids]
@@ -84,7 +85,8 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
 
 def test_without_an_adapter(tiny, streaming, home):
     """Nothing learns: tokens are kept, no log-probability."""
-    with Runtime(Store(home / "ruvmlx.db"), tiny, streaming, None) as runtime:
-        response = say(runtime, runtime.new_chat(), "hello")
+    settings = Settings(adapter="none", kv_disk=None)
+    with Runtime(Store(home / "ruvmlx.db"), tiny, streaming, settings) as runtime:
+        response = say(runtime, runtime.chats.new_chat(), "hello")
         reply = runtime.store.replies.get("last")
     assert reply.sampled_ids[: len(response.token_ids)] == response.token_ids and reply.logprob is None

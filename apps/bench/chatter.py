@@ -18,6 +18,7 @@ from typing import Any
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings as RuntimeSettings
 
 from ..chat import run_chat
 from ..chat.contract import ChatRuntime
@@ -113,10 +114,18 @@ class PacedRun:
 
 
 def opened(settings: Settings, tell: Tell) -> ChatRuntime:
-    adapter = "bench" if settings.ratings else None
-    runtime = Runtime.open(settings.model, settings.backend, adapter, settings.threads)
+    adapter = "bench" if settings.ratings else "none"
+    runtime = Runtime.open(
+        RuntimeSettings(
+            model=settings.model,
+            backend=settings.backend,
+            adapter=adapter,
+            threads=settings.threads,
+            kv_disk=None,
+        )
+    )
     if settings.rate:
-        runtime.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
+        runtime.writer.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
     if settings.ratings:
         _rate_replies(runtime, settings.ratings)
         _train_on_and_on(runtime)
@@ -125,7 +134,7 @@ def opened(settings: Settings, tell: Tell) -> ChatRuntime:
 
 
 def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
-    generate = runtime.generate
+    generate = runtime.writer.generate
 
     def told(*request: Any) -> Iterator[Chunk]:
         for chunk in generate(*request):
@@ -133,14 +142,14 @@ def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
                 tell({"cache": chunk.response.kv.bytes})
             yield chunk
 
-    runtime.generate = told  # type: ignore[method-assign]
+    runtime.writer.generate = told  # type: ignore[method-assign]
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
     """Fresh short replies, liked and disliked in turn."""
     for i in range(ratings):
-        chat = runtime.new_chat()
-        for _ in runtime.say(
+        chat = runtime.chats.new_chat()
+        for _ in runtime.chats.say(
             chat,
             QUESTIONS[i % len(QUESTIONS)],
             sampling=Sampling(0.8, seed=i),

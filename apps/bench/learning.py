@@ -15,6 +15,7 @@ from ruvmlx.kernels import micro
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding, signal
 from ruvmlx.sona.reasoning_bank import CAPACITY, ReasoningBank
 from ruvmlx.store import Store
@@ -41,7 +42,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
     opened = open_backend(backend, model_, threads)
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as scratch:
         store = Store(Path(scratch) / "bench.db")
-        with Runtime(store, model_, opened, "bench") as runtime:
+        with Runtime(store, model_, opened, Settings(adapter="bench", kv_disk=None)) as runtime:
             rows = [
                 *_ratings(runtime, RATINGS["quick" if quick else "whole"]),
                 _trace(runtime),

@@ -295,7 +295,7 @@ class ChatApp(ComparingApp):
     async def do_system(self, argument: str) -> None:
         if argument:
             system = None if argument == "none" else argument
-            await self.runtime.call(lambda runtime: runtime.set_system(self.session, system))
+            await self.runtime.call(lambda runtime: runtime.chats.set_system(self.session, system))
             self.system = system
         await self.transcript.add(Notice(describe.system_prompt(self.system)))
 

@@ -176,7 +176,7 @@ class ChatsScreen(ModalScreen[str | None]):
     async def action_delete(self) -> None:
         if self._naming or not (entry := await self._chosen()):
             return
-        if await self._done(lambda runtime: runtime.put_away(entry.id)):
+        if await self._done(lambda runtime: runtime.deleted_chats.soft_delete(entry.id)):
             self.deleted.append(entry.id)
             self._search()
             back = self._key("chat_bring_back", "^z")
@@ -186,7 +186,7 @@ class ChatsScreen(ModalScreen[str | None]):
     async def action_bring_back(self) -> None:
         if self.deleted and not self._naming:
             session = self.deleted[-1]
-            if await self._done(lambda runtime: runtime.bring_back(session)):
+            if await self._done(lambda runtime: runtime.deleted_chats.restore(session)):
                 self.deleted.pop()
                 self._search(session)
                 self._say(self._hints)

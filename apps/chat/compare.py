@@ -40,7 +40,7 @@ def check(runtime: ChatRuntime, session: str, text: str) -> None:
     known = learned(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so both replies would be the same model's; rate some first")
-    if not text and not any(turn.role == "user" for turn in runtime.turns(session)):
+    if not text and not any(turn.role == "user" for turn in runtime.chats.turns(session)):
         raise NotFound("there is no question yet; /compare and a question asks one")
 
 
@@ -51,15 +51,15 @@ def writing(
 
     def begin(runtime: ChatRuntime, cancel: threading.Event) -> Iterator[Chunk]:
         if first and text:
-            return runtime.say(session, text, **how(cancel), untouched=not with_learned)
-        return runtime.again(session, **how(cancel), untouched=not with_learned)
+            return runtime.chats.say(session, text, **how(cancel), untouched=not with_learned)
+        return runtime.chats.again(session, **how(cancel), untouched=not with_learned)
 
     return begin
 
 
 def candidate(runtime: ChatRuntime, session: str, with_learned: bool) -> Candidate:
     """The side that has just been written."""
-    message = runtime.turns(session)[-1].id
+    message = runtime.chats.turns(session)[-1].id
     assert message is not None
     return Candidate(message, with_learned)
 

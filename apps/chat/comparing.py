@@ -53,7 +53,10 @@ class ComparingApp(SwitchingApp):
     async def _prefer(self, chosen: compare.Candidate) -> None:
         session = self.session
         done = await self._attempt(
-            lambda runtime: (runtime.prefer(session, chosen.message), Standing.of(runtime, session))
+            lambda runtime: (
+                runtime.chats.prefer(session, chosen.message),
+                Standing.of(runtime, session),
+            )
         )
         if done:
             await self._show_turns()

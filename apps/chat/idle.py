@@ -37,14 +37,14 @@ def learn(runtime: ChatRuntime, cancel: threading.Event, show: Callable[[str], N
     """Do what is due, in the runtime's thread, until `cancel` is set. show: takes the line that says so."""
     if cancel.is_set():
         return Lesson()
-    if runtime.background_due():
+    if runtime.learning.due():
         show(describe.learning())
         report = runtime.consolidate(lambda done, total, _: show(describe.learning(done, total)), cancel)
         stopped = cancel.is_set() and not report["promoted"]
-        return Lesson() if stopped else Lesson(describe.lesson(report), runtime.background_due())
-    if runtime.kv_due():
+        return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.due())
+    if runtime.tiers.due():
         show(describe.MEASURING)
-        report = runtime.review_kv(cancel)
+        report = runtime.tiers.review(cancel)
         stuck = not report["measured"] and not cancel.is_set()
         return Lesson(describe.kv_lesson(report), stuck)
     return Lesson()

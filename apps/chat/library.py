@@ -103,7 +103,7 @@ class LibraryApp(WritingApp):
 
     async def do_delete(self, _: str) -> None:
         session = self.session
-        await self.runtime.call(lambda runtime: runtime.put_away(session))
+        await self.runtime.call(lambda runtime: runtime.deleted_chats.soft_delete(session))
         self._deleted.append(session)
         await self._open_new()
         self.status.flash("Deleted · /restore brings it back, until you leave", 10)
@@ -112,7 +112,7 @@ class LibraryApp(WritingApp):
         if not self._deleted:
             raise NotFound("nothing was deleted since you came")
         session = self._deleted[-1]
-        await self.runtime.call(lambda runtime: runtime.bring_back(session))
+        await self.runtime.call(lambda runtime: runtime.deleted_chats.restore(session))
         self._deleted.pop()
         await self._open_chat(session)
 

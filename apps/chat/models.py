@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ruvmlx.models.model import Model
 from ruvmlx.models.resolve import list_local_models
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.text import one_line
 
 from . import commands
-from .contract import ChatRuntime, HasName
+from .contract import ChatRuntime
 
 NO_ADAPTER = "none"
 
@@ -38,11 +39,11 @@ def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: 
     return [form, *read, megabytes(size)]
 
 
-def _words(model: HasName) -> str:
+def _words(model: Model) -> str:
     return ", ".join(_facts(model.format, model.bits, model.parameters, model.bytes, " parameters"))
 
 
-def models(in_use: HasName) -> list[Entry]:
+def models(in_use: Model) -> list[Entry]:
     """What `ruvmlx ls` lists, and the one in use where that lies elsewhere. Reads headers: not in the app's
     own thread."""
     rows = list_local_models()
@@ -59,12 +60,12 @@ def _entry(row: dict[str, Any], in_use: bool) -> Entry:
     return Entry(row["name"], short, in_use, one_line(row["problem"]), aloud)
 
 
-def model_lines(in_use: HasName) -> list[str]:
+def model_lines(in_use: Model) -> list[str]:
     """The list as /models says it."""
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
 
 
-def find_model(argument: str, in_use: HasName) -> str:
+def find_model(argument: str, in_use: Model) -> str:
     """ "2" is the second of the list; anything else a name as --model takes it."""
     if not argument.isdigit():
         return argument
@@ -103,7 +104,7 @@ def told(runtime: ChatRuntime) -> str:
     return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat anew."
 
 
-def in_use_line(in_use: HasName) -> str:
+def in_use_line(in_use: Model) -> str:
     """What /model says in plain mode."""
     return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
 

@@ -153,20 +153,20 @@ class Holder:
     def _reading(session: str, runtime: ChatRuntime) -> ChatRuntime:
         """The runtime, if its model's template has a place for what was said; else it is closed."""
         try:
-            runtime.check_chat(session)
+            runtime.chats.check_chat(session)
         except BaseException:
             runtime.close()
             raise
         return runtime
 
     def _take(self, runtime: ChatRuntime) -> None:
-        runtime.take_over(self._put_away)
+        runtime.deleted_chats.take_over(self._put_away)
         self.runtime, self._put_away = runtime, frozenset()
 
     def give_up(self) -> None:
         """Close the runtime in use, and give all of its memory back."""
         if self.runtime is not None:
-            self._put_away = self.runtime.hand_over()
+            self._put_away = self.runtime.deleted_chats.hand_over()
             self.runtime.close()
             self.runtime = None
         gc.collect()

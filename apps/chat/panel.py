@@ -36,7 +36,7 @@ class View:
     @classmethod
     def of(cls, runtime: ChatRuntime) -> Self:
         try:
-            learning = runtime.learning()
+            learning = runtime.learning.state()
         except NotFound:
             learning = None
         return cls(learning, runtime.held())

@@ -72,7 +72,7 @@ class PlainChat:
 
     def _begin(self) -> None:
         session = start_session(self.runtime, self.options)
-        turns = self.runtime.turns(session) if self.options.session != "new" else []
+        turns = self.runtime.chats.turns(session) if self.options.session != "new" else []
         self.system = next((t.content for t in turns if t.role == "system"), self.system)
         self._warn()
         self._tell(turns if self.interactive else [])
@@ -121,7 +121,7 @@ class PlainChat:
             self._say(commands.message_text(line))
 
     def _say(self, text: str, **instead: int) -> None:
-        self._reply(lambda cancel: self.runtime.say(self.session, text, **self._how(cancel), **instead))
+        self._reply(lambda cancel: self.runtime.chats.say(self.session, text, **self._how(cancel), **instead))
 
     def _how(self, cancel: threading.Event) -> dict[str, Any]:
         return {
@@ -179,12 +179,12 @@ class PlainChat:
     # Replies in other words
 
     def do_again(self, _: str) -> None:
-        self._reply(lambda cancel: self.runtime.again(self.session, **self._how(cancel)))
+        self._reply(lambda cancel: self.runtime.chats.again(self.session, **self._how(cancel)))
         self._tell_place()
 
     def do_more(self, _: str) -> None:
         """The rest alone is written: what came before was read."""
-        self._reply(lambda cancel: self.runtime.go_on(self.session, **self._how(cancel)))
+        self._reply(lambda cancel: self.runtime.chats.continue_reply(self.session, **self._how(cancel)))
 
     def do_edit(self, argument: str) -> None:
         question = next((t for t in reversed(self._turns()) if t.role == "user"), None)
@@ -196,7 +196,7 @@ class PlainChat:
             self._say(argument, instead_of=question.id)
 
     def do_next(self, _: str, step: int = 1) -> None:
-        self.runtime.flip(self.session, step)
+        self.runtime.chats.next_sibling(self.session, step)
         self._tell(self._turns()[-2:])
         self._tell_place()
 
@@ -220,7 +220,7 @@ class PlainChat:
 
     def do_choose(self, argument: str) -> None:
         chosen = compare.choice(argument, self.candidates)
-        result = self.runtime.prefer(self.session, chosen.message)
+        result = self.runtime.chats.prefer(self.session, chosen.message)
         self._print(f"{compare.told(chosen)}. {describe.effect_words(result)}")
 
     def do_copy(self, argument: str) -> None:
@@ -242,7 +242,7 @@ class PlainChat:
         self._open(chat_files.find(self.runtime, argument))
 
     def _open(self, session: str) -> None:
-        self.session, turns = session, self.runtime.turns(session)
+        self.session, turns = session, self.runtime.chats.turns(session)
         self.system = next((t.content for t in turns if t.role == "system"), None)
         self._print(f"Chat: {chat_files.title(self.runtime, session)}")
         self._tell(turns if self.interactive else [])
@@ -253,10 +253,10 @@ class PlainChat:
                 self._print(f"{'You' if turn.role == 'user' else 'Assistant'}: {turn.content}")
 
     def _turns(self) -> list[Turn]:
-        return self.runtime.turns(self.session)
+        return self.runtime.chats.turns(self.session)
 
     def do_new(self, _: str) -> None:
-        self.session = self.runtime.new_chat(self.system)
+        self.session = self.runtime.chats.new_chat(self.system)
         self._print("New chat.")
 
     def do_title(self, argument: str) -> None:
@@ -267,15 +267,15 @@ class PlainChat:
         self._print("This is the copy; the other chat stays as it was.")
 
     def do_delete(self, _: str) -> None:
-        self.runtime.put_away(self.session)
+        self.runtime.deleted_chats.soft_delete(self.session)
         self.deleted.append(self.session)
-        self.session = self.runtime.new_chat(self.system)
+        self.session = self.runtime.chats.new_chat(self.system)
         self._print("Deleted. /restore brings it back, until you leave. This is a new chat.")
 
     def do_restore(self, _: str) -> None:
         if not self.deleted:
             raise NotFound("nothing was deleted since you came")
-        self.runtime.bring_back(self.deleted[-1])
+        self.runtime.deleted_chats.restore(self.deleted[-1])
         self._open(self.deleted.pop())
 
     def do_export(self, argument: str) -> None:
@@ -289,7 +289,7 @@ class PlainChat:
     def do_system(self, argument: str) -> None:
         if argument:
             self.system = None if argument == "none" else argument
-            self.runtime.set_system(self.session, self.system)
+            self.runtime.chats.set_system(self.session, self.system)
         self._print(describe.system_prompt(self.system))
 
     def do_adapter(self, argument: str) -> None:

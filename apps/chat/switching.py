@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from textual import work
 
+from ruvmlx.models.model import Model
 from ruvmlx.models.resolve import REPO
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, Watch
 
 from . import commands, describe, models
 from .base import later
-from .contract import HasName
 from .library import LibraryApp
 from .messages import Notice
 from .picker_screen import PickerScreen
@@ -66,7 +66,7 @@ class SwitchingApp(LibraryApp):
         if chosen is not None and self.phase == "idle":
             await self._switch(chosen)
 
-    async def _model_in_use(self) -> HasName:
+    async def _model_in_use(self) -> Model:
         return await self.runtime.call_between(lambda runtime: runtime.model)
 
     async def _switch(self, name: str) -> None:

@@ -17,7 +17,7 @@ class Standing:
 
     @classmethod
     def of(cls, runtime: ChatRuntime, session: str) -> "Standing":
-        turns = runtime.turns(session)
+        turns = runtime.chats.turns(session)
         return cls(learned(runtime), {turn.reply_id: turn.rating for turn in turns if turn.reply_id})
 
     @property
@@ -43,11 +43,11 @@ class Opened:
         session = start_session(runtime, options)
         return cls(
             session=session,
-            turns=runtime.turns(session),
+            turns=runtime.chats.turns(session),
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             caveat=one_line(runtime.backend.caveat),
             max_context=runtime.model.config.max_context,
             learned=learned(runtime),
-            said=runtime.asked_before(),
+            said=runtime.chats.asked_before(),
         )

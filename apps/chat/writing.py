@@ -41,7 +41,7 @@ class WritingApp(IdleApp):
             await self.transcript.add(message, reply)
 
         await self._write(
-            lambda runtime, cancel: runtime.say(session, text, **self._how(cancel), **instead),
+            lambda runtime, cancel: runtime.chats.say(session, text, **self._how(cancel), **instead),
             reply,
             place,
             message,
@@ -61,7 +61,9 @@ class WritingApp(IdleApp):
             await self.transcript.add(reply)
 
         await self._write(
-            lambda runtime, cancel: runtime.again(session, **self._how(cancel), message=message), reply, place
+            lambda runtime, cancel: runtime.chats.again(session, **self._how(cancel), message=message),
+            reply,
+            place,
         )
 
     @work
@@ -78,7 +80,11 @@ class WritingApp(IdleApp):
             reply.go_on()
 
         await self._write(
-            lambda runtime, cancel: runtime.go_on(session, **self._how(cancel), message=message), reply, place
+            lambda runtime, cancel: runtime.chats.continue_reply(
+                session, **self._how(cancel), message=message
+            ),
+            reply,
+            place,
         )
 
     def _how(self, cancel: threading.Event) -> dict[str, Any]:
@@ -109,7 +115,7 @@ class WritingApp(IdleApp):
             if response:
                 self.kv = response.kv
                 await reply.finish(response.text, response.finish_reason)
-                turns = await self.runtime.call(lambda runtime: runtime.turns(session))
+                turns = await self.runtime.call(lambda runtime: runtime.chats.turns(session))
                 self._place_last(turns, reply, message)
                 await self.transcript.trim(turns)
                 self._settle()
@@ -148,7 +154,7 @@ class WritingApp(IdleApp):
     async def _show_turns(self) -> list[Turn]:
         """The conversation as the store has it now."""
         session = self.session
-        turns = await self.runtime.call(lambda runtime: runtime.turns(session))
+        turns = await self.runtime.call(lambda runtime: runtime.chats.turns(session))
         await self.transcript.show(turns, self.model)
         return turns
 
@@ -209,7 +215,7 @@ class WritingApp(IdleApp):
         message = chosen.message_id if chosen else None
 
         def flip(runtime: ChatRuntime) -> tuple[int, list[Turn]]:
-            return runtime.flip(session, step, message), runtime.turns(session)
+            return runtime.chats.next_sibling(session, step, message), runtime.chats.turns(session)
 
         done = await self._attempt(flip)
         if done:

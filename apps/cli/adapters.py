@@ -9,14 +9,12 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
-from .options import adapter_name, load_model, resolve
+from .options import load_model, resolve, setting_option
 from .output import json_option, log, print_json, show, show_facts
 from .settings import note_setting
 
-_model = click.option(
-    "--model", "-m", help="Model that the adapter belongs to; the starter model by default."
-)
-_adapter = click.option("--adapter", help="Another adapter than the one in use.")
+_model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
+_adapter = setting_option("adapter", "Another adapter than the one in use.")
 
 
 @click.group()
@@ -31,8 +29,8 @@ class _Open:
         from ruvmlx.store import Store
 
         settings = resolve(flags)
-        self.store, self.model = Store(config.store_file()), load_model(settings["model"])
-        self.name = adapter_name(settings)
+        self.store, self.model = Store(config.store_file()), load_model(settings.model)
+        self.name = settings.adapter_name
 
     def change(self):
         """Base, body and micro of the version in use, as one BaseLoRA."""
@@ -58,7 +56,7 @@ class _Open:
 
 
 def _facts(store: Any, row: Any) -> dict[str, Any]:
-    in_use = row.name == config.load()["adapter"].value
+    in_use = row.name == config.load().adapter
     known = {"name": row.name, "base": row.model or row.fingerprint, "rank": _rank(store, row)}
     return known | {"version": row.version, "bytes": row.bytes, "in_use": in_use}
 
@@ -109,7 +107,7 @@ def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
     """Use NAME from now on; a new name begins from the untouched model, none learns nothing."""
     path = config.save("adapter", name)
     note_setting("adapter", name)
-    setting = config.load()["adapter"]
+    setting = config.resolve()["adapter"]
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")
     opened = _Open({**flags, "adapter": name})
@@ -178,7 +176,7 @@ def export(
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("name")
 @_model
-@click.option("--backend", type=click.Choice(config.BACKENDS), help="What measures it.")
+@setting_option("backend", "What measures it.")
 @json_option
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
     """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
@@ -191,9 +189,9 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings["model"]).config)  # refused before seconds are spent
-    with open_runtime({**settings, "adapter": name}) as runtime:
-        adopted = import_adapter(runtime.store, runtime._learner(), change, name)
+    change = load(folder, load_model(settings.model).config)  # refused before seconds are spent
+    with open_runtime(replace(settings, adapter=name)) as runtime:
+        adopted = import_adapter(runtime.store, runtime.learning.required(), change, name)
     if adopted.kl > KL_CAP:
         log(f"note: its KL is {adopted.kl:.2f}, over the cap of {KL_CAP}; the first rating will shrink it.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}
@@ -209,7 +207,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 @json_option
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter of a model for good, its ratings too. The model stays as it is."""
-    if name == config.load()["adapter"].value and not force:
+    if name == config.load().adapter and not force:
         raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
     opened = _Open(flags)
     facts = opened.facts(name)

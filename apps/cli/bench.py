@@ -55,9 +55,9 @@ def bench(
     settings = resolve(flags)
     plan = suites.Plan(
         suites.NAMES if suite == "all" else (suite,),
-        _model(settings["model"]),
-        settings["backend"],
-        settings["threads"] or _cores(),
+        _model(settings.model),
+        settings.backend,
+        settings.threads or _cores(),
         _wanted(vs),
         quick,
         rounds,

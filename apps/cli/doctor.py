@@ -29,7 +29,7 @@ def _library() -> str:
 def _backend() -> str:
     from ruvmlx.backends.select import describe
 
-    choice = describe(settings.load()["backend"].value)
+    choice = describe(settings.load().backend)
     named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" says it already
     return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
 
@@ -58,7 +58,7 @@ def _shapes() -> Any:
     from ruvmlx.models.load import load_model
 
     try:
-        return shapes_of(load_model(settings.load()["model"].value))
+        return shapes_of(load_model(settings.load().model))
     except RuvmlxError:  # another check says so
         return STARTER
 
@@ -89,7 +89,7 @@ def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
     from ruvmlx.platform.memory import size
 
-    folder, limit = CacheFolder.beside(settings.store_file()), settings.load()["kv_disk"].value
+    folder, limit = CacheFolder.beside(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
     return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
 
@@ -97,7 +97,7 @@ def _kv_caches() -> str:
 def _model() -> str:
     from ruvmlx.models.load import load_model
 
-    model = load_model(settings.load()["model"].value)
+    model = load_model(settings.load().model)
     return f"{model.name} ({model.parameters / 1e6:.0f} M parameters, {model.bits:.1f} bits) at {model.path}"
 
 
@@ -108,8 +108,8 @@ def _adapter() -> str:
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
-    name = settings.load()["adapter"].value
-    model = load_model(settings.load()["model"].value)
+    name = settings.load().adapter
+    model = load_model(settings.load().model)
     history = AdapterHistory(Store(settings.store_file()), model.fingerprint, name)
     if version := history.version():
         row = history.adapter(version)
@@ -202,7 +202,7 @@ def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: boo
     from ..report.make import make
     from ..report.page import markdown
 
-    report = make(checks, lambda: load_model(settings.load()["model"].value), seconds, log)
+    report = make(checks, lambda: load_model(settings.load().model), seconds, log)
     with replacing(file) as f:
         f.write(markdown(report).encode())
     log(f"{file}: written; read it, then show it to whoever asked")

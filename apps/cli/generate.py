@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from ruvmlx.platform import memory
 from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
-from .options import adapter_name, model_options, open_runtime, resolve, sampling_options
+from .options import model_options, open_runtime, resolve, sampling_options, setting_options
 from .output import json_option, log, print_json
 
 KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
@@ -43,8 +43,8 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
             log(f"note: {runtime.backend.caveat}")
         request = GenerationRequest(
             prompt=text if raw else None,
-            messages=None if raw else _messages(text, settings["system"]),
-            max_new_tokens=settings["max_tokens"],
+            messages=None if raw else _messages(text, settings.system),
+            max_new_tokens=settings.max_tokens,
             sampling=runtime.sampling(seed=seed),
             stop=flags["stop"],
             ignore_eos=flags["ignore_eos"],
@@ -135,13 +135,7 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
 @click.option("--continue", "-c", "continue_", is_flag=True, help="Go on with the last chat.")
 @click.option("--session", metavar="ID", help="Go on with this chat; `sessions ls` lists them.")
 @click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
-@click.option(
-    "--learn-when-idle",
-    type=click.Choice(["on", "off"]),
-    help="Train on your ratings while you do not type; on by default, never with --plain.",
-)
-@click.option("--theme", help="auto, dark, light, contrast, or a name of Textual's.")
-@click.option("--motion", type=click.Choice(["on", "off"]), help="off: nothing blinks, slides or fades.")
+@setting_options("learn_when_idle", "theme", "motion")
 def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
     from ..chat import run_chat
@@ -151,19 +145,19 @@ def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> Non
     settings = resolve(flags)
 
     def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
-        return open_runtime(settings | {"model": model, "adapter": adapter or "none"}, watch)
+        return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
 
     code = run_chat(
-        Opener(opens, settings["model"], adapter_name(settings), is_first_run()),
+        Opener(opens, settings.model, settings.adapter_name, is_first_run()),
         plain=plain,
         continue_=continue_,
         session=session,
-        max_new_tokens=settings["max_tokens"],
-        system=settings["system"],
-        learn_when_idle=settings["learn_when_idle"] == "on",
-        theme=settings["theme"],
-        motion=settings["motion"] == "on",
-        keys=settings["keys"],
+        max_new_tokens=settings.max_tokens,
+        system=settings.system,
+        learn_when_idle=settings.learn_when_idle,
+        theme=settings.theme,
+        motion=settings.motion,
+        keys=settings.keys,
     )
     sys.exit(code)
 

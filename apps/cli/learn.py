@@ -14,7 +14,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
-from .options import adapter_name, load_model, model_options, open_runtime, resolve
+from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show, show_facts
 
 
@@ -50,10 +50,10 @@ def _history(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    name = adapter_name(settings)
+    name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
-    model = load_model(settings["model"])
+    model = load_model(settings.model)
     return AdapterHistory(Store(config.store_file()), model.fingerprint, name)
 
 
@@ -93,8 +93,8 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """How many ratings, which version, how far from the untouched model."""
-    facts = _facts(_history(flags).status()) | {"targets": resolve(flags)["learn_targets"]}
-    if resolve(flags)["router"] == "on":
+    facts = _facts(_history(flags).status()) | {"targets": resolve(flags).learn_targets}
+    if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)
 
@@ -135,7 +135,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
     with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
         report = _deepened(runtime, cancel) if deep else _consolidated(runtime, given, cancel)
         status = runtime.status()
-        kv = runtime.review_kv(cancel)
+        kv = runtime.tiers.review(cancel)
     facts = _facts(status) | report
     if as_json:
         print_json(facts | {"kv": kv})
@@ -160,7 +160,7 @@ def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) 
 
 def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """Nothing is promoted or refused: what `learn status` says of that is left out."""
-    return {"promoted": None, "ppl_change": None} | runtime.deepen(_progress("reply"), cancel)
+    return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
 
 
 @contextmanager
@@ -221,8 +221,8 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
     cancel = threading.Event()
     if measure:
         with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
-            report = runtime.review_kv(cancel)
-            status = runtime.kv_status()
+            report = runtime.tiers.review(cancel)
+            status = runtime.tiers.status()
     else:
         status = _kv_ledger(flags).status()
     facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
@@ -247,7 +247,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     if train:
         with _stopped_by_ctrl_c(cancel):
             report = router.train(cancel)
-    facts: dict[str, Any] = {"router": resolve(flags)["router"], **router.status().facts}
+    facts: dict[str, Any] = {"router": config.written(resolve(flags).router), **router.status().facts}
     if report:
         facts["training"] = report
     if as_json:
@@ -266,11 +266,11 @@ def _router(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    name = adapter_name(settings)
+    name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has nothing to choose from; name an adapter.")
-    store, fingerprint = Store(config.store_file()), load_model(settings["model"]).fingerprint
-    return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings["examples"] > 0)
+    store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
+    return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
 def _show_router(facts: dict[str, Any]) -> None:
@@ -289,8 +289,8 @@ def _kv_ledger(flags: dict[str, Any]):
     from ruvmlx.store import Store
 
     settings = resolve(flags)
-    asked = asked_policy(settings["kv"], settings["kv_tiers"])
-    model, backend = load_model(settings["model"]), describe(settings["backend"]).name
+    asked = asked_policy(settings.kv, settings.kv_tiers)
+    model, backend = load_model(settings.model), describe(settings.backend).name
     return TierHistory(Store(config.store_file()), model.fingerprint, backend, asked)
 
 

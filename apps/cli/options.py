@@ -1,76 +1,57 @@
 """Flags that several verbs share, and the runtime that they describe."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ruvmlx import settings as config
 from ruvmlx.progress import Watch
+from ruvmlx.settings import Settings
 
 if TYPE_CHECKING:
     from ruvmlx.models.model import Model
+    from ruvmlx.runtime import Runtime
 
-_MODEL = [
-    click.option(
-        "--model", "-m", help="Folder, .gguf file, Hugging Face repo; the starter model by default."
-    ),
-    click.option(
-        "--backend", type=click.Choice(config.BACKENDS), help="What computes; chosen by itself if not given."
-    ),
-    click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
-    click.option(
-        "--kv",
-        type=click.Choice(["auto", "tiered", "f16"]),
-        help="Key-value cache; tiers as measured on your replies by default.",
-    ),
-    click.option("--adapter", help="Named adapter that ratings change, or none."),
-    click.option(
-        "--router",
-        type=click.Choice(["on", "off"]),
-        help="Learn from ratings and latency when to use what was learned, and examples; off by default.",
-    ),
-]
-_SAMPLING = [
-    click.option("--max-tokens", type=click.IntRange(min=1), help="Longest reply, in tokens."),
-    click.option(
-        "--temp", "temperature", type=float, help="0 is greedy; the model's own by default, or 0.7."
-    ),
-    click.option("--top-p", type=float, help="Nucleus mass, over 0 and at most 1."),
-    click.option("--min-p", type=float, help="Least share of the likeliest token's probability."),
-    click.option("--top-k", type=int, help="How many tokens may be drawn; 0 is all."),
-    click.option("--system", help="System prompt."),
-    click.option(
-        "--examples",
-        type=click.IntRange(0, 8),
-        help="Show the model up to N replies that you liked to similar questions.",
-    ),
-]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MODEL = ("model", "backend", "threads", "kv", "adapter", "router")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "min_p", "top_k", "system", "examples")
 
 
-def _decorated(options: list) -> Callable:
-    def decorate(function: Callable) -> Callable:
-        for option in reversed(options):
-            function = option(function)
+def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
+    """The flag of a setting: its name, type and help text come from the list of settings."""
+    spec = config.SPECS[name]
+    flags = spec.flag.split() or [f"--{name.replace('_', '-')}"]
+    return click.option(*flags, name, type=_click_type(spec), help=help or f"{spec.doc}.")
+
+
+def _click_type(spec: config.Spec) -> click.ParamType:
+    if spec.kind is bool or spec.choices:
+        return click.Choice(spec.choices or ("on", "off"))
+    if spec.kind is int:
+        return click.INT if spec.least is None else click.IntRange(spec.least, spec.most)
+    return click.FLOAT if spec.kind is float else click.STRING
+
+
+def setting_options(*names: str) -> Callable[[F], F]:
+    """The flags of several settings, in this order."""
+
+    def decorate(function: F) -> F:
+        for name in reversed(names):
+            function = setting_option(name)(function)
         return function
 
     return decorate
 
 
-model_options = _decorated(_MODEL)
-sampling_options = _decorated(_SAMPLING)
+model_options = setting_options(*_MODEL)
+sampling_options = setting_options(*_SAMPLING)
 
 
-def resolve(flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings by name: what the flags say, else environment, files, defaults."""
-    known = {k: v for k, v in flags.items() if k in config.SETTINGS}
-    return {name: setting.value for name, setting in config.load(known).items()}
-
-
-def adapter_name(settings: dict[str, Any]) -> str | None:
-    """The adapter's name; None when the user said "none"."""
-    name = settings["adapter"]
-    return None if name == "none" else name
+def resolve(flags: dict[str, Any]) -> Settings:
+    """The settings in force: what the flags say, else environment, files, defaults."""
+    return config.load({name: value for name, value in flags.items() if name in config.SPECS})
 
 
 def load_model(name: str | None) -> "Model":
@@ -83,7 +64,7 @@ def load_model(name: str | None) -> "Model":
         return load(name, watch)
 
 
-def open_runtime(settings: dict[str, Any], watch: Watch | None = None):
+def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
     """Load everything; seconds. Without a watch the terminal shows what takes long."""
     if watch is None:
         from ..progress import watching
@@ -92,20 +73,4 @@ def open_runtime(settings: dict[str, Any], watch: Watch | None = None):
             return open_runtime(settings, shown)
     from ruvmlx.runtime import Runtime
 
-    return Runtime.open(
-        settings["model"],
-        settings["backend"],
-        adapter_name(settings),
-        settings["threads"],
-        {k: settings[k] for k in ("temperature", "top_p", "top_k", "min_p")},
-        settings["kv"],
-        settings["kv_budget"],
-        examples=settings["examples"],
-        implicit=settings["implicit_feedback"] == "on",
-        kv_tiers=settings["kv_tiers"],
-        kv_limit=settings["kv_limit"],
-        router=settings["router"] == "on",
-        targets=settings["learn_targets"],
-        kv_disk=settings["kv_disk"],
-        watch=watch,
-    )
+    return Runtime.open(settings, watch=watch)

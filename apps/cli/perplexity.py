@@ -29,13 +29,13 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
     settings = resolve(flags)
     text = _read(file)
-    model = load_model(settings["model"])
+    model = load_model(settings.model)
     tokens = model.tokenizer.encode(text)
     if len(tokens) < 2:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
-    backend = open_backend(settings["backend"], model, settings["threads"])
+    backend = open_backend(settings.backend, model, settings.threads)
     context = min(ctx or model.config.max_context, model.config.max_context)
-    policy = cache_policy(settings["kv"], backend, settings["kv_tiers"])
+    policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
     facts = {
         "ppl": found.ppl,

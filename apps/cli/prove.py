@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ruvmlx.errors import UsageError
+from ruvmlx.settings import Settings
 
 from .options import load_model, model_options, resolve
 from .output import json_option, log, print_json, show
@@ -176,15 +177,15 @@ def _checked(function, given: str):
     return score
 
 
-def _bench(settings: dict[str, Any], say):
+def _bench(settings: Settings, say):
     from ruvmlx.backends.select import open_backend
 
     from ..prove.trial import Bench
 
-    model = load_model(settings["model"])
-    backend = open_backend(settings["backend"], model, settings["threads"], 0)
+    model = load_model(settings.model)
+    backend = open_backend(settings.backend, model, settings.threads, 0)
     say(f"{backend.name}: {backend.kernels}")
-    return Bench(model, backend, settings["kv"], settings["learn_targets"])
+    return Bench(model, backend, settings.kv, settings.learn_targets)
 
 
 VERBS: list[click.Command] = [prove]

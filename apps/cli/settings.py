@@ -7,11 +7,6 @@ from ruvmlx.errors import RuvmlxError
 
 from .output import json_option, log, print_json, show, show_facts
 
-_WITNESSED = (
-    "adapter", "kv", "kv_tiers", "kv_limit", "kv_budget", "implicit_feedback", "learn_when_idle", "examples",
-    "router", "learn_targets",
-)  # fmt: skip
-
 
 @click.group()
 def config() -> None:
@@ -23,11 +18,12 @@ def config() -> None:
 @json_option
 def show_settings(origin: bool, as_json: bool) -> None:
     """All settings as they are in force here."""
-    found = settings.load()
+    found = settings.resolve()
+    values = {k: settings.written(s.value) for k, s in found.items()}
     if as_json:
-        print_json({k: {"value": s.value, "origin": s.origin} for k, s in found.items()})
+        print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
-    shown = {k: "-" if s.value is None else s.value for k, s in found.items()}
+    shown = {k: "-" if value is None else value for k, value in values.items()}
     show_facts({k: f"{v}  ({found[k].origin})" if origin else v for k, v in shown.items()})
 
 
@@ -44,7 +40,7 @@ def note_setting(name: str, value: str) -> None:
     """Settings that decide what is learned, or how caches are kept, go into the witness log."""
     from ruvmlx.store import Store
 
-    if name not in _WITNESSED:
+    if not settings.SPECS[name].witnessed:
         return
     try:
         Store(settings.store_file()).witness.note("setting", {"name": name, "value": value})

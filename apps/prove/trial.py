@@ -14,6 +14,7 @@ import numpy as np
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 from .retention import NeutralText, variety_ratio
@@ -112,11 +113,14 @@ class Bench:
                 store,
                 self.model,
                 self.backend,
-                "prove",
-                kv=self.kv,
-                examples=examples,
-                learn=learn,
-                targets=self.targets,
+                Settings(
+                    adapter="prove",
+                    kv=self.kv,
+                    examples=examples,
+                    learn_targets=self.targets,
+                    kv_disk=None,
+                ),
+                learn,
             ) as runtime:
                 yield runtime
                 if (

@@ -19,8 +19,6 @@ from ..bench import machine
 
 # Of mx.device_info(); a new MLX may add what names a machine.
 _GPU = ("device_name", "architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
-# Settings whose values come from a fixed set or are numbers.
-_SETTINGS = ("backend", "threads", "kv", "kv_tiers", "kv_limit", "kv_budget", "learn_targets", "router")
 _SYSCTL = {
     "performance_cores": "hw.perflevel0.physicalcpu",
     "efficiency_cores": "hw.perflevel1.physicalcpu",
@@ -41,9 +39,14 @@ def machine_facts() -> dict[str, Any]:
         | {name: info[name] for name in _GPU if name in info and mx.default_device() == mx.Device(mx.gpu)},
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
-        "settings": {name: s.value for name, s in settings.load().items() if name in _SETTINGS and s.value},
+        "settings": _public_settings(),
         "environment": sorted(machine.environment()),  # the names of what is set
     }
+
+
+def _public_settings() -> dict[str, Any]:
+    found = {name: settings.written(s.value) for name, s in settings.resolve().items()}
+    return {name: value for name, value in found.items() if settings.SPECS[name].public and value}
 
 
 def has_gpu() -> bool:

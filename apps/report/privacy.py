@@ -61,7 +61,7 @@ def known_names() -> set[str]:
     found |= {str(Path.home()), str(config.home()), os.environ.get("HF_TOKEN", "")}
     with contextlib.suppress(RuvmlxError):
         settings = config.load()
-        found |= {str(settings[name].value or "") for name in ("model", "adapter", "system")}
+        found |= {settings.model or "", settings.adapter, settings.system or ""}
     return found | {part for name in found if "/" in name for part in Path(name).parts}
 
 

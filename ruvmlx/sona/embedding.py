@@ -11,15 +11,17 @@ with position weights, for 92% when whitened as well.
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
-from ..backends.base import Backend
-from ..errors import RuvmlxError
-from ..models.model import Tokenizer
+from ..backends.base import Backend, untouched
+from ..errors import RuvmlxError, UsageError
+from ..models.model import Model, Tokenizer
+from ..store import Store
 
 MAX_TOKENS = 128  # of a message; of a longer one, its beginning and its end
 WHITENED = 32  # leading directions that are scaled down to the next one
@@ -94,6 +96,29 @@ class Whitening:
             if shapes and all(np.isfinite(a).all() for a in (mean, basis, gain))
             else None
         )
+
+
+def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
+    """The model's whitening. It is measured once and kept in the store: seconds, the first time."""
+    stored = store.model_data.whitening(model.fingerprint)
+    known = Whitening.from_bytes(stored, model.config.hidden_size) if stored else None
+    if known is None:
+        with untouched(backend):
+            known = measure(backend, model.tokenizer)
+        store.model_data.put_whitening(model.fingerprint, known.to_bytes())
+    return known
+
+
+def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
+    """One unit vector [dimensions] per text, by the model alone. UsageError for a text without words."""
+    whitened, vectors = whitening_of(store, model, backend), []
+    with untouched(backend):
+        for text in texts:
+            state = read_question(backend, model.tokenizer, text)
+            if state is None:
+                raise UsageError("a text to embed is empty; give some words.")
+            vectors.append(whitened(state))
+    return vectors
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from ..backends.base import Backend, untouched
-from ..errors import UsageError
 from ..models.model import Message, Model
 from ..store import ReplyRow, Store
 from . import embedding, signal
@@ -277,12 +276,6 @@ class RatingIndex:
             signals=self._store.signals.count() + len(self._pending),
             dropped=self._store.signals.dropped(),
         )
-
-
-def check_examples(n: int) -> int:
-    if not 0 <= n <= MAX_EXAMPLES:
-        raise UsageError(f"examples is {n}; it must be from 0 (none) to {MAX_EXAMPLES}.")
-    return n
 
 
 def whole_sentences(text: str) -> str:

@@ -27,7 +27,8 @@ from textual.events import Paste
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
-from ruvmlx.runtime import LearningState, Rated, Turn
+from ruvmlx.learning import LearningState, Rated
+from ruvmlx.runtime import Turn
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import NamedRow, SessionRow
 
@@ -78,9 +79,9 @@ class HostileRuntime(ScriptedRuntime):
         self.store.chats.titles = [self.text, *self.store.chats.titles][:LISTED]
         turns = [Turn("system", self.text), Turn("user", f"{tagged('turn', n)}\n\nturn{n:05d}")]
         seen = self.text[:500]  # a longer one would push the turn's end out of sight
-        self.chats["s"] = [*turns, Turn("assistant", seen, "r1", "4", "length", 3, 1, 2)]
+        self.spoken["s"] = [*turns, Turn("assistant", seen, "r1", "4", "length", 3, 1, 2)]
 
-    def learning(self) -> LearningState:
+    def state(self) -> LearningState:
         rated = [Rated("r", "up", self.text, self.text), Rated("r", "2", "", self.text)]
         return LearningState(self.panel, self.status(), MemoryStatus(1, 1, 0, 1, 0, 0), 3, rated)
 

@@ -35,7 +35,7 @@ class ScriptedRuntime:
         self.replies = list(replies)
         self.gate, self.free = gate, free
         self.released = threading.Semaphore(0)
-        self.chats: dict[str, list[Turn]] = {}
+        self.spoken: dict[str, list[Turn]] = {}
         self.ratings: list[tuple[str, str | None, str]] = []  # (reply, rating before, rating)
         self.said: list[str] = []
         self.settled = 0
@@ -46,6 +46,13 @@ class ScriptedRuntime:
         self._ids = itertools.count(1)
         self._messages = itertools.count(1)
 
+    @property
+    def parts(self):
+        """It plays the runtime's parts by itself."""
+        return self
+
+    chats = deleted_chats = learning = tiers = parts
+
     def _called(self):
         self.threads.add(threading.get_ident())
         assert not self.closed
@@ -53,28 +60,28 @@ class ScriptedRuntime:
     def new_chat(self, system=None):
         self._called()
         session = f"s{next(self._ids)}"
-        self.chats[session] = [Turn("system", system)] if system else []
+        self.spoken[session] = [Turn("system", system)] if system else []
         return session
 
     def last_chat(self):
-        return list(self.chats)[-1] if self.chats else None
+        return list(self.spoken)[-1] if self.spoken else None
 
     def find_chat(self, beginning):
         return beginning
 
     def asked_before(self):
-        return [turn.content for turns in self.chats.values() for turn in turns if turn.role == "user"][::-1]
+        return [turn.content for turns in self.spoken.values() for turn in turns if turn.role == "user"][::-1]
 
     def set_system(self, session_id, system):
         self._called()
-        rest = [turn for turn in self.chats[session_id] if turn.role != "system"]
-        self.chats[session_id] = ([Turn("system", system)] if system else []) + rest
+        rest = [turn for turn in self.spoken[session_id] if turn.role != "system"]
+        self.spoken[session_id] = ([Turn("system", system)] if system else []) + rest
 
     def turns(self, session_id):
         self._called()
-        if session_id not in self.chats:
+        if session_id not in self.spoken:
             raise NotFound(f"no session {session_id!r}")
-        return list(self.chats[session_id])
+        return list(self.spoken[session_id])
 
     def say(self, session_id, text, *, sampling: Sampling | None, max_new_tokens: int, cancel):
         self._called()
@@ -82,7 +89,7 @@ class ScriptedRuntime:
         if isinstance(script, Exception):
             raise script
         self.said.append(text)
-        self.chats[session_id].append(Turn("user", text, id=next(self._messages)))
+        self.spoken[session_id].append(Turn("user", text, id=next(self._messages)))
         yield Chunk("", prefilled=16, prompt_tokens=32)
         yield Chunk("", prefilled=32, prompt_tokens=32)
         shown = []
@@ -105,7 +112,7 @@ class ScriptedRuntime:
     def _commit(self, session_id, shown, reason):
         reply_id = f"r{next(self._ids)}"
         text = "".join(shown)
-        self.chats[session_id].append(Turn("assistant", text, reply_id, None, reason, next(self._messages)))
+        self.spoken[session_id].append(Turn("assistant", text, reply_id, None, reason, next(self._messages)))
         self.last_reply_id = reply_id
         return GenerationResponse(
             "q",
@@ -142,11 +149,11 @@ class ScriptedRuntime:
         )
 
     def _rating_of(self, reply_id):
-        turns = (turn for chat in self.chats.values() for turn in chat if turn.reply_id == reply_id)
+        turns = (turn for chat in self.spoken.values() for turn in chat if turn.reply_id == reply_id)
         return next((turn.rating for turn in turns), None)
 
     def _set_rating(self, reply_id, rating):
-        for turns in self.chats.values():
+        for turns in self.spoken.values():
             for i, turn in enumerate(turns):
                 if turn.reply_id == reply_id:
                     turns[i] = replace(turn, rating=rating)
@@ -171,16 +178,13 @@ class ScriptedRuntime:
         self.noticed.append((reply_id, what))
         return True
 
-    def background_due(self):
+    def due(self):
+        """Of the loops and of the tiers."""
         self._called()
         return False
 
     def held(self):
         return Held(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
-
-    def kv_due(self):
-        self._called()
-        return False
 
     def status(self):
         n = len(self.ratings)

@@ -81,7 +81,7 @@ async def test_escape_at_random_tokens_always_ends_idle():
             while runtime.released.acquire(blocking=False):
                 pass
             assert len(app.transcript.replies) == turn + 1
-            assert app.transcript.replies[-1].text == runtime.turns(app.session)[-1].content
+            assert app.transcript.replies[-1].text == runtime.chats.turns(app.session)[-1].content
 
 
 @BOTH_SIZES
@@ -100,7 +100,7 @@ async def test_continue_shows_the_earlier_turns(size):
         assert "Who is there?" in screen_text(app)
         assert "▲ up" in screen_text(app)
         await ask(app, pilot, "And now?")
-    assert [turn.content for turn in runtime.chats[session]] == [
+    assert [turn.content for turn in runtime.spoken[session]] == [
         "Who is there?",
         "It is *me*.",
         "And now?",
@@ -131,14 +131,14 @@ async def test_an_error_is_one_line_and_loses_nothing():
 async def test_a_refused_message_goes_before_what_was_typed_since():
     """Also a message with a slash in front comes back as it was typed; nothing is overwritten."""
     runtime = ScriptedRuntime()
-    say, go_on = runtime.say, threading.Event()
+    say, go_on = runtime.chats.say, threading.Event()
 
     def refuse(*args, **options):
         go_on.wait(10)
         raise UsageError("temperature is -1; it must be 0 or more")
         yield from say(*args, **options)
 
-    runtime.say = refuse
+    runtime.chats.say = refuse
     async with chatting(runtime) as (app, pilot):
         app.prompt.text = "//etc?"
         await pilot.press("enter")
@@ -308,7 +308,7 @@ async def test_slash_commands():
 
         await ask(app, pilot)
         await send("/system Be brief.", "System prompt: Be brief.")
-        assert runtime.turns(app.session)[0].content == "Be brief."
+        assert runtime.chats.turns(app.session)[0].content == "Be brief."
         await send("/status", "8,192 tokens")
         await send("/help", "take the last rating back")
         await send("/nope", "no command /nope")
@@ -316,7 +316,7 @@ async def test_slash_commands():
         app.prompt.text = "/new"
         await pilot.press("enter")
         await until(pilot, lambda: app.session != first and not app.query(UserMessage))
-        assert runtime.turns(app.session)[0].content == "Be brief."
+        assert runtime.chats.turns(app.session)[0].content == "Be brief."
         assert not app.query(Notice)
 
 
@@ -330,7 +330,7 @@ async def test_quitting_while_a_reply_runs():
         await pilot.press("ctrl+q")
         await until(pilot, lambda: runtime.closed)
     assert app.return_value == 0
-    assert runtime.chats["s1"][-1].finish_reason == "cancelled"
+    assert runtime.spoken["s1"][-1].finish_reason == "cancelled"
     assert len(runtime.threads) == 1
     assert threading.get_ident() not in runtime.threads
 

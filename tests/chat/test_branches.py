@@ -109,7 +109,7 @@ async def test_going_on_with_a_cut_reply(chatting):
         await pilot.press("tab", "m")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
         assert reply.text.startswith(short) and len(reply.text) > len(short)
-        turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
+        turns = await app.runtime.call(lambda runtime: runtime.chats.turns(app.session))
         assert turns[-1].content == reply.text or "\ufffd" in turns[-1].content
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown(app)[-1] == short)
@@ -193,8 +193,8 @@ def test_plain_mode_does_it_all(open_tiny, capsys):
         assert "(2 of 2 replies in this place; /next, /prev)" in said
         assert "(1 of 2 replies in this place; /next, /prev)" in said
         assert "Your question: Bye" in said and "You: Hello\nAssistant: " in said
-        chat = runtime.last_chat()
-        (last,) = [t for t in runtime.turns(chat) if t.role == "assistant"]
+        chat = runtime.chats.last_chat()
+        (last,) = [t for t in runtime.chats.turns(chat) if t.role == "assistant"]
         assert last.branches == 4
         code, said = plain(runtime, "/again", "/more", "/next", "/edit x")
         assert code == 1 and said == ""
@@ -215,7 +215,7 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             await app.workers.wait_for_complete(
                 [w for w in app.workers if w.name in ("_reply", "action_again", "action_more", "action_flip")]
             )
-            turns = await app.runtime.call(lambda runtime: runtime.turns(app.session))
+            turns = await app.runtime.call(lambda runtime: runtime.chats.turns(app.session))
             ids = [m.message_id for m in app.transcript.messages]
             assert ids == [t.id for t in turns if t.role != "system"], what
             places = [r.branch for r in app.transcript.replies]
@@ -233,7 +233,7 @@ async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
             yield
 
         runtime = app.runtime._opened()
-        monkeypatch.setattr(runtime, "again", refuse)
+        monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")
         assert shown(app) == before

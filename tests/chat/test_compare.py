@@ -18,7 +18,7 @@ from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F40
 def learned(open_tiny):
     """A store with one rating in it, and the chat that it was given in."""
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         say(runtime, chat, "hello")
         runtime.rate("last", "down")
     return chat
@@ -30,12 +30,12 @@ def test_untouched_is_the_model_as_it_came(open_tiny, learned):
         for _ in range(20):
             say(runtime, learned, "hello")
             runtime.rate("last", "down")
-        chat = runtime.new_chat()
-        with_it, _ = run(runtime.say(chat, "hello", **options(12)))
-        without, _ = run(runtime.again(chat, untouched=True, **options(12)))
-        again, _ = run(runtime.again(chat, **options(12)))
+        chat = runtime.chats.new_chat()
+        with_it, _ = run(runtime.chats.say(chat, "hello", **options(12)))
+        without, _ = run(runtime.chats.again(chat, untouched=True, **options(12)))
+        again, _ = run(runtime.chats.again(chat, **options(12)))
     with open_tiny(adapter=None) as runtime:
-        expected = say(runtime, runtime.new_chat(), "hello", n=12)
+        expected = say(runtime, runtime.chats.new_chat(), "hello", n=12)
     assert without.token_ids == expected.token_ids
     assert with_it.token_ids == again.token_ids != without.token_ids
 
@@ -59,7 +59,7 @@ async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):
         assert reply.message_id == candidates[side].message and reply.rating == "up"
         assert reply.branch[1] == 3
         assert compare.SIDES[1 - side] in screen_text(app)
-        turns = await app.runtime.call(lambda runtime: runtime.turns(learned))
+        turns = await app.runtime.call(lambda runtime: runtime.chats.turns(learned))
         assert turns[-1].rating == "up" and turns[-1].id == candidates[side].message
 
 
@@ -82,14 +82,14 @@ async def test_stopped(chatting, learned):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
         runtime = app.runtime._opened()
-        say_it = runtime.say
+        say_it = runtime.chats.say
 
         def slowly(*args, **given):
             for chunk in say_it(*args, **given):
                 time.sleep(0.05)
                 yield chunk
 
-        runtime.say = slowly
+        runtime.chats.say = slowly
         await send(app, pilot, "/compare Which way?")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen) and app.status.meter.tokens > 1)
         await pilot.press("escape")
@@ -116,7 +116,9 @@ def test_plain_mode(open_tiny, learned, capsys):
         lines = said.splitlines()
         assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
         assert "You chose the reply with" in said and "Rated up: log-probability" in said
-        assert runtime.turns(learned)[-1].rating == "up" and runtime.turns(learned)[-1].branch == 3
+        assert (
+            runtime.chats.turns(learned)[-1].rating == "up" and runtime.chats.turns(learned)[-1].branch == 3
+        )
         code, said = plain(runtime, "/compare", "/choose 1")
         assert code == 1 and said == "" and capsys.readouterr().err.count("Error: ") == 2
 

@@ -17,7 +17,7 @@ runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True)
 close = runtime.close
 def tell():
     with open({kept!r}, "w") as kept:
-        print([(t.content, t.finish_reason) for t in runtime.chats["s1"]], file=kept)
+        print([(t.content, t.finish_reason) for t in runtime.spoken["s1"]], file=kept)
     close()
 runtime.close = tell
 sys.exit(run_chat(lambda: runtime))

@@ -50,12 +50,12 @@ def there(tmp_path, monkeypatch, open_tiny):
     monkeypatch.setattr("ruvmlx.apps.chat.clipboard.copy", lambda text: None)
     monkeypatch.setattr("ruvmlx.apps.chat.clipboard.copy_with_tool", lambda text: True)
     with open_tiny() as runtime:
-        say(runtime, runtime.new_chat())
+        say(runtime, runtime.chats.new_chat())
         runtime.rate("last", "down")
 
 
 def say(runtime, chat):
-    for _ in runtime.say(chat, "Hello", max_new_tokens=4, cancel=threading.Event()):
+    for _ in runtime.chats.say(chat, "Hello", max_new_tokens=4, cancel=threading.Event()):
         pass
 
 

@@ -6,6 +6,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -109,7 +110,7 @@ async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch,
         await until(pilot, lambda: wanted in app.status.message and not app.status.background)
         assert app.prompt.text == "x"
     assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
-    assert not stored(open_tiny, lambda runtime: runtime.background_due())
+    assert not stored(open_tiny, lambda runtime: runtime.learning.due())
 
 
 async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, monkeypatch):
@@ -144,7 +145,7 @@ async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny)
     done = steps[-1]
     assert 0 < done < 24 and not app.runtime.is_open
     assert stored(open_tiny, lambda runtime: runtime.learner.history.training() is not None)
-    assert stored(open_tiny, lambda runtime: runtime.background_due() and runtime.store.integrity()) == "ok"
+    assert stored(open_tiny, lambda runtime: runtime.learning.due() and runtime.store.integrity()) == "ok"
     async with idling(rated(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
     assert steps == list(range(1, 25))
@@ -156,7 +157,7 @@ async def test_switched_off_it_never_learns(rated, open_tiny):
             await pilot.pause(SOON)
         assert app.status.background == ""
     assert stored(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
-    assert stored(open_tiny, lambda runtime: runtime.background_due())
+    assert stored(open_tiny, lambda runtime: runtime.learning.due())
 
 
 async def test_how_long_a_key_waits_while_it_trains(rated, monkeypatch):
@@ -191,7 +192,7 @@ def test_what_was_stopped_builds_no_training_graph(open_tiny, rated, monkeypatch
         report = runtime.consolidate(None, cancel)
         assert not report["promoted"] and report["reason"] == report["deep"]["reason"]
     with open_tiny("other") as runtime:
-        assert not runtime.background_due() and runtime.loops._deep is None
+        assert not runtime.learning.due() and runtime.learning.loops._deep is None
 
 
 # -- the setting -------------------------------------------------------------------------------------
@@ -231,13 +232,13 @@ class Restful(ScriptedRuntime):
         self.paused = False
         self.begun: list[float] = []  # time.monotonic() of each
 
-    def background_due(self):
+    def due(self):
         self._called()
         return bool(self.lessons)
 
-    def kv_due(self):
-        self._called()
-        return bool(self.kv)
+    @property
+    def tiers(self):
+        return SimpleNamespace(due=lambda: bool(self.kv), review=self._review)
 
     def consolidate(self, progress, cancel):
         self._called()
@@ -252,7 +253,7 @@ class Restful(ScriptedRuntime):
             raise lesson
         return lesson
 
-    def review_kv(self, cancel):
+    def _review(self, cancel):
         self._called()
         return self.kv.pop(0) if len(self.kv) > 1 else self.kv[0]
 
@@ -357,7 +358,9 @@ async def test_copying_out_of_a_reply_is_noticed():
 @pytest.mark.parametrize("implicit", [False, True])
 async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
     """A reply that is copied and then talked on about: recorded where `implicit_feedback` is on."""
-    async with idling(lambda: open_tiny(implicit=implicit), max_new_tokens=4, learn_when_idle=False) as (
+    async with idling(
+        lambda: open_tiny(implicit_feedback=implicit), max_new_tokens=4, learn_when_idle=False
+    ) as (
         app,
         pilot,
     ):

@@ -13,7 +13,7 @@ from .scripted import ScriptedRuntime
 
 def long_chat(exchanges):
     runtime = ScriptedRuntime(["New."])
-    turns = runtime.chats["s0"] = [Turn("system", "Be brief.")]
+    turns = runtime.spoken["s0"] = [Turn("system", "Be brief.")]
     for n in range(exchanges):
         turns += [Turn("user", f"question {n}"), Turn("assistant", f"answer {n}\n\n- a\n- b", f"a{n}")]
     return runtime

@@ -113,10 +113,10 @@ async def test_the_theme_is_remembered(home):
         app.theme = "ruvmlx-contrast"
         await until(pilot, lambda: (home / "config.toml").exists())
         app.theme = "nord"
-        await until(pilot, lambda: settings.load()["theme"].value == "nord")
+        await until(pilot, lambda: settings.load().theme == "nord")
         app.theme = "ruvmlx-dark"
-        await until(pilot, lambda: settings.load()["theme"].value == "dark")
-    async with chatting(ScriptedRuntime(), theme=settings.load()["theme"].value) as (app, _):
+        await until(pilot, lambda: settings.load().theme == "dark")
+    async with chatting(ScriptedRuntime(), theme=settings.load().theme) as (app, _):
         assert app.theme == "ruvmlx-dark"
 
 

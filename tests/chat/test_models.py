@@ -18,6 +18,7 @@ from ruvmlx.engine import Sampling
 from ruvmlx.errors import Interrupted
 from ruvmlx.progress import Progress
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 
 from ..models.make_models import make_safetensors_model
 from .helpers import SMALL, WIDE, ask, screen_text, until
@@ -51,7 +52,10 @@ def cache(tmp_path, monkeypatch):
 
 def opener(first_run=False):
     def opens(model, adapter, watch):
-        return Runtime.open(model, "native", adapter, 1, watch=watch)
+        return Runtime.open(
+            Settings(model=model, backend="native", adapter=adapter or "none", threads=1, kv_disk=None),
+            watch=watch,
+        )
 
     return Opener(opens, ONE, "default", first_run)
 

@@ -103,7 +103,7 @@ def test_a_template_that_refuses_the_chat():
 
     def opens(model, adapter, watch):
         runtime = shop._opens(model, adapter, watch)
-        runtime.check_chat = lambda session: (_ for _ in ()).throw(refusal)
+        runtime.chats.check_chat = lambda session: (_ for _ in ()).throw(refusal)
         return runtime
 
     shop.holder._opener = Opener(opens, "old")

@@ -61,14 +61,14 @@ def test_the_same_in_words(open_tiny):
 def test_a_rating_counts_down_to_the_training(open_tiny):
     """As many ratings are missing as the loop then waits for; `due` is when none is."""
     with open_tiny() as runtime:
-        chat = runtime.new_chat()
+        chat = runtime.chats.new_chat()
         from ..test_runtime import say
 
         for left in range(16, 0, -1):
-            assert runtime.learning().missing == left and not runtime.background_due()
+            assert runtime.learning.state().missing == left and not runtime.learning.due()
             say(runtime, chat, "hello", n=2)
             runtime.rate("last", "up" if left % 2 else "down")
-        state = runtime.learning(recent=3)
+        state = runtime.learning.state(recent=3)
         assert state.missing == 0 and runtime.learner.history.due()
         assert [r.rating for r in state.recent] == ["up", "down", "up"]
         assert all(lines(View.of(runtime), None))

@@ -116,7 +116,7 @@ def test_a_reader_that_leaves():
 ON_CLOSE = """
 close = runtime.close
 def tell():
-    turns = runtime.chats["s1"]
+    turns = runtime.spoken["s1"]
     print([(t.content, t.finish_reason) for t in turns[1:]], file=sys.stderr)
     close()
 runtime.close = tell
@@ -260,7 +260,7 @@ def test_continue_tells_the_story_so_far():
     """In a terminal -c prints the earlier turns; /up rates the newest of them."""
     setup = """
     from threading import Event
-    list(runtime.say(runtime.new_chat(), "Who?", sampling=None, max_new_tokens=9, cancel=Event()))
+    list(runtime.chats.say(runtime.chats.new_chat(), "Who?", sampling=None, max_new_tokens=9, cancel=Event()))
     runtime.last_reply_id = None
     """
     terminal = Terminal(command(["Me."], setup=setup, continue_=True))

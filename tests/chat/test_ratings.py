@@ -218,7 +218,7 @@ async def test_a_look_that_fails_is_silent():
             looked.append(1)
             raise StoreBusy("another process holds the store")
 
-        runtime.turns = busy
+        runtime.chats.turns = busy
         app.post_message(AppFocus())
         await until(pilot, lambda: looked)
         await pilot.pause()

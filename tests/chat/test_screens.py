@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ruvmlx.learning import LearningState, Rated
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import Reading, Sensors
-from ruvmlx.runtime import LearningState, Rated
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
@@ -52,7 +52,7 @@ class Settled(ScriptedRuntime):
 
     store = Shelf()
 
-    def learning(self):
+    def state(self):
         recent = [
             Rated("r2", "up", "just right", "Sort it"),
             Rated("r1", "2", "", "And 漢字 of a long question?"),

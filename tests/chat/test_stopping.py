@@ -16,6 +16,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.sessions import common_prefix
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 from .helpers import ask, until
@@ -40,7 +41,7 @@ class Pressing:
         self._pressed = 0.0
 
     def within(self, runtime):
-        say = runtime.say
+        say = runtime.chats.say
 
         def pressing(*arguments, **options):
             for chunk in say(*arguments, **options):
@@ -49,7 +50,7 @@ class Pressing:
                     self.at, self._pressed = 0, time.perf_counter()
                     self.app.call_from_thread(self.app.simulate_key, "escape")
 
-        runtime.say = pressing
+        runtime.chats.say = pressing
         return runtime
 
     def changed(self, phase):
@@ -63,7 +64,9 @@ async def test_esc_at_random_tokens(starter, backend, home, full):
     before it in its cache, has the tokens of a run that reads its whole prompt anew, ties aside."""
 
     def opened():
-        return pressing.within(Runtime(Store(home / "ruvmlx.db"), starter, backend, None))
+        return pressing.within(
+            Runtime(Store(home / "ruvmlx.db"), starter, backend, Settings(adapter="none", kv_disk=None))
+        )
 
     rng, said = random.Random(6), []
     app = ChatApp(opened, ChatOptions(sampling=GREEDY, max_new_tokens=1000, learn_when_idle=False))

@@ -16,7 +16,7 @@ from .scripted import ScriptedRuntime
 
 def long_chat(seed):
     runtime = ScriptedRuntime(["New."])
-    turns = runtime.chats["s0"] = []
+    turns = runtime.spoken["s0"] = []
     for n in range(8):
         text = "\n\n".join(document(100 * seed + 10 * n + k) for k in range(6))
         turns += [Turn("user", f"question {n}"), Turn("assistant", text, f"a{n}")]

@@ -14,6 +14,7 @@ from ruvmlx.apps.cli.output import run_plainly
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.sona.optional import tier_choice
 from ruvmlx.store import Store
 
@@ -211,7 +212,7 @@ def test_a_full_disk_is_one_line(run, monkeypatch, tiny_folder, home):
 
 
 def test_an_unexpected_error_is_still_one_line(run, monkeypatch):
-    monkeypatch.setattr("ruvmlx.settings.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("ruvmlx.settings.resolve", lambda *_: 1 / 0)
     code, _, err = run("config", "show")
     assert code == 1 and one_line(err) and "RUVMLX_DEBUG" in err
 
@@ -342,7 +343,7 @@ def test_learn_consolidate(run, tiny_folder):
     assert (code, err) == (0, "") and json.loads(out)[
         "reason"
     ] == "it takes 10 rated replies to learn from; there are 0"
-    with Runtime.open(str(tiny_folder)) as runtime:
+    with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(12):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
             for _ in runtime.generate(request):
@@ -376,7 +377,7 @@ def test_learn_kv(run, tiny_folder, monkeypatch):
     said = json.loads(out)
     assert (code, err, said["asked"], said["candidates"], said["observed"]) == (0, "", False, [], [])
     assert said["policy"] == {"hot": 256, "warm": 2048} and "the default" in said["reason"]
-    with Runtime.open(str(tiny_folder), "native", adapter=None) as runtime:
+    with Runtime.open(Settings(model=str(tiny_folder), backend="native", adapter="none")) as runtime:
         for i in range(2):
             ids = [40 + (i + j * j) % 50 for j in range(said["long_is"])]
             for _ in runtime.generate(GenerationRequest(input_ids=ids, max_new_tokens=3)):
@@ -405,7 +406,7 @@ def test_learn_consolidate_deep(run, tiny_folder):
     command = ("learn", "consolidate", "--deep", *model)
     code, out, err = run(*command)
     assert (code, err) == (0, "") and out.startswith("not anchored: it takes 10 rated replies; there are 0")
-    with Runtime.open(str(tiny_folder)) as runtime:
+    with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(10):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
             list(runtime.generate(request))

@@ -57,7 +57,7 @@ def test_a_failed_load_changes_nothing():
 
 def say(runtime, chat, text):
     greedy = runtime.sampling(temperature=0.0)
-    chunks = runtime.say(chat, text, sampling=greedy, max_new_tokens=6, cancel=threading.Event())
+    chunks = runtime.chats.say(chat, text, sampling=greedy, max_new_tokens=6, cancel=threading.Event())
     return list(chunks)[-1].response
 
 
@@ -81,7 +81,7 @@ def a_base():
 
 def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny)
-    chat = runtime.new_chat()
+    chat = runtime.chats.new_chat()
     first = say(runtime, chat, "hello there")
     assert runtime.adapter_label == "default@0"
     runtime.use_adapter("other")
@@ -89,8 +89,8 @@ def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, t
     assert runtime.adapter_label == "other@1"
     assert second.cached_tokens >= first.prompt_tokens  # nothing that was read is read again
     runtime.engine.sessions.clear()
-    turns = runtime.turns(chat)
-    again = runtime.new_chat()
+    turns = runtime.chats.turns(chat)
+    again = runtime.chats.new_chat()
     runtime.store.messages.add_user(again, turns[0].content)
     runtime.store.replies.add(replace(runtime.store.replies.get(turns[1].reply_id), id="copy"), again)
     uncached = say(runtime, again, "and now?")
@@ -99,7 +99,7 @@ def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, t
 
 def test_under_another_base_the_chat_is_read_again(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
-    chat = runtime.new_chat()
+    chat = runtime.chats.new_chat()
     say(runtime, chat, "hello there")
     runtime.use_adapter("other")
     assert say(runtime, chat, "and now?").cached_tokens == 0
@@ -111,7 +111,7 @@ def test_under_another_base_the_chat_is_read_again(open_tiny, tiny):
 
 def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny)
-    chat = runtime.new_chat()
+    chat = runtime.chats.new_chat()
     reply = say(runtime, chat, "hello there").request_id
     runtime.use_adapter("other")
     runtime.use_adapter("default")
@@ -120,7 +120,7 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     assert runtime.adapter_label == "other@1"
     runtime.use_adapter("default")
     assert runtime.adapter_label == "default@1"
-    found = {r.name: (r.tier, r.accesses, r.loads) for r in runtime.residents()}
+    found = {r.name: (r.tier, r.accesses, r.loads) for r in runtime.learning.residency.tiers()}
     assert found == {"default": ("hot", 3, 1), "other": ("warm", 2, 1)}
     assert {r.name for r in runtime.adapters()} == {"default", "other"}
 
@@ -128,7 +128,7 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
 def test_without_an_adapter_and_back(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
     runtime.use_adapter("other")
-    chat = runtime.new_chat()
+    chat = runtime.chats.new_chat()
     say(runtime, chat, "hello there")
     runtime.use_adapter(None)
     assert runtime.backend.lora is None and runtime.adapter_label is None

@@ -11,7 +11,7 @@ FFN = [(m, layer) for layer in range(2) for m in ("gate_proj", "up_proj", "down_
 
 
 def test_the_head_is_the_default():
-    assert parse(settings.SETTINGS["learn_targets"][1], 2) == Targets(True, (), 0)
+    assert parse(settings.Settings().learn_targets, 2) == Targets(True, (), 0)
 
 
 @pytest.mark.parametrize(

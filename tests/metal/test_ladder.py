@@ -28,6 +28,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform.gpu import GPU, gpu
 from ruvmlx.platform.mx import mx
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from tests.models.make_models import make_safetensors_model
 
 from .simulated_gpu import HANGS, MODES, SimulatedGPU
@@ -85,8 +86,8 @@ def plain_tokens(folder, compiled, tmp_path_factory):
 
 def chat(folder, **options) -> tuple[list[int], str, Runtime]:
     """-> (token ids of the reply, what stdout and stderr had, the runtime, closed)"""
-    settings = {"backend": "auto", "adapter": None, "sampling": {"temperature": 0.0}, "kv_tiers": TIERS}
-    with Runtime.open(str(folder), **settings | options) as runtime:
+    settings = {"backend": "auto", "adapter": "none", "temperature": 0.0, "kv_tiers": TIERS, "kv_disk": None}
+    with Runtime.open(Settings(model=str(folder), **settings | options)) as runtime:
         written = io.StringIO()
         options_ = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
         PlainChat(runtime, options_, io.StringIO(f"{QUESTION}\n"), written).run()

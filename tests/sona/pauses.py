@@ -135,6 +135,7 @@ def measure(
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import Message
     from ruvmlx.runtime import Runtime
+    from ruvmlx.settings import Settings as RuntimeSettings
     from ruvmlx.sona.background import TrainingSettings
     from ruvmlx.store import Store
     from ruvmlx.training import trainer
@@ -147,11 +148,11 @@ def measure(
     backend = NativeBackend(model, threads=1)
     kept.mkdir(parents=True, exist_ok=True)
     if not (file := kept / "rated.db").exists():
-        with Runtime(Store(kept / "new.db"), model, backend, "default") as runtime:
+        with Runtime(Store(kept / "new.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
             rate_forty(runtime)
         _copy(kept / "new.db", file)
     _copy(file, scratch / "run.db")
-    with Runtime(Store(scratch / "run.db"), model, backend, "default") as runtime:
+    with Runtime(Store(scratch / "run.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
         runtime.learner.sync()  # as in a chat: what is read once has been
         model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
@@ -161,7 +162,7 @@ def measure(
     left: dict[str, float] = {}
     if given.stops:
         _copy(file, scratch / "again.db")
-        with Runtime(Store(scratch / "again.db"), model, backend, "default") as runtime:
+        with Runtime(Store(scratch / "again.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
             while (cancel := Watch(set(left))) and not left.get("end"):
                 runtime.consolidate(None, cancel, TrainingSettings(steps=given.steps))
                 cancel.finish()

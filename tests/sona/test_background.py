@@ -200,12 +200,13 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
 
     report, _ = consolidate(rated, cancel=Counting())
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.backend.lora is None and rated.background_due() == ("after" in report["reason"])
+    assert rated.backend.lora is None and rated.learning.due() == ("after" in report["reason"])
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
-        began = rated.loops.background().paused
-        rated.loops.background().close()
-        assert (rated.learner.history.training() is not None) == began and not rated.loops.background().paused
+        began = rated.learning.loops.background().paused
+        rated.learning.loops.background().close()
+        assert (rated.learner.history.training() is not None) == began
+        assert not rated.learning.loops.background().paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
@@ -221,7 +222,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
     assert want["promoted"], want["reason"]
     base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed
     rated.rollback(14)
-    rated.loops.close()
+    rated.learning.loops.close()
     rated.learner.sync()
     known, seen = set(), []
     for _ in range(200):
@@ -231,9 +232,9 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
         if not cancel.is_set():
             break
         assert not report["promoted"] and rated.backend.lora is None
-        assert rated.background_due() or "before it began" in report["reason"]
+        assert rated.learning.due() or "before it began" in report["reason"]
         if restart:
-            rated.loops.close()
+            rated.learning.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
     np.testing.assert_array_equal(rated.learner.probe.packed, probe)
@@ -270,7 +271,7 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
     consolidate(rated)
     want = dict(counts)
     rated.rollback(14)
-    rated.loops.close()
+    rated.learning.loops.close()
     counts.update(texts=0, logprobs=0, trainers=0)
     known: set[str] = set()
     while True:
@@ -327,7 +328,7 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
             return Later.count > 250
 
     consolidate(rated, cancel=Later())
-    rated.loops.background().close()
+    rated.learning.loops.background().close()
     loop = Background(rated.learner, rated.model, QUICK)
     assert loop._resumed() is not None
     assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None
@@ -339,13 +340,13 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
 def test_due_after_sixteen_new_ratings(open_tiny):
     with open_tiny() as runtime:
         for i in range(17):
-            assert runtime.background_due() == (i >= 16)
+            assert runtime.learning.due() == (i >= 16)
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
         history = runtime.learner.history
         history.refuse(history.version(), {"promoted": False})
-        assert not runtime.background_due()  # the same ratings would give the same answer
+        assert not runtime.learning.due()  # the same ratings would give the same answer
     with open_tiny(adapter=None) as runtime:
-        assert not runtime.background_due()
+        assert not runtime.learning.due()
 
 
 def test_not_a_number_never_gets_in(rated, monkeypatch):

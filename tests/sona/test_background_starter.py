@@ -6,6 +6,7 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings as RuntimeSettings
 from ruvmlx.sona.background import TrainingSettings
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.store import Store
@@ -14,7 +15,7 @@ from ruvmlx.store import Store
 def test_consolidate(starter, home, whole_text):
     """Twelve short replies, three steps on the last four layers."""
     backend = open_backend("native", starter)
-    with Runtime(Store(home / "ruvmlx.db"), starter, backend, "default") as runtime:
+    with Runtime(Store(home / "ruvmlx.db"), starter, backend, RuntimeSettings(kv_disk=None)) as runtime:
         for i in range(12):
             request = GenerationRequest(
                 request_id=f"reply-{i}",

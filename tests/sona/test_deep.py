@@ -28,7 +28,7 @@ def learned(rated):  # noqa: F811
 def test_it_anchors_what_is_liked(learned):
     """The anchor is the base in use, its Fisher the mean over the liked replies, each by itself."""
     seen = []
-    report = learned.deepen(lambda done, total: seen.append((done, total)))
+    report = learned.learning.loops.deepen(lambda done, total: seen.append((done, total)))
     assert report["anchored"], report
     n, history, anchors = report["examples"], learned.learner.history, learned.learner.anchors
     assert seen == [(i + 1, n) for i in range(n)] and 3 <= n <= 7 and report["anchors"] == 1
@@ -46,7 +46,7 @@ def test_it_anchors_what_is_liked(learned):
 
 
 def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
-    report = rated.deepen()
+    report = rated.learning.loops.deepen()
     assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
     assert rated.learner.anchors.load() == [] and rated.learner.history.deep.last_run() is not None
     assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
@@ -54,20 +54,20 @@ def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
 
 def test_too_few_ratings(open_tiny):
     with open_tiny() as runtime:
-        report = runtime.deepen()
+        report = runtime.learning.loops.deepen()
         assert not report["anchored"] and "it takes 10" in report["reason"]
-        assert runtime.learner.history.deep.last_run() is None and not runtime.background_due()
+        assert runtime.learner.history.deep.last_run() is None and not runtime.learning.due()
 
 
 def test_the_same_task_is_not_anchored_twice(learned):
-    assert learned.deepen()["anchored"]
-    report = learned.deepen()
+    assert learned.learning.loops.deepen()["anchored"]
+    report = learned.learning.loops.deepen()
     assert not report["anchored"] and "since the last anchor; there are 0" in report["reason"]
     assert len(learned.learner.anchors.load()) == 1
 
 
 def test_an_undo_takes_the_anchor_back(learned):
-    assert learned.deepen()["anchored"]
+    assert learned.learning.loops.deepen()["anchored"]
     learned.rollback(10)
     assert learned.learner.anchors.load() == []
     learned.rollback(15)
@@ -90,43 +90,43 @@ class After(threading.Event):
 @pytest.mark.parametrize("restart", [False, True])
 def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypatch):
     """Bit for bit; what was measured is not measured again."""
-    loop, loading = learned.loops.deep(), []
+    loop, loading = learned.learning.loops.deep(), []
     task = loop._task(loop._buffer(lambda: loading.append(1)))
-    report = learned.deepen(cancel=After(1 + len(loading) + at))
+    report = learned.learning.loops.deepen(cancel=After(1 + len(loading) + at))
     assert not report["anchored"] and "stopped after" in report["reason"], report
     history, anchors = learned.learner.history, learned.learner.anchors
     assert anchors.load() == [] and history.deep.last_run() is None
     if restart:
-        learned.loops.close()
+        learned.learning.loops.close()
         assert history.deep.measurement() is not None
-    assert learned.background_due() and learned.loops.deep().due() == "it was stopped"
+    assert learned.learning.due() and learned.learning.loops.deep().due() == "it was stopped"
     seen = []
-    assert learned.deepen(lambda done, total: seen.append(done))["anchored"]
+    assert learned.learning.loops.deepen(lambda done, total: seen.append(done))["anchored"]
     assert seen == list(range(len(task.examples) - len(seen) + 1, len(task.examples) + 1))
     if at == 160:
         assert len(seen) < len(task.examples)
     got = anchors.load()[0].fisher.to_bytes()
     assert history.deep.measurement() is None
     learned.store.db.execute("DELETE FROM anchors")
-    assert learned.deepen()["anchored"] and anchors.load()[0].fisher.to_bytes() == got
+    assert learned.learning.loops.deepen()["anchored"] and anchors.load()[0].fisher.to_bytes() == got
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_stopped_at_every_kind_of_pause(learned, restart):
     """Each place in the code that pauses ends the run once, and it goes on: the same Fisher, bit for bit."""
-    assert learned.deepen()["anchored"]
+    assert learned.learning.loops.deepen()["anchored"]
     anchors = learned.learner.anchors
     want = anchors.load()[0].fisher.to_bytes()
     learned.store.db.execute("DELETE FROM anchors")
-    learned.loops.close()
+    learned.learning.loops.close()
     known: set[str] = set()
     for _ in range(100):
-        report = learned.deepen(cancel=(cancel := Watch(known)))
+        report = learned.learning.loops.deepen(cancel=(cancel := Watch(known)))
         if not cancel.is_set():
             break
         assert not report["anchored"] and anchors.load() == []
         if restart:
-            learned.loops.close()
+            learned.learning.loops.close()
     assert report["anchored"] and anchors.load()[0].fisher.to_bytes() == want
     for part in ("replay._examples", "graph._by_blocks", "training.squares", "deep._measure"):
         assert any(part in place for place in known), part
@@ -136,14 +136,14 @@ def test_a_damaged_measurement_is_done_again(learned):
     for junk in (b"junk", b'{"base": 1}\njunk'):
         learned.learner.history.deep.put_measurement(junk)
         assert deep.FisherRun.from_bytes(junk, learned.learner.anchors.read_importance) is None
-    assert learned.deepen()["anchored"]
+    assert learned.learning.loops.deepen()["anchored"]
 
 
 def test_another_base_meanwhile(learned, monkeypatch):
     """Nothing is written: what was measured is not what is in use."""
     history, anchors = learned.learner.history, learned.learner.anchors
     monkeypatch.setattr(learned.store.versions, "base_of", lambda *_: 77)
-    report = learned.deepen()
+    report = learned.learning.loops.deepen()
     assert not report["anchored"] and "meanwhile" in report["reason"]
     assert anchors.load() == [] and history.deep.last_run() is None
 
@@ -161,7 +161,7 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
             runtime.settle()
             ids.append(request.request_id)
             runtime.rate(request.request_id, "up" if i % 2 else "down")
-        report = runtime.deepen()
+        report = runtime.learning.loops.deepen()
         bank = runtime.learner.rating_index.bank
         pruned = {r for r in ids if not bank.placed(r)}
         assert report["pruned"] >= 1 and pruned == set(ids[::2]), report
@@ -174,7 +174,7 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
         assert len(runtime.learner.history.ratings()) == 24
         runtime.rate(ids[0], "up")
         assert memory.bank.placed(ids[0])
-        assert runtime.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
+        assert runtime.learning.loops.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
         assert set(runtime.learner.history.deep.pruned()) == pruned - {ids[0]}
     with open_tiny() as runtime:
         runtime.learner.rating_index.sync()
@@ -182,10 +182,10 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
 
 
 def test_due_after_a_week(learned, monkeypatch):
-    loop, history = learned.loops.deep(), learned.learner.history
+    loop, history = learned.learning.loops.deep(), learned.learner.history
     began = history.first_rating()
     assert loop.due(began + deep.WEEK - 1) == "" and loop.due(began + deep.WEEK) == "a week has passed"
-    learned.deepen()
+    learned.learning.loops.deepen()
     ended = history.deep.last_run().created
     assert loop.due(ended + 9 * deep.WEEK) == ""  # nothing is new
     learned.rate(answer(learned, 14), "up")
@@ -195,12 +195,12 @@ def test_due_after_a_week(learned, monkeypatch):
 def test_due_where_a_new_task_began(learned, monkeypatch):
     """Its replies are not part of the task that is anchored; `consolidate` runs the deep loop first."""
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9] if len(rewards) > 12 else [])
-    assert learned.loops.deep().due() == "a new task began" and learned.background_due()
+    assert learned.learning.loops.deep().due() == "a new task began" and learned.learning.due()
     held = learned.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
     assert held["anchored"] and held["boundary"] == 10, held
-    replies = {e.reply_id for e in learned.loops.deep()._buffer().train if e.version >= 10}
+    replies = {e.reply_id for e in learned.learning.loops.deep()._buffer().train if e.version >= 10}
     assert held["examples"] < 7 and replies
-    assert learned.loops.deep().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
+    assert learned.learning.loops.deep().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
 
 
 def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
@@ -222,7 +222,7 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
     learned.learner.history.deep.put_measurement(b"what was stopped")
     monkeypatch.setattr(learned.store.witness, "record", failing)
     with pytest.raises(RuntimeError):
-        learned.deepen()
+        learned.learning.loops.deepen()
     history, anchors = learned.learner.history, learned.learner.anchors
     assert anchors.load() == [] and history.deep.last_run() is None and history.deep.pruned() == {}
     assert history.deep.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
@@ -230,7 +230,7 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
 
 def test_the_background_loop_pays_the_penalty(learned):
     """Its loss and gradients are those without, plus the penalty and its gradient."""
-    learned.deepen()
+    learned.learning.loops.deepen()
     learner = learned.learner
     found = []
     for strength in (0.0, 1e4):
@@ -260,7 +260,7 @@ def test_a_stopped_training_does_not_go_on_under_other_anchors(learned):
     assert loop.paused
     training = loop._paused
     assert loop._resumed() is training
-    learned.deepen()
+    learned.learning.loops.deepen()
     loop._paused = training
     assert loop._resumed() is None
 
@@ -281,7 +281,7 @@ def test_the_store_keeps_ten_and_merges_the_oldest(learned):
 
 
 def _measured(runtime):
-    assert runtime.deepen()["anchored"]
+    assert runtime.learning.loops.deepen()["anchored"]
     (anchor,) = runtime.learner.anchors.load()
     runtime.store.db.execute("DELETE FROM anchors")
     return anchor.fisher
@@ -301,7 +301,7 @@ def test_those_left_behind_by_an_undo_go_first(learned):
 
 def test_an_anchors_base_is_kept(learned, monkeypatch):
     """Even when no version stands on it any more whose weights are."""
-    assert learned.deepen()["anchored"]
+    assert learned.learning.loops.deepen()["anchored"]
     from ruvmlx.store import versions
 
     monkeypatch.setattr(versions, "KEEP_VERSIONS", 2)

@@ -132,10 +132,10 @@ def test_a_number_of_examples_that_makes_no_sense_is_refused(open_tiny):
 def test_a_chat_with_examples_keeps_only_the_users_own_words(open_tiny, home):
     with open_tiny(examples=2) as runtime:
         liked(runtime, "how is tea made?", "with water")
-        session = runtime.new_chat()
+        session = runtime.chats.new_chat()
         for text in ("good day", "how is tea made by you?"):
-            list(runtime.say(session, text, max_new_tokens=3, cancel=threading.Event()))
-        said = [t.content for t in runtime.turns(session) if t.role == "user"]
+            list(runtime.chats.say(session, text, max_new_tokens=3, cancel=threading.Event()))
+        said = [t.content for t in runtime.chats.turns(session) if t.role == "user"]
         assert said == ["good day", "how is tea made by you?"]
         assert len(runtime.store.replies.get("last").examples) == 1
     store = Store(home / "ruvmlx.db")

@@ -49,9 +49,9 @@ def long_reply(runtime, i, n=LONG) -> str:
 
 
 def reviewed(runtime) -> dict:
-    report = runtime.review_kv()
-    while runtime.kv_due():
-        report = runtime.review_kv()
+    report = runtime.tiers.review()
+    while runtime.tiers.due():
+        report = runtime.tiers.review()
     return report
 
 
@@ -118,10 +118,10 @@ def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
 def test_without_long_replies_the_default_stays(open_tiny):
     with open_tiny() as runtime:
         long_reply(runtime, 0, LONG - 1)
-        assert not runtime.kv_due()
-        report = runtime.review_kv()
+        assert not runtime.tiers.due()
+        report = runtime.tiers.review()
         assert not report["changed"] and "not enough long replies" in report["reason"]
-        status = runtime.kv_status()
+        status = runtime.tiers.status()
         assert (status.policy, status.long_replies, status.needed_tokens) == (TIERED, 0, LONG)
         assert "the default: 0 long replies were measured" in status.reason
         assert runtime.engine.sessions.policy == TIERED and not runtime.store.witness.rows("kv_choice")
@@ -144,18 +144,18 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
     reviewed(three)
     chosen = three.engine.sessions.policy
     with open_tiny() as again:
-        assert again.engine.sessions.policy == chosen == again.kv_status().policy
+        assert again.engine.sessions.policy == chosen == again.tiers.status().policy
         assert again.engine.sessions.get_or_create(None).cache.policy == chosen
-        assert not again.kv_due()  # what was measured is known, too
+        assert not again.tiers.due()  # what was measured is known, too
 
 
 def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
     report = reviewed(three)
     monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", 128, EVERYTHING)))
     with open_tiny(kv_limit=1e-9) as runtime:
-        half = runtime.review_kv()
+        half = runtime.tiers.review()
         assert (half["measured"], half["changed"], half["reason"]) == (2, False, report["reason"])
-        assert reviewed(runtime)["changed"] and runtime.kv_status().policy.hot == 128
+        assert reviewed(runtime)["changed"] and runtime.tiers.status().policy.hot == 128
 
 
 def test_a_limit_that_nothing_keeps_takes_the_least_kl(three, open_tiny):
@@ -252,8 +252,8 @@ def test_what_the_user_asks_for_wins(three, open_tiny, options, policy):
     with open_tiny(**options, kv_limit=1.0) as runtime:
         want = policy or three.engine.sessions.policy
         assert runtime.engine.sessions.policy == want
-        runtime.review_kv()
-        status = runtime.kv_status()
+        runtime.tiers.review()
+        status = runtime.tiers.status()
         assert runtime.engine.sessions.policy == want == status.policy
         assert status.asked == (policy is not None) == (status.reason == "you asked for it")
 
@@ -328,7 +328,7 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     with open_tiny(kv="f16") as runtime:
         long_reply(runtime, 5, 50)
     with open_tiny(kv_limit=1e-9) as strict:
-        strict.review_kv()
+        strict.tiers.review()
     store = Store(home / "ruvmlx.db")
     assert [r.body["warm"] for r in store.witness.rows("kv_choice")] == [report["warm"], EVERYTHING]
     (used,) = store.witness.rows("kv_used")

@@ -146,7 +146,7 @@ def test_what_is_read_is_1_in_answers_and_0_in_prose():
 
 def test_gradients_are_finite_differences(open_tiny):
     """At the steepest coordinate of each of a few matrices, with a head and a base in force."""
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         learner, row = runtime.learner, runtime.store.replies.get(reply(runtime, settle=False))
         base, micro = random_base(runtime.model.config, size=0.05), learner.micro
         layer_lora = learner._layers.extended(learner.state)
@@ -173,10 +173,10 @@ def test_gradients_are_finite_differences(open_tiny):
 
 def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
     """Rated in another process, without looking at the reply again."""
-    with open_tiny(targets="attention") as runtime:
+    with open_tiny(learn_targets="attention") as runtime:
         reply_id = reply(runtime)
         wanted = runtime.learner.traces.held[reply_id].layer_gradient
-    with open_tiny(targets="attention") as runtime:
+    with open_tiny(learn_targets="attention") as runtime:
         monkeypatch.setattr(runtime.learner._layers.gradients, "gradient", None)  # would fail
         monkeypatch.setattr(runtime.learner._layers.gradients, "_measured", None)
         assert runtime.rate(reply_id, "up").applied
@@ -186,7 +186,7 @@ def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
 
 def test_a_rating_before_there_is_a_gradient_takes_it_first(open_tiny):
     """Settling was interrupted, or never came: nothing is lost of what is acknowledged."""
-    with open_tiny(targets="attention") as runtime:
+    with open_tiny(learn_targets="attention") as runtime:
         cancel = threading.Event()
         cancel.set()
         reply_id = reply(runtime, settle=False)
@@ -205,7 +205,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
     """However often it is stopped, between any two texts."""
     from ruvmlx.pausing import Stopped
 
-    with open_tiny(targets="v_proj") as runtime:
+    with open_tiny(learn_targets="v_proj") as runtime:
         places, read = runtime.learner.targets.places, []
         whole = LayerGradients(runtime.store, runtime.model, runtime.backend)._measured(places, None)
         reader = runtime.learner._layers.gradients
@@ -252,7 +252,7 @@ def plain_log_ratio(trace) -> float:
 @pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
 def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way):
     """Of the next reply, settled under the change; and what of it is stored."""
-    with open_tiny(targets=targets) as runtime:
+    with open_tiny(learn_targets=targets) as runtime:
         rated = reply(runtime)
         runtime.rate(rated, rating)
         reply_id = reply(runtime)
@@ -270,7 +270,7 @@ def test_the_log_ratio_counts_what_the_layers_do(open_tiny, targets, rating, way
 def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
     """Of a reply that is rated after another one was; both were drawn under a layer LoRA. The slope is the
     one beside the head of then."""
-    with open_tiny(targets=targets) as runtime:
+    with open_tiny(learn_targets=targets) as runtime:
         runtime.rate(reply(runtime, seed=3), "up")
         ids = [reply(runtime, seed=i) for i in range(2)]
         learner, micro = runtime.learner, runtime.learner.micro
@@ -292,7 +292,7 @@ def test_a_log_ratio_that_has_moved_is_known_to_first_order(open_tiny, targets):
 
 def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
     """A rating weighs, and the trend follows it, by what the layers have done to the reply."""
-    with open_tiny(targets="attention") as runtime:
+    with open_tiny(learn_targets="attention") as runtime:
         for _ in range(2):
             runtime.rate(reply(runtime, seed=1), "up")
         reply_id, learner = reply(runtime, seed=1), runtime.learner
@@ -316,7 +316,7 @@ def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
 @pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all"])
 @pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
 def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
-    with open_tiny(targets=targets) as runtime:
+    with open_tiny(learn_targets=targets) as runtime:
         reply_id = reply(runtime)
         before, head = true_logprob(runtime, reply_id), runtime.learner.micro
         result = runtime.rate(reply_id, rating)
@@ -331,7 +331,7 @@ def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
 
 
 def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         states, before = {}, []
         for i in range(4):
             reply_id = reply(runtime, seed=i)  # meanwhile it may be scaled back: a version of its own
@@ -343,7 +343,7 @@ def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
         for version in (before[2], 0, max(states), 1):
             runtime.rollback(version)
             assert held(runtime) == states[version]
-            with open_tiny(targets="all") as again:
+            with open_tiny(learn_targets="all") as again:
                 assert held(again) == states[version]
         runtime.rollback(max(states))
         for version in reversed(before):
@@ -352,7 +352,7 @@ def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
 
 
 def test_a_changed_rating_replaces_the_old_one(open_tiny):
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         reply_id = reply(runtime)
         runtime.rate(reply_id, "down")
         only_down = runtime.learner.layer_lora
@@ -369,7 +369,7 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30, -1e30])
 def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         runtime.rate(reply(runtime), "up")
         reply_id = reply(runtime, seed=2)
         trace, before, status = runtime.learner.traces.held[reply_id], held(runtime), runtime.status()
@@ -386,7 +386,7 @@ def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
 
 def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypatch):
     """A guard that has been fooled by its estimate sees the true distance."""
-    with open_tiny(targets="attention") as runtime:
+    with open_tiny(learn_targets="attention") as runtime:
         first = reply(runtime)
         with monkeypatch.context() as m:
             m.setattr(layer_update, "CAREFUL", 1e6)
@@ -435,7 +435,7 @@ def talk(runtime, session, text, seed=5) -> tuple[list[int], int]:
 def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
     """After a rating the next turn reads its prompt anew, if the layer LoRA has changed, and says what a run
     without any cache says."""
-    with open_tiny(targets=targets) as runtime:
+    with open_tiny(learn_targets=targets) as runtime:
         text = "a prompt that is long enough to be worth keeping"
         talk(runtime, "s", text)
         runtime.settle()
@@ -450,7 +450,7 @@ def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
 def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
     """Two ratings in the middle of a reply: its words are those of an undisturbed one."""
     request = {"prompt": "hello", "max_new_tokens": 24, "sampling": Sampling(seed=3), "ignore_eos": True}
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         ids = [reply(runtime, seed=i) for i in range(2)]
         for chunk in runtime.generate(GenerationRequest(**request)):
             wanted = chunk.response
@@ -505,7 +505,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
     """By the background loop itself: the base holds what ratings had moved; the layer LoRA starts at zero."""
     from ruvmlx.sona.background import Background, TrainingSettings
 
-    with open_tiny(targets="all") as runtime:
+    with open_tiny(learn_targets="all") as runtime:
         for i in range(4):
             runtime.rate(reply(runtime, seed=i % 2), "up" if i % 2 else "down")
         layer_lora = runtime.learner.layer_lora

@@ -47,7 +47,7 @@ def test_off_by_default_and_then_nothing_is_other_than_without_it(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime).request_id, "up")
         plain = reply(runtime, "and this", seed=5)
-        assert plain.route is None and runtime.router_status() is None
+        assert plain.route is None and runtime.learning.router_status() is None
         assert runtime.store.db.rows("SELECT * FROM routes") == []
         assert runtime.store.witness.rows("route") == []
     with open_tiny(router=True) as runtime:
@@ -110,7 +110,7 @@ def test_a_changed_rating_takes_the_old_one_back_exactly(open_tiny, monkeypatch)
     monkeypatch.setattr(Pace, "ratio", lambda *_: 1.0)  # replies so short are fast and slow by chance
     with open_tiny(router=True) as runtime:
         runtime.rate(reply(runtime).request_id, "up")
-        router = runtime._routing.of(runtime.learner)
+        router = runtime.learning._routing.of(runtime.learner)
         nothing = learned(router)
         made = reply(runtime, "one", seed=2).request_id
         assert learned(router) == nothing  # not rated yet
@@ -132,22 +132,22 @@ def test_ten_restarts_lose_nothing(open_tiny):
     expected = None
     for i in range(10):
         with open_tiny(router=True) as runtime:
-            router = runtime._routing.of(runtime.learner)
+            router = runtime.learning._routing.of(runtime.learner)
             assert expected is None or learned(router) == expected
             runtime.rate(reply(runtime, f"number {i}", seed=i).request_id, "up" if i % 3 else "2")
             expected = learned(router)
-            status = runtime.router_status()
+            status = runtime.learning.router_status()
             assert sum(a.rated for a in status.arms) == sum(a.chosen for a in status.arms) == i
 
 
 def test_a_deleted_chat_takes_its_choices_along(open_tiny):
     with open_tiny(router=True) as runtime:
         runtime.rate(reply(runtime).request_id, "up")
-        router = runtime._routing.of(runtime.learner)
-        chat, nothing = runtime.new_chat(), learned(router)
+        router = runtime.learning._routing.of(runtime.learner)
+        chat, nothing = runtime.chats.new_chat(), learned(router)
         for text in ("one", "two"):
             given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
-            chunks = list(runtime.say(chat, text, **given))  # seeded: an empty reply would be left out
+            chunks = list(runtime.chats.say(chat, text, **given))  # seeded: an empty reply would be left out
             runtime.settle()
         made = chunks[-1].response
         assert made.route.turns.shape == (3, INPUTS) and np.abs(made.route.turns[0, :4]).max() > 0

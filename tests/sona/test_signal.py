@@ -87,16 +87,16 @@ def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
 
 
 def chat(runtime, *texts):
-    session = runtime.new_chat()
+    session = runtime.chats.new_chat()
     for text in texts:
         given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
-        list(runtime.say(session, text, **given))  # seeded: an empty reply would say nothing
+        list(runtime.chats.say(session, text, **given))  # seeded: an empty reply would say nothing
         runtime.settle()
     return session
 
 
 def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         bank, memory = runtime.learner.rating_index.bank, runtime.learner.rating_index
         reply_id = reply(runtime)
         assert runtime.notice(reply_id, "copied") and runtime.notice(reply_id, "continued")
@@ -115,9 +115,9 @@ def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
 
 
 def test_going_on_and_stopping_are_noticed_where_wanted(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         session = chat(runtime, "one", "two")
-        first, second = [t.reply_id for t in runtime.turns(session) if t.reply_id]
+        first, second = [t.reply_id for t in runtime.chats.turns(session) if t.reply_id]
         request = GenerationRequest(prompt="and this", max_new_tokens=40, ignore_eos=True)
         for chunk in runtime.generate(request):
             if chunk.generated == 2:
@@ -140,7 +140,7 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
 
 
 def test_a_deleted_chat_takes_its_signals_along(open_tiny):
-    with open_tiny(implicit=True) as runtime:
+    with open_tiny(implicit_feedback=True) as runtime:
         session = chat(runtime, "one", "two")
         assert runtime.store.signals.count() == 1
         runtime.store.chats.delete(session)

@@ -19,9 +19,10 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import Store
-from ruvmlx.settings import store_file
+from ruvmlx.settings import Settings, store_file
 model = load_model(sys.argv[1])
-runtime = Runtime(Store(store_file()), model, open_backend("reference", model), "default")
+settings = Settings(kv_disk=None)
+runtime = Runtime(Store(store_file()), model, open_backend("reference", model), settings)
 for i in range(10_000):
     request = GenerationRequest(prompt="hi", max_new_tokens=3, sampling=Sampling(seed=i), ignore_eos=True)
     list(runtime.generate(request))

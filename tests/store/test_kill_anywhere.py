@@ -22,7 +22,7 @@ LIFE = 3.0  # seconds at most, after the first rating
 # Forks a life for every line it reads. MLX must not be imported before a fork: its threads would be missing.
 LIVES = """
 import os, signal, sys
-from ruvmlx.settings import store_file
+from ruvmlx.settings import Settings as RuntimeSettings, store_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
@@ -36,7 +36,7 @@ def live(seed):
     from ruvmlx.sona import background, promotion
     background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
     settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
-    with Runtime(Store(store_file()), model, backend, "default") as runtime:
+    with Runtime(Store(store_file()), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
         for i in range(10_000):
             request = GenerationRequest(
                 prompt="question", max_new_tokens=7, sampling=Sampling(seed=9_000 * seed + i), ignore_eos=True

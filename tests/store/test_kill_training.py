@@ -10,11 +10,12 @@ import time
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
 TRAIN_FOREVER = """
 import sys
-from ruvmlx.settings import store_file
+from ruvmlx.settings import Settings, store_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.load import load_model
@@ -23,7 +24,8 @@ from ruvmlx.sona import background, promotion
 from ruvmlx.store import Store
 background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
-runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), "default")
+chosen = Settings(kv_disk=None)
+runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), chosen)
 for i in range(runtime.status().ratings, 12):
     request = GenerationRequest(
         request_id=f"reply-{i}",  # decides what is held out: the same in every run
@@ -55,7 +57,7 @@ def test_training_survives_kill_9(tiny_folder, home, whole_text):
         time.sleep(rng.random() * 0.2 * (lines > 3))
         child.send_signal(signal.SIGKILL)
         child.communicate()
-        with Runtime(Store(home / "ruvmlx.db"), model, backend, "default") as runtime:
+        with Runtime(Store(home / "ruvmlx.db"), model, backend, Settings(kv_disk=None)) as runtime:
             status, learner = runtime.status(), runtime.learner
             assert status.ratings == 12 and runtime.store.integrity() == "ok"
             assert status.consolidations >= promotions

@@ -1,0 +1,436 @@
+"""The public API: open a model, chat with it, rate its replies. `import ruvmlx` offers all of it.
+
+    with ruvmlx.open() as model:
+        chat = model.chat(system="Answer in one sentence.")
+        reply = chat.say("Why is the sky blue?")
+        print(reply.text)
+        reply.rate("up")
+
+The runtime lives in a thread of its own, because MLX binds its streams to threads; every method here may be
+called from any thread, and calls are done in order. Errors are those of `ruvmlx.errors`, one line each.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+from .context_window import Turn
+from .engine.types import Chunk, GenerationRequest, GenerationResponse
+from .errors import NotFound, UsageError
+from .models.model import Message
+from .sampling import Sampling
+from .settings import SPECS, Settings, load, store_file
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+    from .sona.adapter_history import LearnStatus
+
+T = TypeVar("T")
+Prompt = str | Sequence[Mapping[str, str]]
+Begin = Callable[["Runtime", Sampling, int, threading.Event], Iterator[Chunk]]
+
+
+class ReplyOptions(TypedDict, total=False):
+    """What one reply may ask for. What is not given comes from the settings, then from the model.
+
+    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
+    of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Rating:
+    """What a rating did to the weights.
+
+    applied: whether they changed. logprob_before, logprob_after: log-probability of the rated reply, the mean
+    per token, nats. kl: distance of the adapter to the frozen model on reference text, nats per token; never
+    over kl_cap. adapter_version: the version that the rating made. seconds: what it took.
+    """
+
+    reply_id: str
+    rating: str
+    applied: bool
+    logprob_before: float
+    logprob_after: float
+    kl: float
+    kl_cap: float
+    adapter_version: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model on this machine.
+
+    bits: stored bits per parameter. bytes: size on disk. problem: why it cannot be read; bits and parameters
+    are then None.
+    """
+
+    name: str
+    path: Path
+    format: str
+    bits: float | None
+    parameters: int | None
+    bytes: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """What was learned under one name for one model. version: 0 is the untouched model. bytes: on disk."""
+
+    name: str
+    model: str
+    version: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply of the model, saved under its id.
+
+    finish_reason: "stop", "length" (max_tokens reached) or "cancelled". prompt_tps, generation_tps: tokens
+    per second. ttft_ms: milliseconds to the first token. examples: ids of liked replies that the model was
+    shown.
+    """
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    generation_tokens: int
+    prompt_tps: float
+    generation_tps: float
+    ttft_ms: float
+    examples: tuple[str, ...]
+    _model: "LocalModel" = field(repr=False, compare=False)
+
+    def rate(self, rating: str | int, note: str = "") -> Rating:
+        """Rate this reply "up", "down" or 1 to 5: the weights change at once. See `LocalModel.rate`."""
+        return self._model.rate(self, rating, note)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ReplyStream(Iterator[str]):
+    """The text of one reply, piece by piece as it is written. Writing goes on while nobody reads.
+
+    `reply` is the whole reply. `stop`, the end of a `with` block, and garbage collection end the reply early;
+    what was written so far is kept and can be rated.
+    """
+
+    def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
+        self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
+        self._response: GenerationResponse | None = None
+        self._ended = False
+        self._written = model._submit(_writer(begin, self._chunks, self._cancel))
+        weakref.finalize(self, self._cancel.set)
+
+    def __next__(self) -> str:
+        while not self._ended:
+            chunk = self._chunks.get()
+            if chunk is None:
+                self._ended = True
+                self._written.result()  # raises what the runtime raised
+                break
+            self._response = chunk.response or self._response
+            if chunk.text:
+                return chunk.text
+        raise StopIteration
+
+    def stop(self) -> None:
+        """End the reply early."""
+        self._cancel.set()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply; waits until it is written. UsageError if an error ended it."""
+        for _ in self:
+            pass
+        if self._response is None:
+            raise UsageError("this reply was ended by an error; there is nothing of it.")
+        return _reply_of(self._response, self._model)
+
+    def __enter__(self) -> "ReplyStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LocalModel:
+    """A model in memory, the adapter that it learns with, and the user's chats. Made by `ruvmlx.open`."""
+
+    def __init__(self, settings: Settings):
+        """Load everything: seconds."""
+        self.settings = settings
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
+        self._closed = threading.Lock()  # taken once, by the first `close`
+        try:
+            self._runtime = self._pool.submit(_open_runtime, settings).result()
+        except BaseException:
+            self._pool.shutdown(wait=False)
+            raise
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._runtime.model.name
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter in use and its version, as in "default@3"; None without one."""
+        return self._call(lambda runtime: runtime.adapter_label)
+
+    def chat(self, id: str | None = None, system: str | None = None) -> "Chat":
+        """A new chat, or the one whose id begins with `id` (NotFound if there is none). All are saved.
+
+        system: the system prompt; the setting's by default.
+        """
+        if id is None:
+            prompt = self.settings.system if system is None else system
+            return Chat(self, self._call(lambda runtime: runtime.chats.new_chat(prompt)))
+        found = Chat(self, self._call(lambda runtime: runtime.chats.find_chat(id)))
+        if system is not None:
+            self._call(lambda runtime: runtime.chats.set_system(found.id, system))
+        return found
+
+    def reply(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> Reply:
+        """Answer outside of any chat. prompt: the user's words, or messages as {"role": ..., "content": ...}.
+
+        Raises UsageError for an empty prompt, or one longer than the context.
+        """
+        return self.stream(prompt, **options).reply
+
+    def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> ReplyStream:
+        """The same, piece by piece."""
+        messages = self._messages(prompt)
+
+        def begin(
+            runtime: "Runtime", sampling: Sampling, limit: int, cancel: threading.Event
+        ) -> Iterator[Chunk]:
+            request = GenerationRequest(
+                messages=messages, sampling=sampling, max_new_tokens=limit, cancel=cancel
+            )
+            return runtime.generate(request)
+
+        return self._stream(begin, options)
+
+    def rate(self, reply: Reply | str, rating: str | int, note: str = "") -> Rating:
+        """Rate a reply, or its id, "up", "down" or 1 to 5; note: why. The weights change at once.
+
+        A reply can be rated again: the newest rating counts. Raises NotFound for an unknown reply, or without
+        an adapter; UsageError for another rating.
+        """
+        reply_id = reply.id if isinstance(reply, Reply) else reply
+        done = self._call(lambda runtime: runtime.rate(reply_id, str(rating), note))
+        return Rating(
+            done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
+            done.kl, done.kl_cap, done.adapter_version, done.total_us / 1e6,
+        )  # fmt: skip
+
+    def undo(self) -> "LearnStatus":
+        """Take the newest rating back, bit for bit; what is learned now. NotFound if there is none."""
+        return self._call(lambda runtime: runtime.undo())
+
+    def learned(self) -> "LearnStatus":
+        """What was learned so far. NotFound without an adapter."""
+        return self._call(lambda runtime: runtime.status())
+
+    def use_adapter(self, name: str | None) -> None:
+        """Go on with another adapter (None: without one). A new name begins with the untouched model."""
+        self._call(lambda runtime: runtime.use_adapter(name))
+
+    def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
+        """One unit vector per text; the product of two says how alike the texts are.
+
+        At most 128 tokens of a text are read: longer ones by their beginning and their end. UsageError for a
+        text without words.
+        """
+        wanted = [texts] if isinstance(texts, str) else list(texts)
+        return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
+
+    def close(self) -> None:
+        """Finish what was begun, save KV caches, free the memory. Further calls raise UsageError."""
+        if self._closed.acquire(blocking=False):
+            closing = self._pool.submit(self._runtime.close)
+            self._pool.shutdown()
+            closing.result()
+
+    def __enter__(self) -> "LocalModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _messages(self, prompt: Prompt) -> list[Message]:
+        if not isinstance(prompt, str):
+            return [_message(given) for given in prompt]
+        system = self.settings.system
+        return [*([Message("system", system)] if system else []), Message("user", prompt)]
+
+    def _stream(self, begin: Begin, options: ReplyOptions) -> ReplyStream:
+        """begin(runtime, sampling, longest reply in tokens, cancel) streams a reply."""
+        sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "max_tokens"}
+        if unknown := set(options) - ReplyOptions.__optional_keys__:
+            known = ", ".join(ReplyOptions.__annotations__)
+            raise UsageError(f"no option {min(unknown)!r}; there are: {known}.")
+        limit = options.get("max_tokens", self.settings.max_tokens)
+        if limit < 1:
+            raise UsageError(f"max_tokens is {limit}; it must be 1 or more.")
+        return ReplyStream(
+            self, lambda runtime, cancel: begin(runtime, runtime.sampling(**sampling), limit, cancel)
+        )
+
+    def _call(self, work: Callable[["Runtime"], T]) -> T:
+        """work(runtime) in the runtime's thread."""
+        return self._submit(work).result()
+
+    def _submit(self, work: Callable[["Runtime"], T]) -> Future[T]:
+        try:
+            return self._pool.submit(work, self._runtime)
+        except RuntimeError:
+            raise UsageError("this model is closed; open it again.") from None
+
+
+class Chat:
+    """A saved conversation. Its messages form a tree: `again` and `edit` write beside what is there."""
+
+    def __init__(self, model: LocalModel, id: str):
+        self._model, self.id = model, id
+
+    @property
+    def messages(self) -> list[Turn]:
+        """The branch in use, oldest first, the system prompt before it."""
+        return self._model._call(lambda runtime: runtime.chats.turns(self.id))
+
+    def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """Answer a message. edit: id of an earlier message of the user that these words replace.
+
+        Raises UsageError for an empty message, or one longer than the context; NotFound for an unknown id.
+        """
+        return self.stream(text, edit=edit, **options).reply
+
+    def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
+        """The same, piece by piece."""
+        return self._model._stream(
+            lambda runtime, sampling, limit, cancel: runtime.chats.say(
+                self.id, text, sampling=sampling, max_new_tokens=limit, cancel=cancel, instead_of=edit
+            ),
+            options,
+        )
+
+    def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """Another reply to the same question, beside that message (the last one by default)."""
+        return self._model._stream(
+            lambda runtime, sampling, limit, cancel: runtime.chats.again(
+                self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
+            ),
+            options,
+        ).reply
+
+    def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """The rest of a reply that was cut or stopped; its text is the whole one.
+
+        UsageError if it came to its own end, or another model wrote it.
+        """
+        return self._model._stream(
+            lambda runtime, sampling, limit, cancel: runtime.chats.continue_reply(
+                self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
+            ),
+            options,
+        ).reply
+
+    def rate(self, rating: str | int, note: str = "") -> Rating:
+        """Rate the newest reply of this chat; see `LocalModel.rate`. NotFound if there is none."""
+        newest = next((turn.reply_id for turn in reversed(self.messages) if turn.reply_id), None)
+        if newest is None:
+            raise NotFound("there is no reply in this chat yet.")
+        return self._model.rate(newest, rating, note)
+
+
+def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
+    """Load a model and what was learned with it; close it, or use it in a `with` block.
+
+    model: folder, .gguf file, Hugging Face repository (fetched if need be); the starter model by default.
+    settings: any of `ruvmlx config show`, by name, as in `temperature=0`; they win over RUVMLX_* variables
+    and files. Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or NotEnoughMemory.
+    """
+    return LocalModel(_settings(model, settings))
+
+
+def list_models() -> list[ModelInfo]:
+    """The starter model, then the models in the Hugging Face cache; no weights are read."""
+    from .models.local import rows
+
+    return [ModelInfo(**row | {"path": Path(row["path"])}) for row in rows()]
+
+
+def list_adapters() -> list[AdapterInfo]:
+    """The adapters of all models."""
+    from .store import Store
+
+    rows = Store(store_file()).adapters.all()
+    return [AdapterInfo(row.name, row.model or row.fingerprint, row.version, row.bytes) for row in rows]
+
+
+def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[list[float]]:
+    """`LocalModel.embed` with a model that is opened for it: for many texts, or open one and keep it."""
+    with open(model, adapter="none") as opened:
+        return opened.embed(texts)
+
+
+def _settings(model: str | Path | None, given: Mapping[str, Any]) -> Settings:
+    if unknown := set(given) - SPECS.keys():
+        raise UsageError(f"no setting {min(unknown)!r}; there are: {', '.join(SPECS)}.")
+    return load({**given, "model": None if model is None else str(model)})
+
+
+def _open_runtime(settings: Settings) -> "Runtime":
+    from .runtime import Runtime
+
+    return Runtime.open(settings)
+
+
+def _message(given: Mapping[str, str]) -> Message:
+    if given.keys() != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
+        raise UsageError(f'a message is {{"role": ..., "content": ...}}, both texts; got {dict(given)!r}.')
+    return Message(given["role"], given["content"])
+
+
+def _writer(
+    begin: Callable[["Runtime", threading.Event], Iterator[Chunk]],
+    chunks: "SimpleQueue[Chunk | None]",
+    cancel: threading.Event,
+) -> Callable[["Runtime"], None]:
+    """Runs in the runtime's thread and puts the chunks of a reply into the queue; None is the end."""
+
+    def write(runtime: "Runtime") -> None:
+        try:
+            for chunk in begin(runtime, cancel):
+                chunks.put(chunk)
+        finally:
+            chunks.put(None)
+
+    return write
+
+
+def _reply_of(done: GenerationResponse, model: LocalModel) -> Reply:
+    return Reply(
+        done.request_id, done.text, tuple(done.token_ids), done.finish_reason, done.prompt_tokens,
+        done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples, model,
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""What ratings change: the adapter in use, the loops that train it, the router that decides its use."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import settings as config
+from .backends.base import Backend
+from .engine.types import GenerationRequest
+from .errors import NotFound, UsageError
+from .lora.residency import Residency
+from .models.model import Model
+from .pausing import Stopped, stop_when
+from .progress import QUIET, Watch
+from .settings import Settings
+from .sona.adapter_history import LearnStatus
+from .sona.learner import Learner
+from .sona.loops import Loops
+from .sona.optional.routing import Routing
+from .sona.rating_index import MemoryStatus
+from .sona.wiring import open_learner
+from .store import Store
+
+if TYPE_CHECKING:
+    from .sona.background import TrainingSettings as Training
+    from .sona.optional.router import Route, RouterStatus
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A rating in force, and the question of its reply."""
+
+    reply_id: str
+    rating: str
+    note: str
+    question: str
+
+
+@dataclass(frozen=True)
+class LearningState:
+    """What one adapter learned. missing: ratings until the background loop is due; recent: newest first."""
+
+    adapter: str
+    status: LearnStatus
+    memory: MemoryStatus
+    missing: int
+    recent: list[Rated]
+
+
+class Learning:
+    """The adapters of one model. `learner` is the one in use; None learns nothing."""
+
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool, watch: Watch
+    ):
+        """learn: False records ratings, for examples and for later, but leaves the weights as they are."""
+        self._store, self._model, self._backend, self._settings = store, model, backend, settings
+        self._learns, self._watch = learn, watch
+        self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
+        name = settings.adapter_name
+        self.learner: Learner | None = self.residency.get(name) if name else None
+        self._watch = QUIET  # loading a later adapter measures nothing, so there is nothing to tell
+        self._routing: Routing | None = None
+        if settings.router:
+            self._routing = Routing(store, model.fingerprint, settings.examples > 0)
+        self._loops: Loops | None = None
+
+    def _load(self, name: str) -> Learner:
+        implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
+        return open_learner(
+            self._store, self._model, self._backend, name, self._learns, implicit, targets, self._watch
+        )
+
+    @property
+    def label(self) -> str | None:
+        """ "default@3": the adapter in use and its version; None without one."""
+        return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
+
+    def required(self) -> Learner:
+        """The learner in use; NotFound without one."""
+        if self.learner is None:
+            raise NotFound(
+                "no adapter is loaded, so there is nothing to learn; start without --adapter none."
+            )
+        return self.learner
+
+    def use(self, name: str | None) -> None:
+        """Go on with another adapter (None: without one), in the middle of a chat: the model stays loaded.
+
+        Chats keep their KV caches where only the head differs; under another base they are read again at
+        their next turn.
+        """
+        if name is not None and config.parse("adapter", name, "the request") == "none":
+            raise UsageError("none is no adapter's name; give another.")
+        self.settle()
+        self._close_loops()  # they train the adapter that was in use
+        if self.learner is not None:
+            self.learner.release()
+        if name is None:
+            self.learner = None
+            self._backend.set_lora(None)
+            return
+        self.learner = self.residency.get(name)
+        self.learner.sync()
+
+    def settle(self, cancel: threading.Event | None = None) -> None:
+        """Prepare the newest reply for its rating: what is done while the user reads.
+
+        Where ratings change more than the output head, that takes seconds; `cancel` is looked at every few
+        tens of milliseconds. What is missing then is done at the next call, or when the reply is rated.
+        """
+        if self.learner is None:
+            return
+        if self.learner.targets.places or self.learner.layer_lora:
+            self._settle_layers(self.learner, cancel)
+        else:
+            self.learner.settle()
+        if self._routing is not None:
+            self._routing.of(self.learner).sync()
+
+    @staticmethod
+    def _settle_layers(learner: Learner, cancel: threading.Event | None) -> None:
+        with contextlib.suppress(Stopped):
+            learner.settle(stop_when(cancel))
+
+    def notice(self, reply_id: str, what: str) -> bool:
+        """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
+        `implicit_feedback` is on; a rating of the reply counts instead. What another model wrote says nothing
+        of this one."""
+        if self.learner is None:
+            return False
+        reply = self._store.replies.get(reply_id)
+        return reply.fingerprint == self._model.fingerprint and self.learner.rating_index.noticed(reply, what)
+
+    def state(self, recent: int = 8) -> LearningState:
+        """All that is shown of it: the state, and the newest ratings."""
+        learner = self.required()
+        history = learner.history
+        rated = [
+            Rated(r.reply_id, r.rating, r.note, self._store.replies.get(r.reply_id).prompt)
+            for r in history.ratings()[: -recent - 1 : -1]
+        ]
+        memory = learner.rating_index.status()
+        return LearningState(history.name, history.status(), memory, history.missing(), rated)
+
+    # -- the router ----------------------------------------------------------------------------------
+
+    def route(self, request: GenerationRequest) -> "Route | None":
+        """How the router wants a reply to be made; None where it is off, or has nothing to choose."""
+        if self._routing is None or self.learner is None:
+            return None
+        return self._routing.choose(self.learner, request)
+
+    def router_status(self) -> "RouterStatus | None":
+        """What the router chose and learned; None where it is off."""
+        return self._routing.of(self.required()).status() if self._routing is not None else None
+
+    # -- the loops that train ------------------------------------------------------------------------
+
+    @property
+    def loops(self) -> Loops:
+        """Those of the adapter in use."""
+        if self._loops is None:
+            self._loops = Loops(self.required(), self._model)
+        return self._loops
+
+    def due(self) -> bool:
+        """Should `consolidate` be called when nobody waits?"""
+        return self.learner is not None and self.loops.due()
+
+    def consolidate(
+        self,
+        progress: Callable[[int, int, float], None] | None = None,
+        cancel: threading.Event | None = None,
+        settings: "Training | None" = None,
+    ) -> dict[str, Any]:
+        """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
+
+        progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
+        stopped goes on where it was at the next call, in another process too.
+        """
+        report = self.loops.consolidate(progress, cancel, settings)
+        if self._routing is not None and not (cancel is not None and cancel.is_set()):
+            report |= {"router": self._routing.of(self.required()).train(cancel)}
+        return report
+
+    def close(self) -> None:
+        """What was stopped, and what was noticed, goes to the store."""
+        self._close_loops()
+        for learner in self.residency.loaded():
+            learner.rating_index.flush()
+
+    def _close_loops(self) -> None:
+        if self._loops is not None:
+            self._loops.close()
+        self._loops = None

@@ -1,0 +1,187 @@
+"""Replies: prepared, streamed, committed so that they can be rated."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from .context_window import ContextWindow, question_of
+from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.batch import generate_many
+from .errors import StoreBusy
+from .learning import Learning
+from .sampling import check_sampling
+from .settings import Settings
+from .sona.optional.routing import made_by
+from .sona.signal import Pace
+from .sona.trace import Trace
+from .store import ReplyRow, Store
+from .tier_review import TierReview
+
+SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
+
+
+class ReplyWriter:
+    """Writes with what was learned so far, and with liked examples where the settings ask for them."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: LLMInferenceEngine,
+        settings: Settings,
+        learning: Learning,
+        tiers: TierReview,
+    ):
+        """UsageError for sampling settings that mean nothing."""
+        self.engine, self.window = engine, ContextWindow(engine.model)
+        self.last_reply_id: str | None = None
+        self._store, self._model, self._settings = store, engine.model, settings
+        self._learning, self._tiers = learning, tiers
+        self._pace = Pace()
+        check_sampling(self.sampling())
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Values given here > the settings > the model's own > defaults. None means not given."""
+        own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
+        if "top_k" in own:
+            own["top_k"] = int(own["top_k"])
+        asked = {k: v for k, v in (self._settings.sampling | given).items() if v is not None}
+        return Sampling(**(own | asked))
+
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
+        """Stream one reply and commit it, so that it can be rated.
+
+        `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
+        """
+        request = self.prepared(request, routed=True)
+        untouched = request.untouched or (request.route is not None and not request.route.adapter)
+        trace = self._new_trace(untouched)
+        learner = self._learning.learner
+        adapter = learner.micro if learner and not untouched else None
+        words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
+        with made_by(learner, untouched):
+            run = self.engine.run(request, adapter, trace)
+            for chunk in run.chunks():
+                words.append(chunk.text)
+                if chunk.response is not None:
+                    done = chunk.response
+                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace)
+                    self._commit(request, done, row, trace, session_id)
+                elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
+                    run.record()
+                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace)
+                    self._save_draft(session_id, row)
+                    saved_at = time.monotonic()
+                yield chunk
+
+    def answer(self, request: GenerationRequest) -> GenerationResponse:
+        """One reply by what was learned so far; nothing of it is kept."""
+        request = self.prepared(request)
+        learner = self._learning.learner
+        if learner is not None:
+            learner.sync()
+        return self.engine.generate(request, learner.micro if learner else None)
+
+    def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
+        """Many replies, several at a time, as `answer` gives each; in the order in which they finish."""
+        prepared = [self.prepared(request) for request in requests]
+        learner = self._learning.learner
+        if learner is not None:
+            learner.sync()
+        return generate_many(self.engine, prepared, learner.micro if learner else None)
+
+    def prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
+        """The request as token ids, with its examples; UsageError when it is empty or too long.
+
+        routed: the router, where it is on, chooses how the reply is made.
+        """
+        if request.input_ids is not None:
+            return request
+        request = replace(request, input_ids=self.engine.prompt_ids(request))
+        if request.untouched:
+            return request
+        if routed:
+            request.route = self._learning.route(request)
+        wanted = self._settings.examples and (request.route is None or request.route.examples)
+        if wanted and self._learning.learner is not None and request.messages is not None:
+            request = self._with_examples(request)
+        if request.route is not None and not request.examples:
+            request.route = request.route.without_examples()
+        return request
+
+    def _with_examples(self, request: GenerationRequest) -> GenerationRequest:
+        """Liked replies to similar questions, as turns right before the question: the KV cache of what came
+        before them stays good. In no more than a quarter of the context, nor what the reply needs."""
+        assert self._learning.learner is not None and request.messages is not None
+        messages, context = list(request.messages), self.window.size
+        free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
+        found = self._learning.learner.rating_index.examples(
+            question_of(request),
+            self._settings.examples,
+            min(context // 4, free),
+            size=lambda example: sum(map(self.window.message_size, example.messages)),
+            known=[m.content for m in messages if m.role == "user"],
+        )
+        at = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+        messages[at:at] = [m for example in found for m in example.messages]
+        used = tuple(example.reply_id for example in found)
+        longer = replace(request, messages=messages, input_ids=None, examples=used)
+        return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
+
+    def _new_trace(self, untouched: bool) -> Trace | None:
+        """None where nothing is learned."""
+        learner = self._learning.learner
+        if learner is None:
+            return None
+        learner.sync()
+        return learner.trace(untouched)
+
+    def _reply_row(
+        self,
+        request: GenerationRequest,
+        text: str,
+        finish_reason: str,
+        drawn: list[int],
+        trace: Trace | None,
+    ) -> ReplyRow:
+        question, learner = question_of(request), self._learning.learner
+        return ReplyRow(
+            id=request.request_id,
+            model=self._model.name,
+            fingerprint=self._model.fingerprint,
+            adapter=learner.history.name if learner else None,
+            adapter_version=trace.version if trace else 0,  # a rating may have come in since
+            prompt_ids=list(request.input_ids or []),
+            sampled_ids=list(drawn),
+            prompt=question,
+            text=text,
+            finish_reason=finish_reason,
+            query=learner.rating_index.known_state(question) if learner else None,
+            logprob=trace.logprob if trace else None,
+            examples=request.examples,
+        )
+
+    def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
+        """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
+        with contextlib.suppress(StoreBusy):
+            self._store.drafts.put(session_id, reply)
+
+    def _commit(
+        self,
+        request: GenerationRequest,
+        response: GenerationResponse,
+        reply: ReplyRow,
+        trace: Trace | None,
+        session_id: str | None,
+    ) -> None:
+        pace = self._pace.ratio(response.latency_ms, response.generation_tokens)
+        reply = replace(reply, latency_ratio=pace)
+        kv = self._tiers.observed(request.session_id, response)
+        route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
+        self._store.replies.add(reply, session_id, kv, route)
+        self.last_reply_id = reply.id
+        learner = self._learning.learner
+        if learner is not None and trace is not None:
+            learner.traces.keep(reply.id, trace)
+            learner.rating_index.committed(reply)

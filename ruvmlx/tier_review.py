@@ -1,0 +1,46 @@
+"""Which KV tiers new caches get: measured on the user's long replies, where the backend has tiers."""
+
+import threading
+from typing import Any
+
+from .backends.select import asked_policy, cache_policy
+from .engine import GenerationResponse, LLMInferenceEngine
+from .settings import Settings
+from .sona.optional.tier_measurement import KVLoop, KVStatus, TierHistory
+from .store import KVObservation, Store
+
+
+class TierReview:
+    """Sets the KV policy of an engine's sessions. A policy that the user asked for stays in use."""
+
+    def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
+        """UsageError for tiers that the settings ask for and nobody can have."""
+        model, backend = engine.model, engine.backend
+        asked = asked_policy(settings.kv, settings.kv_tiers)
+        self._history = TierHistory(store, model.fingerprint, backend.name, asked)
+        self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
+        self._sessions = engine.sessions
+        if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
+            self._sessions.policy = self._history.policy
+
+    def observed(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
+        """What the cache of a reply was like when the reply ended."""
+        return self._loop.observed(response, self._sessions.policy_of(request_session))
+
+    def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Measure what KV policies cost on the newest long replies; choose one for caches made from now on.
+
+        `cancel` is looked at every few tens of milliseconds.
+        """
+        report = self._loop.review(cancel)
+        if self._sessions.policy is not None:
+            self._sessions.policy = self._history.policy
+        return report
+
+    def due(self) -> bool:
+        """Should `review` be called when nobody waits?"""
+        return self._loop.due()
+
+    def status(self) -> KVStatus:
+        """The policy in use, why, and what was measured."""
+        return self._history.status()

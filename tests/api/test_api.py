@@ -1,0 +1,249 @@
+"""`import ruvmlx`: the public API on a tiny random model."""
+
+import gc
+import inspect
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import ruvmlx
+from ruvmlx import api
+from ruvmlx.errors import ModelNotFound, NotFound, RuvmlxError, UsageError
+
+
+@pytest.fixture
+def model(tiny_folder, home):
+    with ruvmlx.open(tiny_folder, backend="reference", temperature=0, max_tokens=6) as opened:
+        yield opened
+
+
+def test_the_readme_story(model):
+    """Chat, rate, ask again, take the rating back."""
+    chat = model.chat(system="be terse")
+    reply = chat.say("hello")
+    assert reply.text == str(reply) and len(reply.token_ids) == reply.generation_tokens <= 6
+    rating = reply.rate("up", note="good")
+    assert rating.applied and rating.adapter_version == 1 and rating.logprob_after > rating.logprob_before
+    assert model.adapter == "default@1" and rating.kl <= rating.kl_cap and rating.seconds > 0
+    assert chat.again(temperature=0.9, seed=1).id != reply.id
+    assert [turn.role for turn in chat.messages] == ["system", "user", "assistant"]
+    assert model.learned().ratings == 1
+    assert model.undo().ratings == 0
+
+
+def test_a_stream_gives_the_reply_piece_by_piece(model):
+    stream = model.chat().stream("hello", seed=3)
+    text = "".join(stream)
+    assert text == stream.reply.text and next(stream, None) is None
+
+
+def test_the_same_seed_writes_the_same_reply(model):
+    replies = [model.reply("hello", temperature=1.0, seed=7) for _ in range(2)]
+    assert replies[0].token_ids == replies[1].token_ids and replies[0].id != replies[1].id
+
+
+def test_messages_are_a_prompt_too(model):
+    """The setting's system prompt is for plain words only."""
+    words = [{"role": "system", "content": "be terse"}, {"role": "user", "content": "hello"}]
+    assert model.reply(words).prompt_tokens > model.reply("hello").prompt_tokens
+    with pytest.raises(UsageError, match="a message is"):
+        model.reply([{"role": "user"}])
+
+
+def test_a_stopped_reply_is_kept_and_can_be_continued(model):
+    """The rest is written token for token as if it had never been stopped."""
+    chat = model.chat()
+    whole = model.chat().say("hello", max_tokens=40)
+    with chat.stream("hello", max_tokens=40) as stream:
+        next(stream)
+    cut = stream.reply
+    if cut.finish_reason == "cancelled":
+        longer = chat.continue_reply(max_tokens=40 - cut.generation_tokens)
+        assert longer.text == whole.text
+    assert chat.messages[-1].content == whole.text
+
+
+def test_a_stream_that_nobody_reads_ends(model):
+    stream = model.chat().stream("hello", max_tokens=400)
+    cancel = stream._cancel
+    del stream
+    gc.collect()
+    assert cancel.is_set()
+    assert model.reply("hello").generation_tokens <= 6
+
+
+def test_an_edit_branches_the_chat(model):
+    chat = model.chat()
+    chat.say("hello")
+    question = chat.messages[0]
+    chat.say("good day", edit=question.id)
+    assert chat.messages[0].content == "good day" and chat.messages[1].branches == 2
+
+
+def test_a_chat_is_found_again(model):
+    chat = model.chat()
+    chat.say("hello")
+    again = model.chat(chat.id[:8], system="new")
+    assert again.id == chat.id and again.messages[0].content == "new"
+    assert again.rate(5).applied
+    with pytest.raises(NotFound):
+        model.chat("nothing begins so")
+    with pytest.raises(NotFound, match="no reply"):
+        model.chat().rate("up")
+
+
+def test_several_threads_may_use_one_model(model):
+    """Calls wait for each other; each thread gets its own chat's replies."""
+
+    def talk(n: int) -> list[str]:
+        chat = model.chat()
+        return [chat.say(f"question {n}").id, chat.say("and then?").id]
+
+    with ThreadPoolExecutor(4) as pool:
+        ids = [id for found in pool.map(talk, range(4)) for id in found]
+    assert len(set(ids)) == 8
+
+
+def test_a_rating_during_a_stream_waits_for_its_end(model):
+    reply = model.reply("hello")
+    stream = model.chat().stream("hello", max_tokens=30)
+    next(stream)
+    rated = []
+    other = threading.Thread(target=lambda: rated.append(reply.rate("down")))
+    other.start()
+    assert stream.reply.generation_tokens
+    other.join(60)
+    assert rated[0].applied
+
+
+def test_adapters_are_swapped_and_listed(model):
+    model.reply("hello").rate("up")
+    model.use_adapter("other")
+    assert model.adapter == "other@0"
+    model.use_adapter(None)
+    assert model.adapter is None
+    with pytest.raises(NotFound, match="no adapter"):
+        model.learned()
+    (known,) = ruvmlx.list_adapters()
+    assert (known.name, known.version, known.model) == ("default", 1, model.name) and known.bytes > 0
+
+
+def test_embeddings_are_unit_vectors(model, tiny_folder):
+    vectors = np.array(model.embed(["a question", "another one"]))
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert np.allclose(ruvmlx.embed("a question", tiny_folder)[0], vectors[0], atol=1e-3)
+    with pytest.raises(UsageError, match="empty"):
+        model.embed([""])
+
+
+def test_models_on_this_machine_are_listed(starter_file):
+    first = ruvmlx.list_models()[0]
+    assert (first.name, first.path, first.problem) == ("starter", starter_file, "") and first.bits < 6
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda model: ruvmlx.open("no/such/folder/here"), ModelNotFound),
+        (lambda model: ruvmlx.open(colour="red"), UsageError),
+        (lambda model: ruvmlx.open(max_tokens=0), UsageError),
+        (lambda model: model.reply(""), UsageError),
+        (lambda model: model.reply("hi", temperature=-1.0), UsageError),
+        (lambda model: model.reply("hi", max_tokens=0), UsageError),
+        (lambda model: model.reply("hi", volume=11), UsageError),
+        (lambda model: model.reply("hello").rate("great"), UsageError),
+        (lambda model: model.rate("nothing", "up"), NotFound),
+        (lambda model: model.undo(), NotFound),
+    ],
+)
+def test_errors_are_one_line(model, call, error):
+    with pytest.raises(error) as e:
+        call(model)
+    assert isinstance(e.value, ruvmlx.RuvmlxError) and "\n" not in str(e.value)
+
+
+def test_an_error_ends_a_stream_once(model):
+    stream = model.stream("")
+    with pytest.raises(UsageError, match="empty"):
+        next(stream)
+    assert next(stream, None) is None
+    with pytest.raises(UsageError, match="ended by an error"):
+        _ = stream.reply
+
+
+def test_a_closed_model_says_so(tiny_folder, home):
+    model = ruvmlx.open(tiny_folder, backend="reference")
+    model.close()
+    model.close()
+    with pytest.raises(UsageError, match="closed"):
+        model.reply("hello")
+
+
+async def test_asyncio(tiny_folder, home):
+    """The same calls, awaited."""
+    settings = {"backend": "reference", "temperature": 0, "max_tokens": 6}
+    async with await ruvmlx.aopen(tiny_folder, **settings) as model:
+        chat = await model.chat(system="be terse")
+        stream = chat.stream("hello")
+        pieces = [piece async for piece in stream]
+        reply = await stream.reply()
+        assert "".join(pieces) == reply.text
+        assert (await model.rate(reply, "up")).applied and (await chat.rate("down")).applied
+        assert (await model.learned()).ratings == 1 and (await model.undo()).ratings == 1
+        assert (await chat.again(seed=1)).text and len(await chat.messages()) == 3
+        assert len((await model.embed("hello"))[0]) > 1
+        assert (await model.reply("hello")).text and chat.id
+        with pytest.raises(UsageError):
+            await chat.say("")
+        await model.use_adapter(None)
+        assert model.name
+
+
+def test_every_public_name_is_explained():
+    """Docstrings of what `__all__` names, and of every public method."""
+    for name in ruvmlx.__all__:
+        thing = getattr(ruvmlx, name)
+        assert inspect.getdoc(thing), name
+        assert name in dir(ruvmlx)
+        if inspect.isclass(thing) and thing.__module__ in ("ruvmlx.api", "ruvmlx.aio"):
+            for member, value in vars(thing).items():
+                if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                    assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_every_async_method_is_one_of_the_sync_ones():
+    for asynchronous, plain in ((ruvmlx.AsyncModel, api.LocalModel), (ruvmlx.AsyncChat, api.Chat)):
+        public = {name for name in vars(asynchronous) if not name.startswith("_")}
+        assert all(hasattr(plain, name) or name in ("id",) for name in public)
+
+
+def test_importing_is_light_and_silent():
+    """Nothing heavy is imported before a model is opened, and nothing is printed."""
+    heavy = "('numpy', 'mlx', 'mlx_lm', 'textual', 'click', 'tokenizers')"
+    code = f"import sys, ruvmlx; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ruvmlx.nothing
+    assert issubclass(UsageError, RuvmlxError)
+
+
+def test_on_the_starter_model(starter_file, home):
+    """A real reply, a real rating."""
+    with ruvmlx.open(starter_file, backend="native", temperature=0, max_tokens=8) as model:
+        reply = model.chat().say("What is the capital of France?")
+        assert "Paris" in reply.text or reply.generation_tokens == 8
+        rating = reply.rate(5)
+        assert rating.applied and rating.logprob_after > rating.logprob_before
+        alike, other = (
+            model.embed(["How is tea made?", "How do I make tea?"]),
+            model.embed("Who won?"),
+        )
+        assert np.dot(alike[0], alike[1]) > np.dot(alike[0], other[0])
