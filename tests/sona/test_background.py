@@ -116,11 +116,11 @@ def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
 
 def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
     """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
-    chat = rated.new_chat()
+    chat = rated.chats.new_chat()
 
     def cached() -> int:
         given = {"sampling": Sampling(0.0), "max_new_tokens": 4, "cancel": threading.Event()}
-        return [chunk.response for chunk in rated.say(chat, "and now?", **given)][-1].cached_tokens
+        return [chunk.response for chunk in rated.chats.say(chat, "and now?", **given)][-1].cached_tokens
 
     assert cached() == 0 and cached() > 0
     monkeypatch.setattr(promotion, "_objection", lambda *_: "a test")
