@@ -31,19 +31,14 @@ def plan_lines(plan: Plan) -> list[str]:
     return [f"{word:<{width}}  {one_line(text)}" for word, text in rows]
 
 
-class TerminalWatch(Watch):
+class TerminalLine:
     """One line that is written over; where nothing may move, a line now and then."""
 
-    def __init__(self, sink: TextIO, first: bool = False, still: bool = False):
-        """first: tell what will be used, as on the first run. still: for screen readers."""
-        self._sink, self._first, self._still = sink, first, still
+    def __init__(self, sink: TextIO, still: bool = False):
+        """still: for screen readers."""
+        self._sink, self._still = sink, still
         self._quiet_until = time.monotonic() + (STILL if still else PATIENCE)
-        self._told, self._open = False, False  # the plan; a line that is written over
-
-    def planned(self, plan: Plan) -> None:
-        if (self._first or plan.facts.to_fetch) and not self._told:
-            self._told = True
-            self._say(*plan_lines(plan))
+        self._open = False  # a line that is written over
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -51,20 +46,13 @@ class TerminalWatch(Watch):
             return
         if self._still:
             self._quiet_until = now + STILL
-            self._say(one_line(progress.line))
+            self.say(one_line(progress.line))
         else:
             self._write_over(one_line(progress.line))
 
-    def _say(self, *lines: str) -> None:
+    def say(self, *lines: str) -> None:
         self.erase()
         self._sink.write("".join(f"{line}\n" for line in lines))
-        self._sink.flush()
-
-    def _write_over(self, line: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        shown = line if cell_len(line) <= width else set_cell_size(line, width)
-        self._open = True
-        self._sink.write(f"\r{shown}\x1b[K")
         self._sink.flush()
 
     def erase(self) -> None:
@@ -74,27 +62,56 @@ class TerminalWatch(Watch):
             self._sink.write("\r\x1b[K")
             self._sink.flush()
 
+    def _write_over(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        shown = line if cell_len(line) <= width else set_cell_size(line, width)
+        self._open = True
+        self._sink.write(f"\r{shown}\x1b[K")
+        self._sink.flush()
 
-class PullWatch(TerminalWatch):
+
+class TerminalWatch(Watch):
+    """Tells a terminal what an opening does; on the first run also what will be used."""
+
+    def __init__(self, line: TerminalLine, first: bool = False):
+        self._line, self._first = line, first
+        self._told = False  # the plan
+
+    def planned(self, plan: Plan) -> None:
+        if (self._first or plan.facts.to_fetch) and not self._told:
+            self._told = True
+            self._line.say(*plan_lines(plan))
+
+    def progress(self, progress: Progress) -> None:
+        self._line.progress(progress)
+
+
+class PullWatch(Watch):
     """For `pull`: what will be fetched, and nothing about running it."""
+
+    def __init__(self, line: TerminalLine):
+        self._line = line
 
     def found(self, facts: Facts) -> None:
         if facts.to_fetch:
             size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
-            self._say(
+            self._line.say(
                 f"{one_line(facts.name)}: {size}, {megabytes(facts.bytes)}, "
                 f"of which {megabytes(facts.to_fetch)} are missing"
             )
 
+    def progress(self, progress: Progress) -> None:
+        self._line.progress(progress)
+
 
 @contextmanager
-def watching(kind: type[TerminalWatch] = TerminalWatch, still: bool = False) -> Iterator[Watch]:
-    """A watch on stderr; it says nothing where that is no terminal."""
+def watching(still: bool = False, pull: bool = False) -> Iterator[Watch]:
+    """A watch on stderr; it says nothing where that is no terminal. pull: a PullWatch."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield QUIET
         return
-    watch = kind(sys.stderr, is_first_run(), still)
+    line = TerminalLine(sys.stderr, still)
     try:
-        yield watch
+        yield PullWatch(line) if pull else TerminalWatch(line, is_first_run())
     finally:
-        watch.erase()
+        line.erase()

@@ -55,7 +55,7 @@ def _held(facts: Facts, backend: Choice) -> int:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """Bytes of the machine. limit: what one model may take, whatever is going on; available: what is free."""
 
     total: int
@@ -63,7 +63,7 @@ class Memory:
     limit: int
 
     @classmethod
-    def now(cls, backend: Choice) -> "Memory":
+    def now(cls, backend: Choice) -> "MachineMemory":
         total, available = cpu.total_memory(), cpu.available_memory()
         # macOS makes room by itself, as far as the GPU may go; elsewhere what is not free ends the process.
         limit = int(total * GPU_SHARE) if backend.device == "metal" else int(available * SPARE)
@@ -77,13 +77,15 @@ class Plan:
     facts: Facts
     backend: Choice
     need: Need
-    memory: Memory
+    memory: MachineMemory
     chosen: str | None
     data: Path
 
     @classmethod
     def of(cls, facts: Facts, backend: Choice, chosen: str | None) -> "Plan":
-        return cls(facts, backend, Need.of(facts, backend), Memory.now(backend), chosen, settings.home())
+        return cls(
+            facts, backend, Need.of(facts, backend), MachineMemory.now(backend), chosen, settings.home()
+        )
 
     @property
     def fits(self) -> bool:
@@ -91,7 +93,9 @@ class Plan:
 
     def check(self, held: int = 0) -> None:
         """NotEnoughMemory where it does not fit, with what would. held: bytes that will be given back."""
-        memory = self.memory if self.fits else Memory.now(self.backend)  # room may have been made since
+        memory = (
+            self.memory if self.fits else MachineMemory.now(self.backend)
+        )  # room may have been made since
         if self.need.total <= memory.limit + held:
             return
         raise NotEnoughMemory(

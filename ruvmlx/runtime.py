@@ -21,7 +21,7 @@ from .kv.disk import CacheFolder
 from .learning import Learning, LearningState
 from .models.model import Model
 from .platform.cpu import total_memory
-from .platform.memory import Held, peak, resident
+from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
 from .reply_writer import ReplyWriter
 from .settings import Settings
@@ -192,10 +192,10 @@ class Runtime:
 
     # -- memory --------------------------------------------------------------------------------------
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUse:
         """What of the machine's memory this process holds, and for what."""
         pool, now = getattr(self.backend, "pool", None), resident()
-        return Held(
+        return MemoryUse(
             model=self.backend.nbytes,
             kv=self.engine.sessions.nbytes,
             adapters=sum(adapter.bytes for adapter in self.learning.residency.tiers()),

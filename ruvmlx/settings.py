@@ -102,7 +102,7 @@ class Settings:
         str,
         "auto",
         "what computes",
-        choices=("auto", "mlx", "native", "hybrid", "reference"),
+        choices=("auto", "mlx", "native", "reference"),
         public=True,
     )
     threads: int | None = _setting(

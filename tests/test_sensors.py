@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ruvmlx.platform import sensors
-from ruvmlx.platform.sensors import HEAT, Reading, Sensors, battery_watts
+from ruvmlx.platform.sensors import HEAT, SensorReading, Sensors, battery_watts
 
 
 def put(root, **files):
@@ -18,12 +18,12 @@ def put(root, **files):
         path.write_text(f"{text}\n")
 
 
-def linux(root) -> Reading:
+def linux(root) -> SensorReading:
     return Sensors(root, "linux").read()
 
 
 def test_a_machine_that_tells_nothing(tmp_path):
-    assert linux(tmp_path) == Reading()
+    assert linux(tmp_path) == SensorReading()
 
 
 def test_the_hottest_of_the_processors_sensors(tmp_path):
@@ -58,7 +58,7 @@ def test_power_of_the_packages(tmp_path, monkeypatch):
     read = Sensors(tmp_path, "linux")
     now[0] += 5
     spent(15)
-    assert read.read() == Reading(None, "", pytest.approx(5.0), "processor")
+    assert read.read() == SensorReading(None, "", pytest.approx(5.0), "processor")
     now[0] += 1000  # too long ago to say what is drawn now
     spent(500)
     assert read.read().watts == 0
@@ -78,7 +78,7 @@ def test_a_battery_that_is_emptied(tmp_path, status, files, watts):
     put(tmp_path, **{battery + "type": "Battery", battery + "status": status},
         **{f"{battery}{name}_now": value for name, value in files.items()})  # fmt: skip
     put(tmp_path, class__power_supply__AC__type="Mains")
-    assert linux(tmp_path) == Reading(None, "", watts, "battery" if watts else "")
+    assert linux(tmp_path) == SensorReading(None, "", watts, "battery" if watts else "")
 
 
 @pytest.mark.parametrize(("amperage", "watts"), [(-1500, 18.0), (2**64 - 1500, 18.0), (900, None), (0, None)])
@@ -96,7 +96,7 @@ def test_a_mac_without_a_battery(found):
 def test_on_macos_the_heat_is_a_word(monkeypatch):
     monkeypatch.setattr(sensors, "thermal_state", lambda: "fair")
     monkeypatch.setattr(sensors, "_ioreg", lambda: [{"Amperage": -1000, "Voltage": 11000}])
-    assert Sensors(platform="darwin").read() == Reading(None, "fair", 11.0, "battery")
+    assert Sensors(platform="darwin").read() == SensorReading(None, "fair", 11.0, "battery")
 
 
 def test_this_machine_can_be_asked():

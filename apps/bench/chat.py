@@ -17,7 +17,7 @@ import numpy as np
 
 from ruvmlx.errors import RuvmlxError
 
-from .chatter import Settings
+from .chatter import ChatterSettings
 from .pseudo_terminal import PseudoTerminal, Typist
 from .rows import Row, at_most, left_out, measured
 
@@ -27,7 +27,7 @@ FRAME = 1e3 / 30  # ms: how much more than at its beginning a reply may lag at i
 FLAT = 10.0  # MB that the memory may grow from a fifth of the turns to the last
 ANSWERED = 60.0  # seconds in which a message must be taken
 TYPING = 0.08  # seconds between keys
-RATINGS = 16  # that make training due
+RATINGS_DUE = 16  # that make training due
 ATTEMPTS = 3  # for each key or Esc that is wanted: a reply may end too soon
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
@@ -58,7 +58,7 @@ SIZES = {
 class Chat:
     """A running chat app, its terminal, and what it says of itself."""
 
-    def __init__(self, source: Settings):
+    def __init__(self, source: ChatterSettings):
         self._scratch = tempfile.TemporaryDirectory(prefix="ruvmlx-bench-")
         events = Path(self._scratch.name) / "events"
         events.touch()
@@ -118,8 +118,8 @@ def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]
     """All rows; how: one of SIZES. The chats are in scratch folders; the user's are never touched."""
     size, rng = SIZES[how], random.Random(0)
 
-    def source(tokens: int, **more: Any) -> Settings:
-        return Settings(model, backend, threads, "", tokens, **more)
+    def source(tokens: int, **more: Any) -> ChatterSettings:
+        return ChatterSettings(model, backend, threads, "", tokens, **more)
 
     rows = _paced(source(size.tokens, rate=RATE), size)
     log("a paced reply: measured")
@@ -127,7 +127,7 @@ def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]
     log("the model's replies: measured")
     rows += _stopped(source(1000), size.stops, rng)
     log("Esc: measured")
-    rows += _training(source(32, ratings=RATINGS, idle_after=0.2), size.trained)
+    rows += _training(source(32, ratings=RATINGS_DUE, idle_after=0.2), size.trained)
     log("training: measured")
     rows += _memory("paced replies", source(60, rate=1000.0), size.turns, log)
     rows += _memory("this model's replies", source(8), size.turns, log)
@@ -148,7 +148,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
 # A reply at an even pace
 
 
-def _paced(source: Settings, size: Size) -> list[Row]:
+def _paced(source: ChatterSettings, size: Size) -> list[Row]:
     with Chat(source) as chat:
         typist, took = Typist(chat.terminal), list[float]()
         for _ in range(size.replies):
@@ -217,7 +217,7 @@ def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
 # The model's own replies
 
 
-def _replying(source: Settings, keys: int) -> list[Row]:
+def _replying(source: ChatterSettings, keys: int) -> list[Row]:
     with Chat(source) as chat:
         typist, took = Typist(chat.terminal), list[float]()
         for _ in range(ATTEMPTS * keys):
@@ -227,7 +227,7 @@ def _replying(source: Settings, keys: int) -> list[Row]:
     return _keys("this model replies", took, "")
 
 
-def _stopped(source: Settings, stops: int, rng: random.Random) -> list[Row]:
+def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
     """Esc after a random part of a second; until the app waits for the next message."""
     took: list[float] = []
     with Chat(source) as chat:
@@ -256,7 +256,7 @@ def _stop(chat: Chat, after: float) -> list[float]:
     return took
 
 
-def _training(source: Settings, keys: int) -> list[Row]:
+def _training(source: ChatterSettings, keys: int) -> list[Row]:
     """The first key into the running background loop, again and again: it trains on after each."""
     if not keys:
         return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
@@ -272,7 +272,7 @@ def _training(source: Settings, keys: int) -> list[Row]:
 # Memory
 
 
-def _memory(what: str, source: Settings, turns: int, log: Log) -> list[Row]:
+def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
     """The process from a fifth of the turns on, when all that is made once is made."""
     name = f"memory, {what}: growth"
     if not turns:

@@ -39,7 +39,7 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChatterSettings:
     """rate: tokens a second of a paced source, 0 for the model itself. tokens: of each reply at most.
     ratings: that are given before, so that training is due. idle_after: seconds."""
 
@@ -113,7 +113,7 @@ class PacedRun:
         """Nothing is learned from a reply that was written in advance."""
 
 
-def opened(settings: Settings, tell: Tell) -> ChatRuntime:
+def opened(settings: ChatterSettings, tell: Tell) -> ChatRuntime:
     adapter = "bench" if settings.ratings else "none"
     runtime = Runtime.open(
         RuntimeSettings(
@@ -142,7 +142,7 @@ def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
                 tell({"cache": chunk.response.kv.bytes})
             yield chunk
 
-    runtime.writer.generate = told  # type: ignore[method-assign]
+    runtime.writer.generate = told  # type: ignore[method-assign, assignment]
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
@@ -170,7 +170,7 @@ def _train_on_and_on(runtime: Runtime) -> None:
 
 
 def main() -> int:
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = ChatterSettings(**json.loads(sys.argv[1]))
     from ..chat import idle
     from ..chat.app import ChatApp
 
@@ -186,7 +186,7 @@ def main() -> int:
             watched(app)
             tell({"phase": app.phase, "at": time.monotonic()})
 
-        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign]
+        ChatApp.watch_phase = watch_phase  # type: ignore[method-assign, assignment]
         greedy = Sampling(temperature=0.0)
         return run_chat(lambda: opened(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
 

@@ -25,7 +25,7 @@ _DRAWN = 20_000
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """ratio: new over old, of the row's samples (or of their shares of the reference). p: of no difference,
     by itself; verdict: "faster", "slower", "same", or why nothing can be said."""
 
@@ -41,14 +41,16 @@ class Change:
 def read(path: str | Path) -> dict[str, Any]:
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
-        return report if isinstance(report["rows"], list) else {}["rows"]
+        if not isinstance(report["rows"], list):
+            raise TypeError("rows are no list")
+        return report
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}.") from e
     except (ValueError, KeyError, TypeError) as e:
         raise UsageError(f"{path} is no report; `ruvmlx bench --json > {path}` writes one.") from e
 
 
-def changes(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
     """For each row that both have, in the new one's order."""
     before = {row["name"]: row for row in old["rows"]}
     pairs = [(before[row["name"]], row) for row in new["rows"] if row["name"] in before]
@@ -80,14 +82,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
-def _change(a: dict[str, Any], b: dict[str, Any], ratio: float | None, p: float | None, good: bool) -> Change:
+def _change(
+    a: dict[str, Any], b: dict[str, Any], ratio: float | None, p: float | None, good: bool
+) -> RowChange:
     facts = b["name"], b["unit"], a["value"], b["value"], ratio, p
     if ratio is None:
-        return Change(*facts, "no samples" if a["value"] and b["value"] else "not measured in both")
+        return RowChange(*facts, "no samples" if a["value"] and b["value"] else "not measured in both")
     enough = WORTH if a.get("reference") and b.get("reference") else ALONE
     if not good or abs(math.log(ratio)) < math.log1p(enough):
-        return Change(*facts, "same")
-    return Change(*facts, "faster" if (ratio > 1) == (b["better"] == "higher") else "slower")
+        return RowChange(*facts, "same")
+    return RowChange(*facts, "faster" if (ratio > 1) == (b["better"] == "higher") else "slower")
 
 
 def _tested(a: dict[str, Any], b: dict[str, Any]) -> tuple[float | None, float | None]:

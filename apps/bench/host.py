@@ -94,7 +94,7 @@ def players(model: Model) -> dict[str, Turn]:
 def gpu_players(model: Model) -> dict[str, Turn]:
     """The path that a GPU takes, on both sides with kernels and fused operations that compute nothing."""
     parts = Placeholders()
-    unpacked = mlx.Plan(mx.float32, True, False)  # as mlx-lm has it here: no 4-bit products on a CPU
+    unpacked = mlx.WeightsPlan(mx.float32, True, False)  # as mlx-lm has it here: no 4-bit products on a CPU
     with as_on_gpu(parts.run, parts.fused), mock.patch.object(mlx, "plan", lambda *_: unpacked):
         backend = mlx.MLXBackend(model, device="metal")
     adapter = some_adapter(model.config)

@@ -31,7 +31,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Kernel:
+class BenchKernel:
     """read(native(implementation)) and twin() are the same numbers; reset puts back what native changed.
 
     nbytes: that a call touches, from memory where `streamed`, else from wherever the last call left
@@ -65,7 +65,7 @@ def run(limits: Limits, quick: bool, log: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _row(kernel: Kernel, impl: str, limit: float, first: bool) -> Row:
+def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
     error = distance(kernel, impl)
     turns = _groups(lambda: kernel.native(impl))
     kernel.reset()
@@ -82,7 +82,7 @@ def _row(kernel: Kernel, impl: str, limit: float, first: bool) -> Row:
     )
 
 
-def distance(kernel: Kernel, impl: str) -> float:
+def distance(kernel: BenchKernel, impl: str) -> float:
     """The largest error of a call, by the twin's largest number."""
     kernel.reset()
     found = kernel.read(kernel.native(impl)).astype(np.float64)
@@ -113,7 +113,7 @@ def _mean(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - started) / times
 
 
-def kernels() -> list[Kernel]:
+def kernels() -> list[BenchKernel]:
     rng = np.random.default_rng(0)
 
     def make(*shape: int) -> Array:
@@ -127,15 +127,15 @@ def kernels() -> list[Kernel]:
     ]
 
 
-def _placed(kernel: Kernel, names: Sequence[str]) -> Kernel:
-    return Kernel(**{**vars(kernel), "implementations": tuple(names)})
+def _placed(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+    return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 
 def _turns(tokens: int) -> Array:
     return layers.turns(np.arange(tokens), 1e4 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2)))
 
 
-def _attention(make) -> Kernel:
+def _attention(make) -> BenchKernel:
     """One new token looks at 256: all heads of a layer."""
     turn, group = _turns(CONTEXT + 1), HEADS // KV_HEADS
     kv = [(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM)) for _ in range(KV_HEADS)]
@@ -143,7 +143,7 @@ def _attention(make) -> Kernel:
     for cache, (k, v) in zip(caches, kv, strict=True):
         cache.append(k, v, turn[:CONTEXT])
     q, here = make(1, group, HEAD_DIM), turn[CONTEXT - 1 : CONTEXT]
-    return Kernel(
+    return BenchKernel(
         f"attention, {CONTEXT} tokens, {HEADS} heads",
         lambda impl: [c.attend(q, here, CONTEXT - 1, impl=impl) for c in caches],
         lambda: np.stack([layers.attend_ref(q, k, v, turn, CONTEXT - 1) for k, v in kv]),
@@ -152,7 +152,7 @@ def _attention(make) -> Kernel:
     )
 
 
-def _append(make) -> Kernel:
+def _append(make) -> BenchKernel:
     """The second token's keys and values into a page, as float16: all heads of a layer."""
     turn, k, v, q = _turns(2), make(2, HEAD_DIM), make(2, HEAD_DIM), make(1, 1, HEAD_DIM)
     caches = [layers.PagedKV(HEAD_DIM) for _ in range(KV_HEADS)]
@@ -164,7 +164,7 @@ def _append(make) -> Kernel:
             cache.tokens = 1
             cache.append(k[1:], v[1:], turn[1:], impl)
 
-    return Kernel(
+    return BenchKernel(
         "KV append, hot",
         append,
         lambda: layers.attend_ref(q, k, v, turn, 1),
@@ -174,7 +174,7 @@ def _append(make) -> Kernel:
     )
 
 
-def _layers(make) -> list[Kernel]:
+def _layers(make) -> list[BenchKernel]:
     """The rest of a decoder's layer, and the output head's change."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
     x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
@@ -186,19 +186,19 @@ def _layers(make) -> list[Kernel]:
         return y
 
     return [
-        Kernel(
+        BenchKernel(
             "RoPE, 40 heads", lambda impl: layers.rope(heads, turn, impl=impl),
             lambda: layers.rope_ref(heads, turn), 2 * heads.nbytes, 100,
         ),
-        Kernel(
+        BenchKernel(
             "RMSNorm, 4,096", lambda impl: layers.rms_norm(x, weight, 1e-5, impl),
             lambda: layers.rms_norm_ref(x, weight, 1e-5), 3 * x.nbytes, 50,
         ),
-        Kernel(
+        BenchKernel(
             "SwiGLU, 14,336", lambda impl: layers.swiglu(gate, up, impl),
             lambda: layers.swiglu_ref(gate, up), 3 * gate.nbytes,
         ),
-        Kernel(
+        BenchKernel(
             "LoRA forward 768, rank 8", lambda impl: lora(layers.lora_add, impl),
             lambda: lora(layers.lora_add_ref), a.nbytes + b.nbytes + 3 * y.nbytes, 30,
             reset=lambda: np.copyto(y, before),
@@ -206,7 +206,7 @@ def _layers(make) -> list[Kernel]:
     ]  # fmt: skip
 
 
-def _learning(make) -> list[Kernel]:
+def _learning(make) -> list[BenchKernel]:
     """What a rating and a traced token cost."""
     pair = [(make(*s), np.zeros(s, np.float32), make(*s)) for s in ((768, 2), (2, 768))]
     start = [w.copy() for w, _, _ in pair]
@@ -236,31 +236,31 @@ def _learning(make) -> list[Kernel]:
         return logits
 
     return [
-        Kernel(
+        BenchKernel(
             "MicroLoRA update 768x768, rank 2", lambda impl: step(micro.micro_step, impl),
             lambda: step(micro.micro_step_ref), 5 * 4 * 4 * 768, 50, reset=calm,
         ),
-        Kernel(
+        BenchKernel(
             "MicroLoRA forward, output head", lambda impl: head(micro.head_add, impl),
             lambda: head(micro.head_add_ref), z.nbytes + a.nbytes + b.nbytes, 500,
             reset=lambda: np.copyto(logits, z),
         ),
-        Kernel(
+        BenchKernel(
             "trace of one token", lambda impl: trace(micro.trace_accumulate, impl),
             lambda: trace(micro.trace_accumulate_ref), z.nbytes + 3 * (a.nbytes + b.nbytes), reset=forget,
         ),
-        Kernel(
+        BenchKernel(
             "KL to the frozen model, 32 contexts", lambda impl: micro.kl_to_frozen(p, u, b, 1e-2, impl=impl),
             lambda: np.array(micro.kl_to_frozen_ref(p, u, b, 1e-2)), p.nbytes + b.nbytes,
         ),
-        Kernel(
+        BenchKernel(
             "log-probabilities, 16 tokens", lambda impl: micro.logprobs(many, ids, impl),
             lambda: micro.logprobs_ref(many, ids), many.nbytes,
         ),
     ]  # fmt: skip
 
 
-def _rating(make) -> list[Kernel]:
+def _rating(make) -> list[BenchKernel]:
     """What a rating's update is made of (ruvmlx/sona/instant.py), at its sizes on any model."""
     tokens, along = 2048, 256
     n = tokens + along
@@ -280,26 +280,26 @@ def _rating(make) -> list[Kernel]:
     rating = held, g, f, block, 0.7, 0.99, rule, answers, 1.0
     place = b, 0.0, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
     return [
-        Kernel(
+        BenchKernel(
             "what the evidence asks for", lambda impl: asking.block(held, rule, impl=impl),
             lambda: slow.block(held, rule), held.nbytes + features.nbytes,
         ),
-        Kernel(
+        BenchKernel(
             "one rating more, and what all ask for", lambda impl: asking.rated(*rating, 1e8, impl)[1],
             lambda: slow.rated(*rating)[1], 2 * held.nbytes + 3 * g.nbytes + features.nbytes + p[:48].nbytes,
         ),
-        Kernel(
+        BenchKernel(
             "distance on neutral text", lambda impl: np.array(text.distance(block, 0.1, impl)),
             lambda: np.array(text.distance_ref(block, 0.1)), p.nbytes,
         ),
-        Kernel(
+        BenchKernel(
             "the new lora_b", lambda impl: micro.micro_place(*place, impl),
             lambda: micro.micro_place_ref(*place), b.nbytes,
         ),
     ]  # fmt: skip
 
 
-def _products(rng: np.random.Generator) -> list[Kernel]:
+def _products(rng: np.random.Generator) -> list[BenchKernel]:
     """A 4-bit matrix times one token, out of more of them than caches hold; and one times 256 tokens."""
     rows, cols = 1536, 576
     weight = rng.integers(0, 2**32, (rows, cols // 8), dtype=np.uint32)
@@ -313,11 +313,11 @@ def _products(rng: np.random.Generator) -> list[Kernel]:
     turn = itertools.cycle(_copies(matrix))
     name = "matrix 1,536x576, 4 bits"
     return [
-        Kernel(
+        BenchKernel(
             f"{name}, 1 token, from memory", lambda impl: matmul.matmul(next(turn), one, impl),
             lambda: matmul.matmul_ref(dense, one, 16), matrix.memory.nbytes, streamed=True,
         ),
-        Kernel(
+        BenchKernel(
             f"{name}, 256 tokens", lambda impl: matmul.matmul(matrix, many, impl, 8),
             lambda: matmul.matmul_ref(dense, many, 8), matrix.memory.nbytes, products=rows * cols * len(many),
         ),

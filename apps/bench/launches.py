@@ -41,7 +41,7 @@ CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderSize:
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -51,20 +51,20 @@ class Shape:
 
 
 SHAPES = {
-    "Llama 3.2 1B": Shape(16, 32, 8, 64, 128_256),
-    "Llama 3.1 8B": Shape(32, 32, 8, 128, 128_256),
-    "Mistral 7B v0.1": Shape(32, 32, 8, 128, 32_000, 4096),
+    "Llama 3.2 1B": DecoderSize(16, 32, 8, 64, 128_256),
+    "Llama 3.1 8B": DecoderSize(32, 32, 8, 128, 128_256),
+    "Mistral 7B v0.1": DecoderSize(32, 32, 8, 128, 32_000, 4096),
 }
 
 
 @dataclass(frozen=True)
-class Count:
+class LaunchCount:
     launches: int
     nodes: int
     by_name: dict[str, int]
 
 
-def counted(step: Callable[..., Any], *inputs: mx.array) -> Count:
+def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
     """The primitives of what `step` describes."""
     names: Counter[str] = Counter()
 
@@ -76,7 +76,7 @@ def counted(step: Callable[..., Any], *inputs: mx.array) -> Count:
     with as_on_gpu(Kernel.launch, _traced):
         mx.export_function(take, step, *inputs)
     launches = sum(n for name, n in names.items() if name not in VIEWS)
-    return Count(launches, names.total(), dict(names))
+    return LaunchCount(launches, names.total(), dict(names))
 
 
 def _kernel(name: str) -> str:
@@ -86,7 +86,7 @@ def _kernel(name: str) -> str:
 
 def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """A custom kernel in place of a fused operation."""
-    made = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
+    made: Any = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
     return made(
         inputs=inputs,
         grid=(1, 1, 1),
@@ -97,7 +97,7 @@ def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx
     )[0]
 
 
-def model(shape: Shape) -> tuple[nn.Module, ModelConfig]:
+def model(shape: DecoderSize) -> tuple[nn.Module, ModelConfig]:
     """mlx-lm's graph of this shape, packed in 4 bits, computing in float16."""
     config = ModelConfig(
         model_type="mistral" if shape.window else "llama",
@@ -125,7 +125,7 @@ def model(shape: Shape) -> tuple[nn.Module, ModelConfig]:
 
 
 @functools.cache
-def theirs(shape: Shape) -> Count:
+def theirs(shape: DecoderSize) -> LaunchCount:
     """A step of mlx-lm's generate_step, greedy."""
     made, config = model(shape)
     caches = mlxlm.load("models.cache").make_prompt_cache(made)
@@ -146,18 +146,19 @@ def theirs(shape: Shape) -> Count:
 
 
 @functools.cache
-def ours(shape: Shape, batch: int = 1, full: bool = False) -> Count:
+def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
     """The same step over tiered caches; full: drawn at a temperature, with an adapter."""
     made, config = model(shape)
     tiered.install(made, config)
-    pool = PagePool(MLXStorage(config), pressure=lambda: 0.0)
+    storage = MLXStorage(config)
+    pool = PagePool(storage, pressure=lambda: 0.0)
     caches = [PagedCache(pool, POLICY, shape.window or 0) for _ in range(batch)]
     for cache in caches:
         cache.reserve(CONTEXT)
         cache.advance(CONTEXT)
         cache.reserve(1)
         mx.eval(*cache.table.opened(CONTEXT)[0].arrays)
-    mx.eval(*pool.storage.arrays())
+    mx.eval(*storage.arrays())
 
     change, sampler = HeadChange(some_adapter(config)), MLXSampler(Sampling(0.7 if full else 0.0, seed=1))
 
@@ -172,16 +173,17 @@ def ours(shape: Shape, batch: int = 1, full: bool = False) -> Count:
     return counted(step, mx.array([1] * batch))
 
 
-def prompt(shape: Shape, tokens: int = 130) -> Count:
+def prompt(shape: DecoderSize, tokens: int = 130) -> LaunchCount:
     """Prefill of `tokens` new tokens after pages of all tiers. Tracing fails if the host reads an array."""
     made, config = model(shape)
     tiered.install(made, config)
-    cache = PagedCache(PagePool(MLXStorage(config), pressure=lambda: 0.0), POLICY, shape.window or 0)
+    storage = MLXStorage(config)
+    cache = PagedCache(PagePool(storage, pressure=lambda: 0.0), POLICY, shape.window or 0)
     for n in (CONTEXT, tokens):
         cache.reserve(n)
         if n == CONTEXT:
             cache.advance(n)
-    mx.eval(*cache.pool.storage.arrays())
+    mx.eval(*storage.arrays())
 
     def step(ids: mx.array) -> list[mx.array]:
         running = tiered.PromptStep(cache, tokens, config)

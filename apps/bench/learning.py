@@ -23,7 +23,7 @@ from ruvmlx.store import Store
 from ..prove import trial
 from ..prove.prompts import own
 from ..prove.report import Point, joined
-from ..prove.trial import Arm, Bench, Setting
+from ..prove.trial import Arm, Bench, TrialSetup
 from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
 
@@ -32,7 +32,7 @@ GROUPS = 8
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
 
 
-RATINGS = {"quick": 100, "whole": 1000}
+RATINGS_GIVEN = {"quick": 100, "whole": 1000}
 PROVED = 30, 24  # ratings, prompts to be judged on
 
 
@@ -44,7 +44,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
         store = Store(Path(scratch) / "bench.db")
         with Runtime(store, model_, opened, Settings(adapter="bench", kv_disk=None)) as runtime:
             rows = [
-                *_ratings(runtime, RATINGS["quick" if quick else "whole"]),
+                *_ratings(runtime, RATINGS_GIVEN["quick" if quick else "whole"]),
                 _trace(runtime),
                 _square_update(),
                 _extraction(),
@@ -59,7 +59,7 @@ def _proved(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
     """`ruvmlx prove` in short: one user, few questions; whole: `ruvmlx prove --suite`."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
-    setting = Setting(brevity, *asked, ratings, (10, ratings))
+    setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
     points = [joined([[c]])[0] for c in trial.run(Bench(model, backend), setting, Arm(), 0, log)]
     return [_point(point, judged) for point in points]
 
@@ -127,9 +127,11 @@ def _trace(runtime: Any) -> Row:
 def _square_update() -> Row:
     """The design's own figure: a rank-2 update of a 768 x 768 matrix, momentum and checks included."""
     rng = np.random.default_rng(0)
-    pair = [
-        tuple(rng.normal(size=shape).astype(np.float32) for _ in range(3)) for shape in ((768, 2), (2, 768))
-    ]
+
+    def array(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    pair = [(array(*shape), array(*shape), array(*shape)) for shape in ((768, 2), (2, 768))]
     times = []
     for _ in range(2000):
         started = time.perf_counter()

@@ -3,6 +3,8 @@ turns."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from .machine import Limits
 from .peers import NAMES, Peers
@@ -52,18 +54,22 @@ def _reading(ours: OnStage, products: OnStage, peers: Peers, limits: Limits, rou
         players = {"ours": ours, "products": products} | others
         rows = []
         for known, fresh in ((0, PROMPT), (PROMPT, NEW)):
-            turns = take_turns(players, lambda p, n=known, m=fresh: p.call("first", prompt(n + m), n), rounds)
+            turns = take_turns(players, partial(_first_token, known, fresh), rounds)
             rows += _first(known, fresh, turns)
         return rows + _prefill(
             take_turns(players, lambda p: p.call("prefill", prompt(PROMPT)), rounds), ours, limits
         )
 
 
+def _first_token(known: int, fresh: int, player: OnStage) -> float:
+    return player.call("first", prompt(known + fresh), known)
+
+
 def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
     name = f"time to first token, {f'{known} cached and ' if known else ''}{fresh} new"
     rows = []
     for player, seconds in turns.items():
-        own = {
+        own: dict[str, Any] = {
             "condition": "cached prefix" if known else "cold",
             "reference": tuple(turns["products"]),
             "target": 50,
@@ -122,7 +128,7 @@ def _speeds(
     """A row for each player; ours with the limit, the target and what the memory did in the same turns."""
     rows = []
     for player, turns in rates.items():
-        own = {"limit": limits.get(player)}
+        own: dict[str, Any] = {"limit": limits.get(player)}
         if player == "ours":
             own |= {"target": target, "reference": tuple(reference)}
         rows.append(measured(f"{name}: {player}", turns, "tok/s", **own))

@@ -354,8 +354,8 @@ class Verdicts:
 
 def kernel_verdicts() -> list[dict[str, Any]]:
     """[{"name", "ok", "why", "ratio"}] of the kernels' self-check, made afresh; none without a GPU."""
+    from ruvmlx.backends.mlx.check_results import STARTER
     from ruvmlx.backends.mlx.gpu_check import check
-    from ruvmlx.backends.mlx.verdict import STARTER
     from ruvmlx.platform.gpu import gpu
 
     return [asdict(result) for result in check(STARTER, fresh=True).results] if gpu.kind else []

@@ -15,7 +15,7 @@ from ruvmlx.models.gguf_writer import ALIGNMENT, f32, gguf_header, u32
 
 
 @dataclass(frozen=True)
-class Shape:
+class RandomModelSize:
     hidden_size: int
     n_layers: int
     n_heads: int
@@ -28,14 +28,14 @@ class Shape:
 
 
 SHAPES = {
-    "mistral-7b": Shape(4096, 32, 32, 8, 128, 14336),
-    "llama-1b": Shape(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
-    "narrow": Shape(64, 32, 2, 1, 64, 128, vocab_size=512),  # next to no arithmetic (host.py)
+    "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
+    "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
+    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # next to no arithmetic (host.py)
 }
 _BLOCK = 18  # bytes of a Q4_0 block of 32 weights
 
 
-def tensors(shape: Shape) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def tensors(shape: RandomModelSize) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """GGUF name -> (type, shape, bytes)."""
     d, heads, kv = shape.hidden_size, shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
@@ -69,7 +69,7 @@ def random_blocks(rng: np.random.Generator, size: int, fan_in: int) -> bytes:
     return blocks.tobytes()
 
 
-def metadata(shape: Shape) -> dict[str, Any]:
+def metadata(shape: RandomModelSize) -> dict[str, Any]:
     """Its tokens are single bytes, the one pair that a merge makes, and names for the rest."""
     chars = ["<s>", "</s>", *byte_chars(), "th"]
     tokens = chars + [f"<extra {i}>" for i in range(shape.vocab_size - len(chars))]

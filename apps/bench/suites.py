@@ -24,7 +24,7 @@ Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """model: a folder or a file. wanted: peers. rounds, contexts: of the model suite, if not as usual."""
 
     suites: Sequence[str]
@@ -41,7 +41,7 @@ class Plan:
         return "quick" if self.quick else "whole"
 
 
-def run(plan: Plan, say: Log) -> dict[str, Any]:
+def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
     """The report: rows by suite, machine, limits, drift, seconds. say: takes each line of progress."""
     started, warmth = time.monotonic(), Thermometer()
 
@@ -74,11 +74,11 @@ def run(plan: Plan, say: Log) -> dict[str, Any]:
     }
 
 
-def _kernels(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _kernels(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     return kernels.run(limits, plan.quick, log)
 
 
-def _model(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _model(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     with (
         _ours(plan) as ours,
         _player("memory", nbytes=ours.facts["weights_bytes"], threads=plan.threads) as memory,
@@ -91,21 +91,21 @@ def _model(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
         return [*rows, model.resident(ours), spent]
 
 
-def _kv(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _kv(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     with _ours(plan, kv="tiered") as tiered, _ours(plan, kv="f16") as f16:
         long = min(LONG[plan.size], tiered.facts["max_context"] // 2)
         return kv.run({"tiered": tiered, "f16": f16}, others, long, _rounds(plan), log)
 
 
-def _learning(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _learning(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     return learning.run(plan.model, plan.backend, plan.threads, plan.quick, log)
 
 
-def _load(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _load(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     return load.run(plan.model, plan.backend, plan.threads, not plan.quick, plan.wanted, log)
 
 
-def _chat(plan: Plan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+def _chat(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     how = "alone" if tuple(plan.suites) == ("chat",) and not plan.quick else plan.size
     return chat.run(plan.model, plan.backend, plan.threads, how, log)
 
@@ -120,11 +120,11 @@ _SUITES = {
 }
 
 
-def _rounds(plan: Plan) -> int:
+def _rounds(plan: BenchPlan) -> int:
     return plan.rounds or ROUNDS[plan.size]
 
 
-def _ours(plan: Plan, **settings: Any) -> AbstractContextManager[OnStage]:
+def _ours(plan: BenchPlan, **settings: Any) -> AbstractContextManager[OnStage]:
     return _player("ruvmlx", model=plan.model, backend=plan.backend, threads=plan.threads, **settings)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .compare import Change
+from .compare import RowChange
 from .rows import verdict
 
 WIDTH = 40  # of the longest bar
@@ -68,7 +68,7 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
 
 
 def changes(
-    found: Sequence[Change], verdicts: Sequence[tuple[str, str, str]], differences: Sequence[str]
+    found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]], differences: Sequence[str]
 ) -> Iterator[str]:
     for what in differences:
         yield f"not the same: {what}"

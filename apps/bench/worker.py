@@ -10,11 +10,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ruvmlx.platform import memory
 
-from ..report.privacy import public_error
+from ..privacy import public_error
 from .players import KINDS
 
 
@@ -23,12 +24,17 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     first = json.loads(sys.stdin.readline())
     made: list[Any] = []
-    answer = _tried(lambda: made.append(KINDS[first["kind"]](**first["settings"])) or made[0].facts)
+
+    def start() -> Any:
+        made.append(KINDS[first["kind"]](**first["settings"]))
+        return made[0].facts
+
+    answer = _tried(start)
     print(json.dumps(answer), file=answers, flush=True)
     for line in sys.stdin if made else ():
         method, *arguments = json.loads(line)
         of = OF_THE_PROCESS.get(method) or getattr(made[0], method)
-        print(json.dumps(_tried(lambda of=of, a=arguments: of(*a))), file=answers, flush=True)
+        print(json.dumps(_tried(partial(of, *arguments))), file=answers, flush=True)
 
 
 def _tried(call: Callable[[], Any]) -> Any:

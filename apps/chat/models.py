@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ruvmlx.models.local import list_local_models
 from ruvmlx.models.model import Model
-from ruvmlx.models.resolve import list_local_models
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.text import one_line

@@ -11,8 +11,8 @@ from textual.widgets import Static
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform import memory
-from ruvmlx.platform.memory import Held, size
-from ruvmlx.platform.sensors import Reading
+from ruvmlx.platform.memory import MemoryUse, size
+from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState
 from ruvmlx.text import one_line
 
@@ -30,8 +30,8 @@ class View:
     """What the panel shows, gathered in the runtime's thread. learning: None without an adapter."""
 
     learning: LearningState | None
-    held: Held
-    reading: Reading = field(default_factory=Reading)
+    held: MemoryUse
+    reading: SensorReading = field(default_factory=SensorReading)
 
     @classmethod
     def of(cls, runtime: ChatRuntime) -> Self:
@@ -41,7 +41,7 @@ class View:
             learning = None
         return cls(learning, runtime.held())
 
-    def later(self, reading: Reading) -> "View":
+    def later(self, reading: SensorReading) -> "View":
         """With what can be seen from any thread as it is now."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
@@ -89,7 +89,7 @@ def cache_rows(kv: KVStats | None) -> Rows:
     return [*rows, ("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})")]
 
 
-def memory_rows(held: Held) -> Rows:
+def memory_rows(held: MemoryUse) -> Rows:
     """The process against what it may use, then what it is made of."""
     limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
     return [
@@ -102,7 +102,7 @@ def memory_rows(held: Held) -> Rows:
     ]
 
 
-def sensor_rows(reading: Reading) -> Rows:
+def sensor_rows(reading: SensorReading) -> Rows:
     """What the platform does not tell is not there."""
     rows: Rows = []
     if reading.celsius is not None:

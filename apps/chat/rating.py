@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from textual import events, work
 
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.platform.sensors import Reading, Sensors
+from ruvmlx.platform.sensors import SensorReading, Sensors
 from ruvmlx.runtime import LearnStatus
 
 from . import commands, describe
@@ -29,7 +29,7 @@ class RatingApp(ChatBase):
         self._looked_at = time.monotonic()
         self.kv: KVStats | None = None  # of the newest reply's cache
         self._sensors = Sensors()
-        self._reading = Reading()
+        self._reading = SensorReading()
 
     def action_rate(self, rating: str) -> None:
         self._rate(rating, "")

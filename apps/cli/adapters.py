@@ -32,6 +32,12 @@ class _Open:
         self.store, self.model = Store(config.store_file()), load_model(settings.model)
         self.name = settings.adapter_name
 
+    def chosen(self) -> str:
+        """The adapter's name; UsageError where none was chosen."""
+        if self.name is None:
+            raise UsageError("--adapter none has learned nothing; name an adapter.")
+        return self.name
+
     def change(self):
         """Base, body and micro of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
@@ -39,12 +45,11 @@ class _Open:
         from ruvmlx.lora.layer_lora import joined, unpacked_layers
         from ruvmlx.sona.adapter_history import AdapterHistory
 
-        if self.name is None:
-            raise UsageError("--adapter none has learned nothing; name an adapter.")
-        row = self.store.adapters.get(self.model.fingerprint, self.name)
+        name = self.chosen()
+        row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
-            raise UsageError(f"adapter {self.name!r} is the untouched model; rate some replies first.")
-        history, shape = AdapterHistory(self.store, self.model.fingerprint, self.name), self.model.config
+            raise UsageError(f"adapter {name!r} is the untouched model; rate some replies first.")
+        history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.config
         found = history.adapter(row.version)
         base = history.base(found.base) if found.base else None
         base = joined(base, unpacked_layers(found.state, shape))
@@ -163,7 +168,7 @@ def export(
     interchange.export(change, opened.model.config, folder, chosen, int(bits), opened.model.name)
     size = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
-        **opened.facts(opened.name),
+        **opened.facts(opened.chosen()),
         "rank": change.rank,
         "bytes": size,
         "format": chosen,
@@ -232,7 +237,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     change = opened.change()
     write(opened.model, change, folder, dtype, dequantize)
     size = sum(p.stat().st_size for p in folder.iterdir())
-    facts = {**opened.facts(opened.name), "rank": change.rank, "bytes": size, "path": str(folder)}
+    facts = {**opened.facts(opened.chosen()), "rank": change.rank, "bytes": size, "path": str(folder)}
     if as_json:
         print_json(facts)
     else:

@@ -53,7 +53,7 @@ def bench(
     from ..bench import suites, terminal
 
     settings = resolve(flags)
-    plan = suites.Plan(
+    plan = suites.BenchPlan(
         suites.NAMES if suite == "all" else (suite,),
         _model(settings.model),
         settings.backend,

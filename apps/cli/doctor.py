@@ -54,7 +54,7 @@ def _gpu_kernels() -> str:
 
 def _shapes() -> Any:
     from ruvmlx.backends.mlx.backend import shapes_of
-    from ruvmlx.backends.mlx.verdict import STARTER
+    from ruvmlx.backends.mlx.check_results import STARTER
     from ruvmlx.models.load import load_model
 
     try:

@@ -1,9 +1,7 @@
 """`generate` and `chat`."""
 
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +14,8 @@ from ruvmlx.platform import memory
 from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
-from .options import model_options, open_runtime, resolve, sampling_options, setting_options
+from .interrupt import ctrl_c_sets
+from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
 
 KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
@@ -50,7 +49,7 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
             ignore_eos=flags["ignore_eos"],
             logprobs=flags["logprobs"],
         )
-        with _ctrl_c_stops(request):
+        with ctrl_c_sets(request.cancel):
             response = _print_reply(runtime.generate(request), quiet=as_json)
         runtime.settle()
         if as_json:
@@ -70,21 +69,6 @@ def _read_stdin() -> str:
 
 def _messages(text: str, system: str | None) -> list[Message]:
     return [*([Message("system", system)] if system else []), Message("user", text)]
-
-
-@contextmanager
-def _ctrl_c_stops(request: GenerationRequest) -> Iterator[None]:
-    """The first Ctrl-C ends the reply and keeps it; the second ends the program."""
-
-    def stop(*_: object) -> None:
-        request.cancel.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:

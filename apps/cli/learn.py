@@ -1,10 +1,8 @@
 """`rate` and `learn`: what the model learns from you, and how to take it back."""
 
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,6 +12,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
+from .interrupt import ctrl_c_sets
 from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show, show_facts
 
@@ -132,7 +131,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         raise UsageError("--deep trains nothing, so it takes neither --steps nor --ewc.")
     given = {"steps": steps, "ewc": ewc}
     cancel = threading.Event()
-    with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
+    with open_runtime(resolve(flags)) as runtime, ctrl_c_sets(cancel):
         report = _deepened(runtime, cancel) if deep else _consolidated(runtime, given, cancel)
         status = runtime.status()
         kv = runtime.tiers.review(cancel)
@@ -161,21 +160,6 @@ def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) 
 def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """Nothing is promoted or refused: what `learn status` says of that is left out."""
     return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
-
-
-@contextmanager
-def _stopped_by_ctrl_c(cancel: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C lets the training put its state away; the second one ends the program."""
-
-    def stop(signum: int, frame: object) -> None:
-        cancel.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _progress(what: str) -> Callable[..., None] | None:
@@ -220,7 +204,7 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
     report: dict[str, Any] = {}
     cancel = threading.Event()
     if measure:
-        with open_runtime(resolve(flags)) as runtime, _stopped_by_ctrl_c(cancel):
+        with open_runtime(resolve(flags)) as runtime, ctrl_c_sets(cancel):
             report = runtime.tiers.review(cancel)
             status = runtime.tiers.status()
     else:
@@ -245,7 +229,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     """
     router, report, cancel = _router(flags), {}, threading.Event()
     if train:
-        with _stopped_by_ctrl_c(cancel):
+        with ctrl_c_sets(cancel):
             report = router.train(cancel)
     facts: dict[str, Any] = {"router": config.written(resolve(flags).router), **router.status().facts}
     if report:

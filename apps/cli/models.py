@@ -28,9 +28,9 @@ def pull(name: str, as_json: bool) -> None:
     """Fetch a model from Hugging Face (owner/name) and check it. Stopped, it goes on where it was."""
     from ruvmlx.models.load import load_model
 
-    from ..progress import PullWatch, watching
+    from ..progress import watching
 
-    with watching(PullWatch) as watch:
+    with watching(pull=True) as watch:
         facts = _facts(load_model(name, watch))
     if as_json:
         print_json(facts)
@@ -42,7 +42,7 @@ def pull(name: str, as_json: bool) -> None:
 @json_option
 def list_models(as_json: bool) -> None:
     """Models on this machine."""
-    from ruvmlx.models.resolve import list_local_models
+    from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
     if as_json:

@@ -37,20 +37,21 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     context = min(ctx or model.config.max_context, model.config.max_context)
     policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
+    kv = asdict(found.kv)
     facts = {
         "ppl": found.ppl,
         "nll": found.nll,
         "tokens": found.tokens,
         "ppl_f16": found.ppl_f16,
         "kl_vs_f16": found.kl_vs_f16,
-        "kv": asdict(found.kv),
+        "kv": kv,
         "backend": backend.name,
         "kernels": backend.kernels,
     }
     if as_json:
         print_json(facts)
     else:
-        show_facts({k: v for k, v in facts.items() if v is not None and k != "kv"} | facts["kv"])
+        show_facts({k: v for k, v in facts.items() if v is not None and k != "kv"} | kv)
 
 
 def _read(file: str) -> str:

@@ -95,11 +95,11 @@ def _suite(flags: dict[str, Any]) -> None:
 
 
 def _setting(flags: dict[str, Any]):
-    from ..prove.trial import Setting
+    from ..prove.trial import TrialSetup
 
     ratings, every = flags["ratings"], flags["every"]
     points = set(range(every, ratings, every)) if every else {30}
-    return Setting(
+    return TrialSetup(
         _scorer(flags["user"], flags["scorer"]),
         _lines(flags["prompts"], "train"),
         _lines(flags["heldout"], "heldout"),

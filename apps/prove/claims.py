@@ -10,13 +10,13 @@ Found = Mapping[str, list[Point]]  # by cell; those of tastes out of reach are l
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     claim: str
     figure: str
     met: bool | None  # None: not measured
 
 
-def verdicts(found: Found) -> list[Verdict]:
+def verdicts(found: Found) -> list[ClaimVerdict]:
     return [claim(found) for claim in _CLAIMS]
 
 
@@ -24,32 +24,34 @@ def _at(found: Found, key: str, ratings: int) -> Point | None:
     return next((p for p in found.get(key, []) if p.ratings == ratings), None)
 
 
-def _one(words: str, key: str, ratings: int, good: Callable[[Point], bool]) -> Callable[[Found], Verdict]:
-    def look(found: Found) -> Verdict:
+def _one(
+    words: str, key: str, ratings: int, good: Callable[[Point], bool]
+) -> Callable[[Found], ClaimVerdict]:
+    def look(found: Found) -> ClaimVerdict:
         point = _at(found, key, ratings)
-        return Verdict(words, rate(point) if point else "-", good(point) if point else None)
+        return ClaimVerdict(words, rate(point) if point else "-", good(point) if point else None)
 
     return look
 
 
-def _beats(words: str, better: str, worse: str) -> Callable[[Found], Verdict]:
+def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdict]:
     """By mean stars after 100 ratings; `found` has "A against B", A over the seeds that B has, too."""
 
-    def look(found: Found) -> Verdict:
+    def look(found: Found) -> ClaimVerdict:
         a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
         if a is None or b is None:
-            return Verdict(words, "-", None)
-        return Verdict(words, f"{a.score:.2f} against {b.score:.2f} stars", a.score > b.score)
+            return ClaimVerdict(words, "-", None)
+        return ClaimVerdict(words, f"{a.score:.2f} against {b.score:.2f} stars", a.score > b.score)
 
     return look
 
 
-def _others(found: Found) -> Verdict:
+def _others(found: Found) -> ClaimVerdict:
     """Users that are neither brevity nor what needs the full loop."""
     points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
     good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
     words = "at least two other users above 60% after 100, lower bound above 50%"
-    return Verdict(words, ", ".join(good) or "none", len(good) >= 2)
+    return ClaimVerdict(words, ", ".join(good) or "none", len(good) >= 2)
 
 
 def _retention(
@@ -66,15 +68,15 @@ def _retention(
     def alone(key: str) -> bool:
         return any(word in key for word in ("instant", "full")) and "examples" not in key
 
-    def look(found: Found) -> Verdict:
+    def look(found: Found) -> ClaimVerdict:
         learned = {k: v for k, v in found.items() if alone(k) and " against " not in k}
         cells = {k: v for k, v in learned.items() if (k.split(",")[0] in HOSTILE) == hostile}
         points = [(figure(p), k, p) for k, points in cells.items() for p in points]
         if not points:
-            return Verdict(words, "-", None)
+            return ClaimVerdict(words, "-", None)
         value, key, _ = max(points, key=lambda x: x[0])
         beside = f"; worst seed of all {max(seed(p) for *_, p in points):{form}}" if seed else ""
-        return Verdict(words, f"{value:{form}} ({key}{beside})", value <= limit)
+        return ClaimVerdict(words, f"{value:{form}} ({key}{beside})", value <= limit)
 
     return look
 
@@ -84,7 +86,7 @@ def rate(point: Point) -> str:
     return f"{point.win_rate:.1%} ({low:.1%} to {high:.1%})"
 
 
-_CLAIMS: list[Callable[[Found], Verdict]] = [
+_CLAIMS: list[Callable[[Found], ClaimVerdict]] = [
     _one("brevity after 30 ratings: at least 65%", "brevity, instant", 30, lambda p: p.win_rate >= 0.65),
     _one("brevity after 100 ratings: at least 85%", "brevity, instant", 100, lambda p: p.win_rate >= 0.85),
     _others,

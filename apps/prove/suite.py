@@ -17,7 +17,7 @@ from . import trial
 from .claims import rate, verdicts
 from .plot import curves
 from .report import Point, joined
-from .trial import Arm, Bench, Checkpoint, Setting
+from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
 ORACLES = {  # the taste, said in a system prompt
@@ -28,7 +28,7 @@ ORACLES = {  # the taste, said in a system prompt
 
 
 @dataclass(frozen=True)
-class Cell:
+class SuiteCell:
     """One row of the report: a user, an arm, and where it is judged."""
 
     user: str
@@ -40,24 +40,24 @@ class Cell:
         return f"{self.user}, {self.arm.name}"
 
 
-def cells() -> list[Cell]:
-    instant = [Cell(user, Arm()) for user in TASTES]
+def cells() -> list[SuiteCell]:
+    instant = [SuiteCell(user, Arm()) for user in TASTES]
     brevity = [
-        Cell("brevity", Arm(shuffle=True)),
-        Cell("lists", Arm(shuffle=True)),
-        Cell("brevity", Arm(flip=0.2)),
-        Cell("brevity", Arm(reverse_at=100), (100, 120, 140)),
-        Cell("brevity", Arm("off", examples=2)),
-        Cell("brevity", Arm("instant", examples=2)),
+        SuiteCell("brevity", Arm(shuffle=True)),
+        SuiteCell("lists", Arm(shuffle=True)),
+        SuiteCell("brevity", Arm(flip=0.2)),
+        SuiteCell("brevity", Arm(reverse_at=100), (100, 120, 140)),
+        SuiteCell("brevity", Arm("off", examples=2)),
+        SuiteCell("brevity", Arm("instant", examples=2)),
     ]
-    oracles = [Cell(user, Arm("off", system=words), (100,)) for user, words in ORACLES.items()]
-    hostile = [Cell(user, Arm(), (200,)) for user in HOSTILE]
-    full = [Cell(user, Arm("full")) for user in ("brevity", "context")]
+    oracles = [SuiteCell(user, Arm("off", system=words), (100,)) for user, words in ORACLES.items()]
+    hostile = [SuiteCell(user, Arm(), (200,)) for user in HOSTILE]
+    full = [SuiteCell(user, Arm("full")) for user in ("brevity", "context")]
     return [*instant, *oracles, *brevity, *hostile, *full]
 
 
 def run(
-    bench: Bench, setting: Setting, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
+    bench: Bench, setting: TrialSetup, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
 ) -> None:
     """Run what the file does not hold yet, for one user or all. `setting`: prompts, lengths, temperature."""
     for seed in range(seeds):
@@ -70,9 +70,9 @@ def run(
                 log(f"{cell.key}, seed {seed}: done")
 
 
-def _result(bench: Bench, setting: Setting, cell: Cell, seed: int, log) -> dict[str, Any]:
+def _result(bench: Bench, setting: TrialSetup, cell: SuiteCell, seed: int, log) -> dict[str, Any]:
     scorer, last = USERS[cell.user], max(cell.checkpoints)
-    own = Setting(
+    own = TrialSetup(
         scorer,
         setting.prompts,
         setting.heldout,

@@ -51,7 +51,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrialSetup:
     """What stays the same in all arms of a comparison."""
 
     scorer: Scorer
@@ -62,13 +62,13 @@ class Setting:
     max_tokens: int = 96
     temperature: float | None = 0.7  # None: as chat does it
 
-    def score(self, reply: "Reply", reversed_: bool = False) -> int:
+    def score(self, reply: "TrialReply", reversed_: bool = False) -> int:
         stars = self.scorer(reply.prompt, reply.text, reply.finished)
         return 6 - stars if reversed_ else stars
 
 
 @dataclass(frozen=True)
-class Reply:
+class TrialReply:
     id: str
     prompt: str
     text: str
@@ -97,7 +97,7 @@ class Bench:
     def __init__(self, model, backend, kv: str | None = None, targets: str = "head"):
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
-        self._base: dict[tuple, list[Reply]] = {}
+        self._base: dict[tuple, list[TrialReply]] = {}
         self._read: tuple[bytes, bytes] | None = None  # what learning measures once per model
 
     @contextmanager
@@ -130,7 +130,7 @@ class Bench:
                 ):
                     self._read = neutral, mean
 
-    def base_replies(self, setting: Setting, seed: int) -> list[Reply]:
+    def base_replies(self, setting: TrialSetup, seed: int) -> list[TrialReply]:
         """The frozen model's answers to the held-out prompts."""
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
@@ -139,7 +139,7 @@ class Bench:
         return self._base[key]
 
 
-def within_reach(bench: Bench, setting: Setting, seed: int) -> bool:
+def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
     """Does the frozen model ever come near this taste?  Ratings choose among what the model does: where 8
     samples of each of 8 prompts never earn 3 stars, there is nothing to choose."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
@@ -151,7 +151,7 @@ def within_reach(bench: Bench, setting: Setting, seed: int) -> bool:
 
 
 def run(
-    bench: Bench, setting: Setting, arm: Arm, seed: int, log: Callable[[str], None]
+    bench: Bench, setting: TrialSetup, arm: Arm, seed: int, log: Callable[[str], None]
 ) -> Iterator[Checkpoint]:
     """The checkpoints, in order."""
     user = _User(setting, arm, seed)
@@ -167,7 +167,7 @@ def run(
                 log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
 
 
-def _rated(runtime: Runtime, setting: Setting, arm: Arm, user: "_User", seed: int, done: int) -> None:
+def _rated(runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int) -> None:
     """One turn: a reply, and what this user thinks of it."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, _seed(seed, 0, done), arm.system)
@@ -177,12 +177,12 @@ def _rated(runtime: Runtime, setting: Setting, arm: Arm, user: "_User", seed: in
 class _User:
     """Stars as this arm hands them out."""
 
-    def __init__(self, setting: Setting, arm: Arm, seed: int):
+    def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
         self._rng = np.random.default_rng([seed, 1])
         self._earned: list[int] = []
 
-    def stars(self, reply: Reply, done: int) -> int:
+    def stars(self, reply: TrialReply, done: int) -> int:
         stars = self._setting.score(reply, _reversed(self._arm, done))
         self._earned.append(stars)
         if self._arm.shuffle:
@@ -195,7 +195,7 @@ def _reversed(arm: Arm, done: int) -> bool:
 
 
 def _checkpoint(
-    bench: Bench, runtime: Runtime, setting: Setting, arm: Arm, seed: int, done: int
+    bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, done: int
 ) -> Checkpoint:
     base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
     new = heldout_replies(runtime, setting, arm, seed)
@@ -215,7 +215,7 @@ def _checkpoint(
     )
 
 
-def heldout_replies(runtime: Runtime, setting: Setting, arm: Arm, seed: int) -> list[Reply]:
+def heldout_replies(runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int) -> list[TrialReply]:
     """Answers with what was learned so far, in the prompts' order; nothing is stored, nothing rated."""
     requests = [
         _request(runtime, setting, p, _seed(seed, 3, i), arm.system) for i, p in enumerate(setting.heldout)
@@ -230,7 +230,9 @@ def _consolidated(runtime: Runtime) -> str:
     return f"consolidated: {report['reason']} ({report.get('seconds', 0):.0f} s)"
 
 
-def _kept_reply(runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None) -> Reply:
+def _kept_reply(
+    runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None
+) -> TrialReply:
     """Committed, so that it can be rated."""
     for chunk in runtime.generate(_request(runtime, setting, prompt, seed, system)):
         response = chunk.response
@@ -240,7 +242,7 @@ def _kept_reply(runtime: Runtime, setting: Setting, prompt: str, seed: int, syst
 
 
 def _request(
-    runtime: Runtime, setting: Setting, prompt: str, seed: int, system: str | None = None
+    runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None = None
 ) -> GenerationRequest:
     head = [Message("system", system)] if system else []
     return GenerationRequest(
@@ -250,9 +252,9 @@ def _request(
     )
 
 
-def _reply(prompt: str, response: GenerationResponse) -> Reply:
+def _reply(prompt: str, response: GenerationResponse) -> TrialReply:
     finished = response.finish_reason == "stop"
-    return Reply(response.request_id, prompt, response.text, finished, response.token_ids)
+    return TrialReply(response.request_id, prompt, response.text, finished, response.token_ids)
 
 
 def _seed(seed: int, purpose: int, i: int) -> int:

@@ -1,5 +1,5 @@
 """`ruvmlx doctor --report FILE`: one file about a machine that can be shown to anyone.
 
 `make` runs the parts in a bounded time, `speed` measures beside mlx-lm, `facts` describes machine and model,
-`privacy` keeps the user's words, names and paths out, `page` writes the Markdown.
+`apps/privacy.py` keeps the user's words, names and paths out, `page` writes the Markdown.
 """

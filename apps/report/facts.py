@@ -12,7 +12,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx import settings
 from ruvmlx.models.model import Model
-from ruvmlx.models.resolve import starter_path
+from ruvmlx.models.starter import starter_path
 from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine

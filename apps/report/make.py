@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ruvmlx.models.model import Model
 from ruvmlx.platform.cpu import physical_cores
 
+from .. import privacy
 from ..bench.machine import Thermometer
-from . import facts, privacy, speed
+from . import facts, speed
 
 Log = Callable[[str], None]
 FORMAT = 1  # of the JSON
@@ -42,12 +44,17 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
     part("kernels", lambda: _verdicts(deadline.share(0.25)))
     part("clock", thermometer.read)
     opened: list[Model] = []
-    part("model", lambda: facts.model_facts(opened.append(open_model()) or opened[0]))
+
+    def model_part() -> dict[str, Any]:
+        opened.append(open_model())
+        return facts.model_facts(opened[0])
+
+    part("model", model_part)
     # Without a GPU mlx-lm runs on the CPU; with one it is the GPU's peer alone.
     runs = [("speed", ["mlx"], True, 0.8), ("speed_cpu", ["native"], False, 0.9)]
     for name, backends, peer, share in runs if gpu else [("speed", ["native", "mlx"], True, 0.97)]:
         if opened:
-            part(name, lambda b=backends, p=peer, s=share: _speed(opened[0], b, p, deadline.share(s), log))
+            part(name, partial(_speed, opened[0], backends, peer, deadline.share(share), log))
     part("clock", thermometer.read)
     report["slower_at_the_end"] = round(thermometer.drift, 3)
     report["seconds"] = round(time.monotonic() - started, 1)
@@ -61,7 +68,7 @@ def _speed(
 
 
 def _verdicts(deadline: speed.Deadline) -> list[dict[str, Any]]:
-    player = speed.Player("kernels")
+    player = speed.PlayerProcess("kernels")
     try:
         return player.facts(deadline)["verdicts"]
     finally:

@@ -64,7 +64,7 @@ class _Timed(OnStage):
             timer.cancel()
 
 
-class Player:
+class PlayerProcess:
     """A runtime in a process, opened when it is first called, and again after a turn that ended it."""
 
     def __init__(self, kind: str, **settings: Any):
@@ -93,11 +93,11 @@ class Player:
 
 
 @dataclass
-class Turn:
+class TimedRuntime:
     """One runtime with one cache. rounds: (seconds of prefill, median seconds of a decoded token)."""
 
     name: str
-    player: Player
+    player: PlayerProcess
     kv: str
     rounds: list[tuple[float, float]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
@@ -128,10 +128,10 @@ class Turn:
 class Beside:
     """What is measured, and why anything is not."""
 
-    turns: list[Turn]
+    turns: list[TimedRuntime]
     left_out: dict[str, str]
 
-    def each(self, act: Callable[[Turn], None], log: Log) -> None:
+    def each(self, act: Callable[[TimedRuntime], None], log: Log) -> None:
         """One round: every turn acts; one that fails stays out from then on."""
         for turn in list(self.turns):
             try:
@@ -139,7 +139,7 @@ class Beside:
             except PlayerError as e:
                 self.leave_out(turn, e.public, log)
 
-    def leave_out(self, turn: Turn, why: str, log: Log) -> None:
+    def leave_out(self, turn: TimedRuntime, why: str, log: Log) -> None:
         log(f"{turn.name}: {why}")
         self.left_out[turn.name] = why
         self.turns.remove(turn)
@@ -201,7 +201,7 @@ def _length(
     return {"prompt": tokens, "decoded": decoded, **_summary([t for t in turns if t.rounds], tokens)}
 
 
-def _summary(turns: Sequence[Turn], tokens: int) -> dict[str, Any]:
+def _summary(turns: Sequence[TimedRuntime], tokens: int) -> dict[str, Any]:
     peer = next((turn for turn in turns if turn.name == PEER), None)
     return {
         "rates": {turn.name: _rates(turn, tokens) for turn in turns},
@@ -210,7 +210,7 @@ def _summary(turns: Sequence[Turn], tokens: int) -> dict[str, Any]:
     }
 
 
-def _rates(turn: Turn, tokens: int) -> dict[str, Any]:
+def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
     """Tokens a second: median, least and most of the rounds."""
     prefill = [tokens / first for first, _ in turn.counted()]
     decode = [1 / each for _, each in turn.counted()]
@@ -222,7 +222,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in parts.items()}
 
 
-def _ratios(turn: Turn, peer: Turn) -> dict[str, float]:
+def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
     """How many times as fast, median over the rounds that both played."""
     pairs = list(zip(turn.counted(), peer.counted(), strict=False))
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
@@ -238,17 +238,17 @@ def _players(
     with TemporaryDirectory(prefix="ruvmlx-report-") as folder:
         try:
             for backend in backends:
-                ours = Player("ruvmlx", model=str(model.path), backend=backend, threads=threads)
+                ours = PlayerProcess("ruvmlx", model=str(model.path), backend=backend, threads=threads)
                 players.append(ours)
-                beside.turns += [Turn(f"ruvmlx {backend} {kv}", ours, kv) for kv in ("tiered", "f16")]
+                beside.turns += [TimedRuntime(f"ruvmlx {backend} {kv}", ours, kv) for kv in ("tiered", "f16")]
             spread = "native" in backends and 4 * model.parameters < total_memory() / 8
             if peer and (why := _no_peer(model, len(backends), deadline)):
                 beside.left_out[PEER] = why
             elif peer:
                 log("mlx-lm: the weights are put where it finds them")
-                mlx_lm = Player(PEER, model=_for_mlx_lm(model, spread, Path(folder)), patience=None)
+                mlx_lm = PlayerProcess(PEER, model=_for_mlx_lm(model, spread, Path(folder)), patience=None)
                 players.append(mlx_lm)
-                beside.turns.append(Turn(PEER, mlx_lm, ""))
+                beside.turns.append(TimedRuntime(PEER, mlx_lm, ""))
             yield beside
         finally:
             for player in players:

@@ -1,1 +1,1 @@
-"""The one seam between the engine and the hardware."""
+"""The interface between the engine and the hardware: one protocol, several backends."""

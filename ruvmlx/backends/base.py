@@ -1,7 +1,7 @@
 """The Backend protocol. T tokens, V vocabulary, D hidden size.
 
-A backend knows nothing of ratings, sessions or text. It is handed token ids, a cache that it made
-itself and, perhaps, an adapter; it hands back NumPy arrays that the caller may keep and change.
+A backend knows nothing of ratings, sessions or text. Its callers pass token ids, a cache that it made itself
+and, optionally, an adapter; it returns NumPy arrays that the caller may keep and change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import RuvmlxError
+from ..errors import RuvmlxError, UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base_lora import BaseLoRA
@@ -18,19 +18,20 @@ from ..lora.base_lora import BaseLoRA
 if TYPE_CHECKING:
     from ..sampling import Sampling
 
-PAUSED = 32  # tokens that are read without a pause: 35 ms of the starter model under a base, on one thread
+PAUSED = (
+    32  # most tokens between two calls of `pause`: 35 ms of the starter model with a base LoRA, on one thread
+)
 
 
 class Step(NamedTuple):
-    """What the model says after the last token."""
+    """The model's output after the last token."""
 
     logits: np.ndarray  # [V] float32, the adapter applied
     hidden: np.ndarray  # [D] float32, input of the output head (after the final norm)
 
 
 class HeadAdapter(Protocol):
-    """A low-rank change of the output head, as a backend sees it. Its numbers never change: another change of
-    the head is another object."""
+    """A low-rank change of the output head. Immutable: a changed adapter is a new object."""
 
     @property
     def lora_a(self) -> np.ndarray: ...  # [D, r] float32
@@ -58,43 +59,46 @@ class KVCache(Protocol):
 
     @property
     def offset(self) -> int:
-        """Tokens held, those that a sliding window has dropped included."""
+        """Tokens of the sequence so far, including those that a sliding window has dropped."""
 
     @property
     def nbytes(self) -> int:
         """Bytes that the cache occupies now."""
 
     def trim(self, n: int) -> bool:
-        """Forget the newest n tokens, and more where they were kept in 8 or 4 bits: `offset` says what is
-        left. False when it cannot (a wrapped sliding window), and nothing changes: start a new cache."""
+        """Remove the newest n tokens, and a few more where they were kept in 8 or 4 bits: `offset` tells how
+        many are left. False when it cannot (a wrapped sliding window); then nothing changes: start a new
+        cache."""
 
     def stats(self) -> KVStats: ...
 
     def fork(self) -> "KVCache":
-        """A second sequence that begins with the same tokens; either may then go on without the other."""
+        """A second sequence with the same tokens; afterwards the two are independent."""
 
     def dump(self) -> Dump:
-        """All that it holds, as it is."""
+        """The whole content, to be written to disk."""
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Become what a cache of the same backend and policy dumped; only while empty. read(n): the next n
-        bytes. Any exception leaves it unusable: drop it."""
+        """Load what a cache of the same backend and policy dumped, into an empty cache. read(n) returns the
+        next n bytes. After any exception the cache is unusable: drop it."""
 
 
 class Backend(Protocol):
-    name: str  # "mlx" | "native" | "hybrid" | "reference"
-    kernels: str  # what really computes, for people: "metal", "cpu+openblas", ...
-    caveat: str  # one line for people, where this machine's GPU or our kernels cannot be used; else ""
-    lora: BaseLoRA | None  # what `set_lora` was given last; a cache belongs to the one it was filled under
-    nbytes: int  # weights as they are held, and working memory
-    chunk: int  # tokens of a prompt that it reads at a time, at most
+    name: str  # "mlx" | "native" | "reference"
+    kernels: str  # the compute library, for people: "metal", "cpu+openblas", ...
+    caveat: str  # one line for people if this machine's GPU or our kernels cannot be used; else ""
+    lora: BaseLoRA | None  # the installed base LoRA; a cache is valid only for the one it was filled with
+    nbytes: int  # weights in memory, and working memory
+    chunk: int  # most prompt tokens that it reads at a time
 
     def set_lora(self, base: BaseLoRA | None) -> None:
-        """Change the linear layers named in it from now on, and no others; None: the model as it was, bit for
-        bit. Caches filled before are stale. AdapterMismatch, and nothing changes, if it does not fit."""
+        """Install the base LoRA: it changes the linear layers that it names, and no others; None restores the
+        original model, bit for bit. Call only between replies: older KV caches become stale. AdapterMismatch
+        if it does not fit; then nothing changes."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
-        """Without a policy: the backend's plain cache, nothing in fewer than 16 bits."""
+        """An empty cache. Without a policy: the backend's plain cache with at least 16 bits for each
+        value."""
 
     def prefill(
         self,
@@ -119,20 +123,20 @@ class Backend(Protocol):
         """Append tokens and return the logits after each of them: [T, V] float32."""
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        """Inputs of the output head for a sequence of its own: [T, D] float32. `pause` is called after at
-        most PAUSED tokens and may raise to leave."""
+        """Inputs of the output head for a separate sequence: [T, D] float32. `pause` is called at least every
+        PAUSED tokens and may raise to stop."""
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
-        """The output head, the base's pair for it included: [T, D] -> [T, V] float32."""
+        """The output head with the base LoRA's change: [T, D] -> [T, V] float32."""
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """One vector for a text: the mean hidden state, [D] float32."""
 
 
 class TokenStream(Protocol):
-    """A reply as it is drawn: `prefill` the prompt, `read` its tokens, `close`."""
+    """The tokens of one reply: `prefill` the prompt, `read` token by token, `close`."""
 
-    prefilled_at: float  # time.perf_counter() when the prompt had been read; known once a token was
+    prefilled_at: float  # time.perf_counter() at the end of prefill; valid after the first `read`
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         """Append tokens (T >= 1) of the prompt to the cache; may be called again with the next ones.
@@ -145,7 +149,7 @@ class TokenStream(Protocol):
         RuvmlxError when its logits were NaN or infinite."""
 
     def hidden(self) -> np.ndarray:
-        """[n, D] float32: what the n tokens that were read since the last call were drawn from."""
+        """[n, D] float32: the hidden states from which the n tokens read since the last call were drawn."""
 
     def close(self) -> None:
         """Undo the step ahead. The cache then holds the prompt and all tokens read except the last.
@@ -154,14 +158,15 @@ class TokenStream(Protocol):
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A backend that owns the loop of a reply, and draws its tokens itself, if `streams`."""
+    """A backend that can run the decode loop and draw the tokens itself; it does so if `streams`."""
 
     streams: bool
 
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: "Sampling", limit: int
     ) -> TokenStream:
-        """A reply of at most `limit` tokens that follows what is in the cache and what will be prefilled."""
+        """A reply of at most `limit` tokens after the tokens in the cache and those that will be
+        prefilled."""
 
 
 def adapted_logits(
@@ -176,8 +181,18 @@ def adapted_logits(
         yield h, logits
 
 
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """UsageError unless there is at least one token and all of them are in the vocabulary."""
+    if not len(tokens):
+        raise UsageError("nothing to run: the prompt has no tokens")
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise UsageError(f"token {bad} is outside the vocabulary of {vocab_size} tokens")
+
+
 def finite(values: np.ndarray) -> np.ndarray:
-    """The same values; RuvmlxError if one of them is not finite."""
+    """The same values; RuvmlxError if one of them is NaN or infinite."""
     if not np.isfinite(values).all():
         raise not_finite()
     return values
@@ -192,7 +207,7 @@ def not_finite() -> RuvmlxError:
 
 @contextmanager
 def under(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
-    """The backend has this base, None: no base, and its own again afterwards."""
+    """In the block the backend uses this base LoRA (None: the original model); afterwards its own again."""
     own = backend.lora
     if own is not lora:
         backend.set_lora(lora)
@@ -204,5 +219,5 @@ def under(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
 
 
 def untouched(backend: Backend) -> AbstractContextManager[None]:
-    """The backend has no base, and has its own again afterwards."""
+    """In the block the backend runs the original model; afterwards with its own base LoRA again."""
     return under(backend, None)

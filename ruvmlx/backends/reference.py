@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import RuvmlxError, UsageError
+from ..errors import UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base_lora import BaseLoRA
 from ..models.affine import dequantise
 from ..models.model import Model, ModelConfig, Weights
-from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
+from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 
 CHUNK = 128  # prompt tokens per prefill step
 
@@ -104,7 +104,7 @@ class ReferenceBackend:
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             hidden = self._forward(part, cast(ReferenceCache, cache))
@@ -122,11 +122,11 @@ class ReferenceBackend:
         return [self.decode(*args) for args in zip(tokens, caches, each(adapter, tokens), strict=True)]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         return self._logits(self._forward(tokens, cast(ReferenceCache, cache)), adapter)
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         cache, size = self.new_cache(), PAUSED if pause else len(tokens)
         states = []
         for start in range(0, len(tokens), size):
@@ -147,9 +147,7 @@ class ReferenceBackend:
         logits = self.head(hidden)
         if adapter is not None:
             adapter.add_to_logits(logits, hidden)
-        if not np.isfinite(logits).all():
-            raise RuvmlxError("the model answered NaN or infinity instead of logits; its weights are damaged")
-        return logits
+        return finite(logits)
 
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
         """tokens [T] -> hidden [T, D] after the final norm; the cache holds T more."""
@@ -197,12 +195,6 @@ class ReferenceBackend:
             return y
         a, b = self.lora.pairs[module, layer]
         return y + np.float32(self.lora.scale) * (x @ a) @ b
-
-    def _validate(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise UsageError("nothing to run: the prompt has no tokens")
-        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
-            raise UsageError(f"a token is not in the vocabulary of {self.config.vocab_size} tokens")
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Which backend runs a model, and why.
+"""Chooses the backend for a model and says why.
 
-`describe` imports no MLX unless it has to look for a GPU; `open_backend` loads the weights.
+`describe` imports MLX only where it has to look for a GPU; `open_backend` loads the weights.
 """
 
 import gc
@@ -19,8 +19,8 @@ from .base import Backend
 if TYPE_CHECKING:
     from .mlx.backend import MLXBackend
 
-NAMES = ("auto", "mlx", "native", "hybrid", "reference")
-NOT_BUILT = ("hybrid",)
+NAMES = ("auto", "mlx", "native", "reference")
+NOT_BUILT = ("hybrid",)  # known by name, not offered
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,12 @@ class Choice:
 
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
-    """The choice for a name: "auto" is Metal, else CUDA, else the native decoder, else MLX on the CPU."""
+    """The choice for a name. "auto" is the first available of: Metal, CUDA, the native decoder, MLX on the
+    CPU."""
+    if name in NOT_BUILT:
+        raise UsageError(f"backend {name!r} is not built into this version; use {', '.join(NAMES)}")
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
-    if name in NOT_BUILT:
-        raise UsageError(
-            f"backend {name!r} is not built into this version; use auto, mlx, native or reference"
-        )
     if name == "reference":
         return Choice("reference", "cpu", "numpy", "asked for: the slow NumPy oracle")
     if name == "native":
@@ -84,9 +83,9 @@ def _describe_mlx(asked: str = "") -> Choice:
 
 
 def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
-    """The KV cache's policy that the user named; None when that is left to what was measured.
+    """The KV cache policy that the user named; None if the user left it to the program.
 
-    kv: "tiered", "f16", "auto" or None, which is auto. tiers: "HOT,WARM", what tiered then means.
+    kv: "tiered", "f16", "auto" or None, which means auto. tiers: "HOT,WARM", lengths for tiered.
     """
     if kv == F16.name:
         return F16
@@ -108,9 +107,9 @@ def parse_tiers(text: str) -> TierPolicy:
 
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
-    """The policy that was asked for; else tiered where the backend has tiers."""
+    """The policy that was asked for; otherwise tiered where the backend has tiers."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # its plain cache, whatever was asked for: `caveat` says why
+        return None  # only its plain cache works: `caveat` says why
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
@@ -120,10 +119,11 @@ def open_backend(
 ) -> Backend:
     """Load the model's weights into the backend of that name (see `describe`). Use it in this thread only.
 
-    On a GPU: with our kernels where the self-check lets them; else with MLX's plain KV cache; where not even
-    mlx-lm's own graph runs there, "auto" opens the native decoder, and "mlx" is GPUFailed. The backend's
-    `caveat` tells. threads: CPU threads; by default the physical cores that this process may use. kv_budget:
-    bytes that the tiered KV caches should stay within, 0 for no bound. watch: told of the check.
+    On a GPU the backend uses our kernels if the self-check passes, otherwise MLX's plain KV cache. If not
+    even mlx-lm's own graph runs, "auto" opens the native decoder and "mlx" raises GPUFailed. `caveat` says
+    which of these happened. threads: CPU threads; by default the physical cores that this process may use.
+    kv_budget: bytes that the tiered KV caches should stay within, 0 for no bound. watch: receives the
+    progress of the self-check.
     """
     backend = _open(name, model, threads, watch)
     pool = getattr(backend, "pool", None)
@@ -152,7 +152,7 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
-    """The ladder: see `open_backend`."""
+    """Try the GPU; fall back as `open_backend` says."""
     try:
         return _on_gpu(model, device, threads, watch)
     except GPUFailed as error:
@@ -163,10 +163,10 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 
 
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend":
-    """GPUFailed where MLX raises anything before the first token is there."""
+    """GPUFailed where MLX raises an error before the first token."""
     from .mlx.backend import MLXBackend
+    from .mlx.check_results import reason
     from .mlx.gpu_check import check
-    from .mlx.verdict import reason
 
     try:
         backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))
@@ -177,7 +177,7 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 
 def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
-    """The native decoder, or MLX on the CPU where that is missing, with one line about it."""
+    """The native decoder, or MLX on the CPU where the C library is missing, with a caveat."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
     from .mlx.backend import MLXBackend
@@ -185,7 +185,7 @@ def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
 
     gpu.give_up()
     gc.collect()
-    mx.clear_cache()  # the weights on the GPU go before they are loaded again
+    mx.clear_cache()  # free the weights on the GPU before they are loaded again
     try:
         backend: Backend = NativeBackend(model, threads)
     except LibraryError:

@@ -3,8 +3,9 @@
     for response in generate_many(engine, requests, adapter):      # as they finish
         ...
 
-A step reads the weights once, whoever takes part. Each request has its own cache, sampler and seed: its reply
-is the one that it would get alone, up to rounding; and quantised weights on the native backend round alike.
+A step reads the weights once for all requests. Each request has its own cache, sampler and seed, so its reply
+equals the reply that it would get alone, up to rounding; with quantised weights on the native backend the
+rounding is the same, too.
 (Yu et al. 2022, "Orca")
 """
 
@@ -18,7 +19,7 @@ from .run import Run, settled
 from .source import StepSource
 from .types import GenerationRequest, GenerationResponse
 
-WIDTH = 16  # more gains little: the step is then bound by arithmetic, not by reading weights
+WIDTH = 16  # a wider batch gains little: arithmetic, not reading weights, then limits a step
 
 
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
@@ -30,10 +31,10 @@ def generate_many(
     adapter: HeadAdapter | AdapterOf | None = None,
     width: int = WIDTH,
 ) -> Iterator[GenerationResponse]:
-    """The responses in the order in which they finish; at most `width` requests are in flight.
+    """Yield responses as they finish; at most `width` requests run at a time.
 
-    adapter: one for all, or a function that tells each request's own. A request is looked at when its turn
-    comes; UsageError if it cannot be answered, or if its session is in flight already.
+    adapter: one for all requests, or a function from a request to its adapter. Each request is checked when
+    it starts: UsageError if it cannot be answered, or if its session is already in use.
     """
     if width < 1:
         raise UsageError(f"the batch width is {width}; it must be 1 or more.")
@@ -59,7 +60,7 @@ def _admit(
     running: list[Run],
     width: int,
 ) -> bool:
-    """Fill the batch up with requests whose prompts are read; False when nothing is left to do."""
+    """Prefill waiting requests until the batch is full; False when nothing is left to do."""
     while len(running) < width and (request := next(waiting, None)) is not None:
         if request.session_id and any(run.request.session_id == request.session_id for run in running):
             raise UsageError("a session answers one request at a time.")
@@ -70,7 +71,7 @@ def _admit(
 
 
 def _step(engine: LLMInferenceEngine, running: list[Run]) -> None:
-    """One more token for each."""
+    """Decode one token of every request."""
     if not running:
         return
     caches, own = [run.session.cache for run in running], [run.adapter for run in running]

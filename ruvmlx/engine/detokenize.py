@@ -1,4 +1,4 @@
-"""Tokens -> text as it streams: no broken UTF-8, no half of a stop string."""
+"""Streams tokens as text: only complete UTF-8 characters, never a part of a stop string."""
 
 import codecs
 
@@ -7,7 +7,7 @@ from .types import Begun
 
 
 class StreamDecoder:
-    """Joins the bytes of tokens and releases whole characters only."""
+    """Joins the bytes of tokens and emits complete characters only."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -18,14 +18,14 @@ class StreamDecoder:
         return self._released(self._utf8.decode(self._tokenizer.token_bytes(token)))
 
     def go_on(self, begun: Begun) -> str:
-        """Take up a reply where it ended; its words, without the U+FFFD of a character that was cut."""
+        """Continue a reply: returns its text without the U+FFFD of a character that was cut off."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
         return begun.text.removesuffix("\ufffd") if unfinished else begun.text
 
     def flush(self) -> str:
-        """What an unfinished character leaves behind: U+FFFD."""
+        """U+FFFD for a character that was never completed, else ""."""
         return self._released(self._utf8.decode(b"", final=True))
 
     def _released(self, text: str) -> str:
@@ -36,7 +36,7 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Cuts a stream before the first stop string; text that may still become one is held back."""
+    """Ends a stream at the first stop string. Text that may be the start of a stop string is held back."""
 
     def __init__(self, stops: tuple[str, ...]):
         self._stops = tuple(s for s in stops if s)
@@ -44,7 +44,7 @@ class StopStrings:
         self.hit = False
 
     def add(self, text: str) -> str:
-        """Text in -> text that is safe to show."""
+        """Add text; returns the text that is safe to show."""
         if not self._stops:
             return text
         self._held += text
@@ -58,12 +58,12 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """The stream ended: what was held back is text after all."""
+        """The stream ended: return the text that was held back."""
         shown, self._held = self._held, ""
         return shown
 
     def _possible_start(self) -> int:
-        """Length of the longest tail that is a beginning of a stop string."""
+        """Length of the longest suffix that is a prefix of a stop string."""
         longest = min(len(self._held), max(map(len, self._stops)) - 1)
         for size in range(longest, 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stops):

@@ -1,8 +1,8 @@
-"""LLMInferenceEngine: a request in, a stream of chunks out.
+"""LLMInferenceEngine: turns a request into a stream of chunks.
 
-It knows tokens, caches and time; it does not know ratings. A `recorder`, when given, sees every token and
-what it was drawn from (hidden state, logits) before the response is there: that is where the learning loop
-takes its trace.
+The engine knows tokens, caches and time; it does not know ratings. A `recorder`, if given, receives every
+token with its hidden state and logits before the response is complete: the learning loop records its trace
+there.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """Runs requests on one backend, in the thread that built it: one at a time; batch.py: several."""
+    """Runs requests on one backend, one at a time, in the thread that built it. batch.py runs several."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class LLMInferenceEngine:
         policy: TierPolicy | None = None,
         folder: CacheFolder | None = None,
     ):
-        """policy: precision of the KV cache by age; None is the backend's plain cache. folder: where the
-        caches of sessions outlive the process."""
+        """policy: precision of the KV cache by age; None for the backend's plain cache. folder: where caches
+        of sessions are kept when the process ends."""
         self.model = model
         self.backend = backend
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
@@ -68,7 +68,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Run:
-        """One request on its way; its `chunks` are what `stream` yields."""
+        """Start one request; iterate over `chunks` of the result."""
         return Run(self, request, adapter, recorder)
 
     def stream(
@@ -77,7 +77,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Iterator[Chunk]:
-        """Yield prefill progress, then text; the last chunk carries the response."""
+        """Yield prefill progress, then text; only the last chunk has `response`."""
         yield from self.run(request, adapter, recorder).chunks()
 
     def generate(
@@ -86,7 +86,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> GenerationResponse:
-        """The whole reply at once."""
+        """Return the complete response."""
         for chunk in self.stream(request, adapter, recorder):
             last = chunk
         assert last.response is not None

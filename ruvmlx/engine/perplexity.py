@@ -1,4 +1,4 @@
-"""How well a model predicts a text, with the cache that it really uses, and what that cache costs."""
+"""Measures how well a model predicts a text with its real KV cache, and what a tiered cache loses."""
 
 import itertools
 import math
@@ -39,8 +39,8 @@ def perplexity(
 ) -> Perplexity:
     """Predict every token from those before it, one at a time, in windows of `context` tokens.
 
-    Each window starts from an empty cache; its first token is given, not predicted. A cache with tiers is
-    compared, token by token, with an f16 cache that reads the same.
+    Each window starts with an empty cache; its first token is given, not predicted. A tiered cache is
+    compared, token by token, with an f16 cache that receives the same tokens.
     """
     compare = policy is not None and policy != F16
     seen = _Seen()
@@ -64,7 +64,7 @@ class _Seen:
         self.compared = False
 
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
-        """logprobs: [V] of the cache, then perhaps of the f16 cache."""
+        """logprobs: [V] from the cache, and from the f16 cache where there is one."""
         self.tokens += 1
         self.nll -= float(logprobs[0][following])
         if len(logprobs) > 1:

@@ -1,34 +1,43 @@
-"""One request on its way through the engine: its prompt is read, then it grows token by token.
+"""One request in the engine: prefill its prompt, then decode token by token.
 
-A run holds everything that belongs to its request alone, so that several may take turns (batch.py).
+A run holds all state of its request, so that several runs can take turns (batch.py).
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import HeadAdapter
+from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
 from ..kv.policy import PAGE
+from ..models.model import Model
 from ..sampling import check_sampling, log_softmax, top_ids
 from .detokenize import StopStrings, StreamDecoder
-from .sessions import Session
+from .sessions import Session, SessionManager
 from .source import Source, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-if TYPE_CHECKING:
-    from .engine import LLMInferenceEngine
-
-FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # of a prompt: it can be stopped between two pieces
+# A prompt is read in pieces and can be cancelled between them: tokens, tokens, seconds.
+FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0
 
 
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """hidden [D], logits [V] with the adapter applied, the token drawn from them. Called for every token:
-        at once where logits are at hand, otherwise at `Run.record`."""
+        """hidden [D]; logits [V], adapter applied; the token that was drawn from them. Called once for every
+        token: at once where the logits are available, otherwise at `Run.record`."""
+
+
+class EngineParts(Protocol):
+    """What a run needs of its engine."""
+
+    model: Model
+    backend: Backend
+    sessions: SessionManager
+
+    def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
 
 
 class _Cancelled(Exception):
@@ -36,18 +45,18 @@ class _Cancelled(Exception):
 
 
 class Run:
-    """`prefill`, then `draw` tokens until it is `over`; then `end`. `chunks` does all that. UsageError for a
-    request that cannot be answered."""
+    """Call `prefill`, then `draw` until the run is `over`, then `end`; `chunks` does all of that. UsageError
+    for a request that cannot be answered."""
 
     def __init__(
         self,
-        engine: "LLMInferenceEngine",
+        engine: EngineParts,
         request: GenerationRequest,
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
         steps: bool = False,
     ):
-        """steps: `draw` finds the tokens fed by somebody else, who tells `source` (batch.py)."""
+        """steps: the caller decodes the tokens and passes each step to `source` (batch.py)."""
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
@@ -57,12 +66,12 @@ class Run:
         self.prompt = engine.prompt_ids(request)
         room = engine.model.config.max_context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
-        self.drawn: list[int] = []  # an end token included
-        self.recorded = 0  # of them
+        self.drawn: list[int] = []  # includes the end token
+        self.recorded = 0  # how many of them were recorded
         self.ids: list[int] = []
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None  # while it goes on
+        self.finish_reason: str | None = None  # None while the run goes on
         self.started = self.first_token = time.perf_counter()
         self.session: Session = engine.sessions.get_or_create(request.session_id, self.prompt)
         self.cached = engine.sessions.rewind(self.session, self.prompt)
@@ -82,7 +91,7 @@ class Run:
         yield self.end()
 
     def prefill(self) -> Iterator[Chunk]:
-        """Read the prompt, a piece at a time."""
+        """Read the prompt, one piece at a time."""
         todo = self.prompt[self.cached :]
         try:
             start = 0
@@ -97,19 +106,20 @@ class Run:
             self.finish_reason = "cancelled"
 
     def _piece(self, done: int) -> int:
-        """Tokens of the prompt to read next: what takes PIECE_SECONDS at the pace so far, whole pages."""
+        """Number of prompt tokens to read next: whole pages that take about PIECE_SECONDS at the pace so
+        far."""
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
         return min(max(wanted, LEAST_PIECE), self.engine.backend.chunk)
 
     def draw(self) -> Chunk | None:
-        """The next token's text; None when there is no token."""
+        """Draw the next token; its text, or None when the run is over."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
             return None
         if self.ids:
-            self.session.tokens.append(self.ids[-1])  # fed before another is drawn
+            self.session.tokens.append(self.ids[-1])  # the backend reads it before the next one is drawn
         token = self.source.read()
         if not self.drawn:
             self.first_token = time.perf_counter()
@@ -132,7 +142,7 @@ class Run:
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
     def record(self) -> None:
-        """Tell the recorder, and the logprobs, of the tokens that were drawn since the last call."""
+        """Pass the tokens that were drawn since the last call to the recorder and to the logprobs."""
         if self.recorder is None and not self.request.logprobs:
             return
         for hidden, logits in self.source.drawn_from():
@@ -144,7 +154,7 @@ class Run:
             self.recorded += 1
 
     def end(self) -> Chunk:
-        """What was held back, and the response."""
+        """Finish: the text that was held back, and the response."""
         self.sync()
         ended = time.perf_counter()
         self.record()
@@ -153,8 +163,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Nothing is ahead any more. A stopped prefill leaves fewer tokens in the cache than were asked for:
-        believe the cache."""
+        """Undo the step ahead and match the session's tokens to its cache: a cancelled prefill leaves fewer
+        tokens in the cache than were requested."""
         self.source.close()
         del self.session.tokens[self.session.cache.offset :]
 
@@ -193,7 +203,8 @@ class Run:
 
 @contextmanager
 def settled(runs: Sequence[Run]) -> Iterator[None]:
-    """However the block ends, the sessions of the runs that are then in the list are sound."""
+    """On any exit from the block, sync the sessions of the runs that are in the list; after an exception also
+    drop them."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

@@ -1,5 +1,5 @@
-"""KV caches that outlive a request, so that turn N prefills only what is new, and a process, where there is a
-folder for them."""
+"""KV caches of sessions: kept between requests, so that a turn prefills only its new tokens, and kept on disk
+between processes where a folder is given."""
 
 import time
 from collections import OrderedDict
@@ -14,8 +14,8 @@ from ..lora.base_lora import BaseLoRA
 
 @dataclass
 class Session:
-    """A cache, the policy that it was made with, the token ids that it holds, in order, and the base under
-    which they were read. kept: those that its file holds."""
+    """A cache, the policy it was made with, the token ids it holds, in order, and the base LoRA under which
+    they were read. kept: the token ids that its file on disk holds."""
 
     cache: KVCache
     policy: TierPolicy | None = None
@@ -33,9 +33,10 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 class SessionManager:
-    """Keeps the caches of the `capacity` sessions used last. policy: of caches made from now on.
+    """Keeps the caches of the `capacity` most recently used sessions. policy: for new caches.
 
-    folder: where the others go, and all of them at the end; model: fingerprint of the one that made them.
+    folder: where evicted caches go, and all caches at the end; model: fingerprint of the model that made
+    them.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class SessionManager:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def get_or_create(self, session_id: str | None, prompt: Sequence[int] = ()) -> Session:
-        """The session's cache; a request without a session gets one of its own, which nobody keeps.
+        """The cache of a session. A request without a session gets a new one that is not kept.
 
-        prompt: what is to be read; a cache on disk that begins as it does is taken up.
+        prompt: ids that are about to be read; a cache on disk is loaded if it starts with the same ids.
         """
         if session_id is None:
             return self._new()
@@ -65,10 +66,10 @@ class SessionManager:
         return session
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
-        """Cut the cache back to what it shares with the prompt; return how many tokens that is.
+        """Trim the cache to the prefix that it shares with the prompt; returns the prefix length in tokens.
 
-        Under another base than before, nothing of it is of use.
-        At least one prompt token is always left to prefill: its logits start the reply.
+        If the base LoRA changed, discard the whole cache. At least one prompt token is always left to
+        prefill, because its logits start the reply.
         """
         if session.base is not self._backend.lora:
             self._renew(session)
@@ -90,7 +91,8 @@ class SessionManager:
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches down, the one used last first, as many as are begun within ENOUGH seconds."""
+        """Write the caches to disk, the most recently used first; no new file is started after ENOUGH
+        seconds."""
         begun = time.monotonic()
         for session_id, session in reversed(self._sessions.items()):
             if time.monotonic() < begun + ENOUGH:
@@ -115,7 +117,8 @@ class SessionManager:
         return session
 
     def _key(self, policy: TierPolicy | None, base: BaseLoRA | None) -> Key:
-        """What keys and values depend on besides the tokens. MicroLoRA is not of it: the head comes after."""
+        """What keys and values depend on besides the tokens. MicroLoRA is not part of it: it changes only the
+        output head, which comes after them."""
         return {
             "model": self._model,
             "backend": self._backend.name,
@@ -127,7 +130,7 @@ class SessionManager:
     # --------------------------------------------------------------------------------------------
 
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
-        """The policy that a session's cache was made with; one that nobody keeps has the newest."""
+        """The policy of the session's cache; for a session that is not kept, the policy of new caches."""
         session = self._sessions.get(session_id) if session_id is not None else None
         return session.policy if session else self.policy
 
@@ -136,7 +139,7 @@ class SessionManager:
         return sum(session.cache.nbytes for session in self._sessions.values())
 
     def drop(self, session_id: str) -> None:
-        """Its cache is not to be trusted, nor what that was made from."""
+        """Forget a session whose cache cannot be trusted."""
         self._sessions.pop(session_id, None)
         if self._folder is not None:
             self._folder.remove(session_id)

@@ -1,4 +1,4 @@
-"""Where a run's tokens come from: steps of a backend that hands logits over, or a backend's own stream."""
+"""Where the tokens of a run come from: single steps of a backend, or the backend's own token stream."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,35 +14,36 @@ Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D], logits [V] that a token was
 
 
 class Source(Protocol):
-    """`prefill` the prompt, `read` the tokens, `close`: then the cache holds all of them but the last."""
+    """Call `prefill` for the prompt, `read` for each token, then `close`: the cache then holds all tokens but
+    the last."""
 
-    at_once: bool  # what a token was drawn from is at hand when it is read
+    at_once: bool  # `drawn_from` is available as soon as a token is read
 
     @property
     def prefilled_at(self) -> float:
-        """time.perf_counter() when the prompt had been read; known once a token was."""
+        """time.perf_counter() at the end of prefill; valid after the first token was read."""
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
-        """What the tokens since the last call were drawn from, to be read to its end."""
+        """(hidden, logits) of each token that was read since the last call; iterate to the end."""
 
     def close(self) -> None: ...
 
 
 class StepSource:
-    """One step after the other, its token drawn from the logits by the engine."""
+    """One decode step for each token; the engine draws the token from the logits."""
 
     at_once = True
 
     def __init__(self, backend: Backend, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling):
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._sampler = Sampler(sampling)
-        self._step: Step | None = None  # what the model said last
+        self._step: Step | None = None  # output of the last step
         self._token: int | None = None  # drawn from it
-        self._fresh: Step | None = None  # what the token was drawn from, until somebody asked
+        self._fresh: Step | None = None  # (hidden, logits) of the token, until `drawn_from` takes them
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None:
@@ -57,7 +58,7 @@ class StepSource:
         return self._token
 
     def take(self, step: Step) -> None:
-        """The model's answer to the token that was read last, if somebody else fed it (batch.py)."""
+        """The step after the token that was read last, where the caller decoded it (batch.py)."""
         self._step, self._token = step, None
 
     def drawn_from(self) -> Iterator[Drawn]:
@@ -66,11 +67,12 @@ class StepSource:
         self._fresh = None
 
     def close(self) -> None:
-        """Nothing is ahead."""
+        """Nothing to undo: this source never runs ahead."""
 
 
 class StreamSource:
-    """A backend's stream. It keeps hidden states; logits are made from them again when they are wanted."""
+    """A backend's token stream. It keeps hidden states; logits are computed from them when they are
+    needed."""
 
     at_once = False
 
@@ -95,7 +97,7 @@ def source(
     limit: int,
     steps: bool = False,
 ) -> StepSource | StreamSource:
-    """For one reply of at most `limit` tokens. steps: whoever asks wants to feed the tokens."""
+    """The source for a reply of at most `limit` tokens. steps: the caller decodes the tokens (batch.py)."""
     if steps or not isinstance(backend, Streaming) or not backend.streams:
         return StepSource(backend, cache, adapter, sampling)
     return StreamSource(backend, backend.stream(cache, adapter, sampling, limit), adapter)

@@ -1,4 +1,4 @@
-"""Requests, chunks and responses: what crosses between the engine and the apps."""
+"""Requests, chunks and responses: the data that the engine and the apps exchange."""
 
 import threading
 import uuid
@@ -13,7 +13,7 @@ from ..sampling import Sampling
 
 @dataclass(frozen=True)
 class Begun:
-    """A reply that is gone on with: its words, and its last tokens, which may end within a character."""
+    """A reply to continue: its text and its last token ids, which may end inside a character."""
 
     text: str
     tail: tuple[int, ...]
@@ -21,7 +21,7 @@ class Begun:
 
 @dataclass
 class GenerationRequest:
-    """One reply wanted: from `messages`, or `prompt` (raw text), or `input_ids`, which win over both."""
+    """A request for one reply to `messages`, or `prompt` (raw text), or `input_ids`, which win over both."""
 
     messages: Sequence[Message] | None = None
     prompt: str | None = None
@@ -33,10 +33,10 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
-    begun: Begun | None = None  # `input_ids` end with it; the response's text begins with it
-    untouched: bool = False  # the reply is made without anything that was learned
-    examples: tuple[str, ...] = ()  # replies that the runtime put into the prompt, by id
-    route: Any = None  # the router's choice (sona/optional/router.py); None: there was nothing to choose
+    begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
+    untouched: bool = False  # answer without any adapter
+    examples: tuple[str, ...] = ()  # ids of the replies that were put into the prompt as examples
+    route: Any = None  # the router's choice (sona/optional/router.py); None without a router
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
 
@@ -56,26 +56,26 @@ class GenerationResponse:
     text: str
     token_ids: list[int]
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, already in the session's KV cache
+    cached_tokens: int  # prompt tokens that were already in the session's KV cache
     generation_tokens: int
     finish_reason: str  # "stop" | "length" | "cancelled"
     ttft_ms: float
     latency_ms: float
     prompt_tps: float  # newly prefilled tokens per second
     generation_tps: float
-    cache_tokens: int  # in the session's KV cache now
+    cache_tokens: int  # tokens in the session's KV cache now
     kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    examples: tuple[str, ...] = ()  # replies that were shown to the model first, by id
+    examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
     route: Any = None  # the request's
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a reply. Text is whole UTF-8 and may be empty; the last chunk alone has `response`."""
+    """A piece of a reply. `text` is complete UTF-8 and may be empty; only the last chunk has `response`."""
 
     text: str
-    generated: int = 0  # tokens so far
-    prefilled: int = 0  # prompt tokens done so far, while the prompt is being read
+    generated: int = 0  # tokens generated so far
+    prefilled: int = 0  # prompt tokens read so far, during prefill
     prompt_tokens: int = 0
     response: GenerationResponse | None = None

@@ -2,7 +2,7 @@
 
 Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
 alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
-in a kernels.pages.PageTable. One call at a time for a decoder.
+in a kernels.pages.NativePageTable. One call at a time for a decoder.
 """
 
 import ctypes as C
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
 from ruvmlx.kernels.micro import NotFinite, _in, _inout
-from ruvmlx.kernels.page_table import PageTable, row
+from ruvmlx.kernels.page_table import NativePageTable, row
 
 Array = NDArray[np.float32]
 
@@ -231,7 +231,7 @@ class Decoder:
     def forward(
         self,
         tokens: Sequence[int],
-        table: PageTable,
+        table: NativePageTable,
         offset: int,
         *,
         outputs: int = 1,
@@ -263,7 +263,7 @@ class Decoder:
     def step(
         self,
         tokens: Sequence[int],
-        tables: Sequence[PageTable],
+        tables: Sequence[NativePageTable],
         offsets: Sequence[int],
         *,
         cancel: C.c_int | None = None,

@@ -44,7 +44,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 KERNELS = tuple(_SIGNATURES)
 
 
-class _Table(C.Structure):
+class _LayerTable(C.Structure):
     _fields_ = [("name", C.c_char_p), *((name, _P) for name in KERNELS)]
 
 
@@ -78,7 +78,7 @@ class _Attention(C.Structure):
 def functions(impl: str | None = None) -> SimpleNamespace:
     """All kernels of one implementation, as ctypes functions that release the GIL; None: the fastest."""
     lib = _load()
-    lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_LayerTable), [C.c_char_p]
     lib.rvm_attention_scratch.restype, lib.rvm_attention_scratch.argtypes = _N, [_N, _N]
     table = lib.rvm_layers_impl(impl.encode() if impl else None)
     if not table:

@@ -41,7 +41,7 @@ class Param(C.Structure):
     _fields_ = [("w", _P), ("velocity", _P), ("g", _P), ("n", _N)]
 
 
-class _Table(C.Structure):
+class _KernelTable(C.Structure):
     _fields_ = [("name", C.c_char_p), *((name, _P) for name in KERNELS)]
 
 
@@ -80,7 +80,7 @@ def _load() -> C.CDLL:
             f"{path} has ABI version {version}, these sources need {ABI_VERSION}; "
             "rebuild it with `uv sync --reinstall-package ruvmlx` or `pip install .`."
         )
-    lib.rvm_impl.restype, lib.rvm_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_impl.restype, lib.rvm_impl.argtypes = C.POINTER(_KernelTable), [C.c_char_p]
     lib.rvm_impl_name.restype, lib.rvm_impl_name.argtypes = C.c_char_p, [_N]
     return lib
 

@@ -35,14 +35,14 @@ SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-class _Table(C.Structure):
+class _MatmulTable(C.Structure):
     _fields_ = [("name", C.c_char_p), *((name, _P) for name in SIGNATURES), ("peak", _P)]
 
 
 @functools.cache
 def _lib() -> C.CDLL:
     lib = _load()
-    lib.rvm_matmul_impl.restype, lib.rvm_matmul_impl.argtypes = C.POINTER(_Table), [C.c_char_p]
+    lib.rvm_matmul_impl.restype, lib.rvm_matmul_impl.argtypes = C.POINTER(_MatmulTable), [C.c_char_p]
     lib.rvm_matmul_impl_name.restype, lib.rvm_matmul_impl_name.argtypes = C.c_char_p, [_N]
     lib.rvm_matrix_row.restype, lib.rvm_matrix_row.argtypes = _I, [_P, _N, _P]
     lib.rvm_matrix_check.restype, lib.rvm_matrix_check.argtypes = _I, [_P, _N]

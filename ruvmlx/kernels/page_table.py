@@ -18,7 +18,7 @@ def row(address: int, tier: int) -> np.ndarray:
     return np.array([(address, tier, 0)], ROW)
 
 
-class PageTable:
+class NativePageTable:
     """A sequence's pages: row i is the one of the tokens 64 i to 64 i + 63, all zero where there is none."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class PageTable:
     def clear(self, index: int) -> None:
         self.rows[index] = 0, 0, 0
 
-    def share(self, other: "PageTable") -> None:
+    def share(self, other: "NativePageTable") -> None:
         """Nothing lies outside the pages."""
 
     def flush(self) -> None:

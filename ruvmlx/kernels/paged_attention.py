@@ -15,7 +15,7 @@ import numpy as np
 from . import matmul
 from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
 from .library import OK, _load
-from .page_table import PageTable
+from .page_table import NativePageTable
 from .pages_native import head_page_bytes
 
 SHARED = 1 << 15  # queries times tokens from which threads share the heads
@@ -45,7 +45,7 @@ class PagedAttention:
         _done(self._functions.demote(tier, source, lower, target, self._head_pages, self.head_dim))
 
     def run(
-        self, layer: int, table: PageTable, offset: int, qkv: Array, turn: Array, window: int = 0
+        self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array, window: int = 0
     ) -> Array:
         """Append n tokens behind `offset` others, and attend from each to itself and to those before it.
 
@@ -60,7 +60,7 @@ class PagedAttention:
         _each(call, self.n_kv_heads, n * total >= SHARED)
         return out
 
-    def _append(self, layer: int, table: PageTable, offset: int, qkv: Array, turn: Array) -> None:
+    def _append(self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array) -> None:
         (n, width), d, first = qkv.shape, self.head_dim, self.n_heads
         done = 0
         while done < n:

@@ -1,7 +1,7 @@
-"""The pages of one sequence: appended, demoted by age, trimmed, forked.
+"""The KV cache of one sequence, in pages: append, demote by age, trim, fork.
 
-Oldest first the pages are cold, then warm, then hot; only the last may be partly filled. Which tier a page is
-in follows from the offset before a call alone, so the same calls always give the same bits.
+From the oldest page to the newest: cold pages, then warm, then hot. Only the last page may be partly filled.
+The tier of a page depends only on the offset before a call, so the same calls always give the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from .policy import COLD, EVERYTHING, HOT, PAGE, TIERED, WARM, TierPolicy
 from .pool import Page, PagePool
 from .storage import Bytes
 
-SLACK = 256  # tokens kept behind a sliding window, so that a trim of so many still finds it whole
-AHEAD = 32  # tokens before a page is due that its lower tier is begun
+SLACK = 256  # tokens kept behind a sliding window, so that it stays complete after a trim of as many
+AHEAD = 32  # a demotion starts this many tokens before its page is due
 
 
 @dataclass(frozen=True)
 class KVStats:
-    """What a cache holds now. bytes: pages with scales, and page table; f16_bytes: were they all f16;
-    hot_bytes, warm_bytes, cold_bytes: pages by tier."""
+    """What a cache holds now. bytes: pages with their scales, and the page table; f16_bytes: the same pages
+    if all were f16; hot_bytes, warm_bytes, cold_bytes: pages by tier."""
 
     policy: str
     hot_tokens: int
@@ -35,8 +35,8 @@ class KVStats:
 
 @dataclass(frozen=True)
 class Dump:
-    """A cache as it is written down. facts: what JSON can hold; parts: nbytes bytes, in so many pieces, to be
-    used before the cache changes."""
+    """A cache in the form that is written to disk. facts: values that JSON can hold; parts: the pages, nbytes
+    bytes in all. Read the parts before the cache changes."""
 
     facts: dict[str, Any]
     nbytes: int
@@ -56,19 +56,19 @@ class PagedCache:
     def __init__(self, pool: PagePool, policy: TierPolicy = TIERED, window: int = 0):
         self.pool, self.policy, self.window = pool, policy, window
         self.table: Any = pool.storage.new_table()
-        self.pages: list[Page | None] = []  # None: left behind by the window
-        self.offset = self.first = 0  # tokens; pages gone
+        self.pages: list[Page | None] = []  # None: dropped behind the sliding window
+        self.offset = self.first = 0  # tokens in the cache; pages dropped
         self.cold = self.low = 0  # pages [first, cold) are cold, [cold, low) warm, the others hot
-        self._until = 0  # tokens that there is room for and no page is due: reserve has nothing to do
-        self._look = 0  # offset from which the next demotion is begun
-        self._begun: dict[int, tuple[range, Lower]] = {}  # by the tier that the pages leave
+        self._until = 0  # `reserve` has nothing to do up to this offset
+        self._look = 0  # offset at which the next demotion starts
+        self._begun: dict[int, tuple[range, Lower]] = {}  # demotions started ahead of time, by source tier
         pool.caches.add(self)
 
-    # What a backend does ------------------------------------------------------------------------
+    # For backends ------------------------------------------------------------------------------
 
     def reserve(self, n: int) -> None:
-        """Have hot pages for n more tokens, the last one our own; demote what is due, drop what the window
-        has left."""
+        """Make room for n more tokens in hot pages that no other sequence shares. Demotes the pages that are
+        due and drops those behind the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -83,12 +83,12 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """n tokens were appended. A prompt's pages find their tiers now: little beside its reading, and the
-        next token does not wait for it. Single tokens have it begun ahead."""
+        """Count n appended tokens. After a prompt (n > 1) its pages are demoted at once: that costs little
+        beside reading the prompt. After single tokens the next demotion is started ahead of time."""
         self.offset += n
         if n > 1:
             self._demote_due()
-            for tier in (HOT, WARM):  # a prompt's pages were all hot at first, then warm
+            for tier in (HOT, WARM):  # the pages of a prompt were all hot first, then warm
                 self.pool.compact(tier)
             self._schedule()
         elif self.pool.storage.background and self.offset >= self._look:
@@ -96,24 +96,24 @@ class PagedCache:
 
     @property
     def room(self) -> int:
-        """Tokens that can be appended, and taken back again by `retract`, before pages are made or change
-        their tiers."""
+        """Tokens that can be appended, and removed again by `retract`, before a page is made or demoted."""
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Take back the newest n tokens, which were appended one by one within the `room`: pages and tiers
-        are those of before. What was begun ahead of time stays good: it is of older pages."""
+        """Remove the newest n tokens, which were appended one by one within `room`: the pages and tiers did
+        not change. Demotions that were started ahead of time stay valid: they concern older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
-        """The run failed: give the pages for its tokens back."""
+        """The run failed: release the pages that were reserved for its tokens."""
         self._cut(-(-self.offset // PAGE))
 
-    # What a session does ------------------------------------------------------------------------
+    # For sessions -------------------------------------------------------------------------------
 
     def trim(self, n: int) -> bool:
-        """Forget the newest n tokens, and more where the cut meets pages of low precision: `offset` says what
-        is left. False, and nothing changes, when the sliding window would not be whole."""
+        """Remove the newest n tokens, and a few more where the cut falls into pages of low precision:
+        `offset` tells how many are left. Returns False and changes nothing when the sliding window would be
+        incomplete."""
         left = self.offset - n
         if n < 0 or left < 0:
             return False
@@ -126,7 +126,8 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """A second sequence with the same tokens. Pages are shared; the first that writes copies."""
+        """A second sequence with the same tokens. Both share the pages; whichever writes first copies its
+        page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:
@@ -140,7 +141,7 @@ class PagedCache:
         return other
 
     def clear(self) -> None:
-        """Give all pages back; the cache is empty."""
+        """Release all pages; the cache is empty."""
         self._stop()
         self._cut(0)
         self.offset = self.first = 0
@@ -150,7 +151,7 @@ class PagedCache:
             self.clear()
 
     def dump(self) -> Dump:
-        """Every page as it is, the oldest first."""
+        """Every page as it is stored, the oldest first."""
         self.table.flush()
         held = [page for page in self.pages if page is not None]
         storage = self.pool.storage
@@ -159,8 +160,8 @@ class PagedCache:
         return Dump(facts, self._bytes(), (storage.dump(page.number, page.tier) for page in held))
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Become what was dumped; only while empty. read(n) gives the next n bytes. ValueError if the facts
-        are none of a cache of this kind."""
+        """Load what `dump` gave into an empty cache. read(n) returns the next n bytes. ValueError if the
+        facts do not fit a cache of this kind."""
         offset, first, cold, low = (facts[name] for name in ("offset", "first", "cold", "low"))
         end = -(-offset // PAGE)
         sound = 0 <= first <= end and 0 <= cold <= low <= offset // PAGE
@@ -173,7 +174,7 @@ class PagedCache:
         self._until = self.offset = offset
 
     def _bytes(self, *tiers: int) -> int:
-        """Of the pages of these tiers, or of all."""
+        """Bytes of the pages of these tiers, or of all pages."""
         held = (page.tier for page in self.pages if page is not None)
         return sum(self.pool.sizes[tier] for tier in held if tier in tiers or not tiers)
 
@@ -196,10 +197,10 @@ class PagedCache:
             *map(self._bytes, (HOT, WARM, COLD)),
         )
 
-    # How ----------------------------------------------------------------------------------------
+    # Inside -------------------------------------------------------------------------------------
 
     def renumbered(self) -> None:
-        """Pages have other numbers: the table is told."""
+        """The pool has renumbered pages: update the page table."""
         for i, page in enumerate(self.pages):
             if page is not None:
                 self.table.set(i, page.number, page.tier)
@@ -216,7 +217,7 @@ class PagedCache:
     def _drop_left_behind(self) -> None:
         keep = self.window - 1 + SLACK
         while self.window and (self.first + 1) * PAGE <= self.offset - keep:
-            self._stop()  # what was begun may read this page
+            self._stop()  # a demotion in progress may read this page
             page, self.pages[self.first] = self.pages[self.first], None
             if page is not None:
                 self.pool.release(page)
@@ -224,7 +225,8 @@ class PagedCache:
             self.first += 1
 
     def _due(self, offset: int) -> tuple[int, int]:
-        """(cold, low) that the pool's policy wants; what is low already stays so."""
+        """(cold, low): page counts that the pool's policy asks for at this offset. Pages never move up a
+        tier."""
         cold, low = self.pool.policy(self.policy).counts(offset)
         full = self.offset // PAGE
         return max(self.cold, min(cold, full)), max(self.low, min(low, full))
@@ -237,7 +239,8 @@ class PagedCache:
         self.cold = cold
 
     def _lower(self, tier: int, which: range) -> None:
-        """Pages of one tier, one tier down; begun already if these were foreseen."""
+        """Move pages of one tier to the next lower one; use the demotion that was started ahead of time if it
+        covers exactly these pages."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun != which:
             self._discard(result)
@@ -250,21 +253,21 @@ class PagedCache:
         return [page for page in found if page is not None]
 
     def _own_the_last(self) -> None:
-        """Tokens are about to be written behind `offset`: into a page that nobody else reads."""
+        """Copy the last page if another sequence shares it: new tokens are about to be written into it."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
 
     def _schedule(self) -> None:
-        """When `reserve` and `advance` have something to do again."""
+        """Compute the offsets at which `reserve` and `advance` have work to do again."""
         due = self.pool.policy(self.policy).next_change(self.offset)
         self._until = min(PAGE * len(self.pages), due)
         self._look = due - AHEAD
 
     def _sound(self, left: int) -> int:
-        """The most tokens, `left` at most, that may stay: then the last page is hot or full, and no cold page
-        lies in the hot range."""
+        """The largest number of tokens, at most `left`, that may stay so that the last page is hot or full
+        and no cold page lies in the hot range."""
         if left == self.offset:
             return left
         if left // PAGE < self.low:
@@ -273,7 +276,7 @@ class PagedCache:
         return newest * PAGE if newest < self.cold else left
 
     def _cut(self, end: int) -> None:
-        """Pages from `end` on go back."""
+        """Release the pages from index `end` on."""
         for i in range(len(self.pages) - 1, end - 1, -1):
             page = self.pages.pop()
             if page is not None:
@@ -286,7 +289,7 @@ class PagedCache:
     # Ahead of time ------------------------------------------------------------------------------
 
     def _begin_next(self) -> None:
-        """Begin the demotions that the next boundary will ask for."""
+        """Start the demotions that the next page boundary will need."""
         self._look = EVERYTHING  # until `reserve` sets it again
         cold, low = self._due(self.offset + AHEAD)
         for tier, start, stop in ((HOT, self.low, low), (WARM, self.cold, min(cold, self.low))):
@@ -295,7 +298,7 @@ class PagedCache:
                 self._begun[tier] = which, self.pool.demote(self._held(which))
 
     def _stop(self) -> None:
-        """What was begun is not wanted any more."""
+        """Discard the demotions that were started ahead of time."""
         while self._begun:
             self._discard(self._begun.popitem()[1][1])
 
@@ -306,7 +309,8 @@ class PagedCache:
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Room for n more tokens in each, which count when the block has ended well."""
+    """Reserve n more tokens in each cache. They count when the block ends without an exception; otherwise
+    their pages are released."""
     try:
         for cache in caches:
             cache.reserve(n)

@@ -1,7 +1,7 @@
-"""KV caches of chats on disk: a chat that is opened again is not read again. README.md has the format.
+"""KV caches of chats on disk, so that a chat that is opened again needs no second prefill. Format: README.md.
 
-A file is of use or it is not; nothing here is an error for the user. It holds the chat's tokens, so it is as
-private as the store beside it, and goes with its chat.
+A file that cannot be used is ignored or removed; nothing here is an error for the user. A file holds the
+tokens of its chat, so it is as private as the store beside it and is deleted with the chat.
 """
 
 import json
@@ -22,13 +22,13 @@ from .policy import PAGE
 
 MAGIC, FORMAT = b"RUVMLXKV", 1
 SUFFIX, UNFINISHED = ".kv", ".new"
-ENOUGH = 0.3  # seconds at the end of a process after which no further file is begun
-LONGEST = 1.0  # seconds after which one that is being written is given up
-STALE = 60.0  # seconds after which nobody writes on an unfinished one
+ENOUGH = 0.3  # seconds at the end of a process; no further file is started after them
+LONGEST = 1.0  # seconds after which an unfinished write is given up
+STALE = 60.0  # seconds after which an unfinished file counts as abandoned
 _FIXED = struct.Struct("<8sII")  # magic, bytes of the header, their CRC
 _CRC = struct.Struct("<I")
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
-_PIECE = 4 << 20  # bytes between two looks at the clock
+_PIECE = 4 << 20  # bytes written between two checks of the time
 
 Key = dict[str, Any]  # what keys and values depend on besides the tokens; plain JSON
 
@@ -39,7 +39,8 @@ class Restorable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """key: see above; tokens: ids that the cache holds; cache: facts of its `Dump`, followed by nbytes."""
+    """key: what keys and values depend on (`Key`); tokens: ids that the cache holds; cache: facts of its
+    `Dump`; nbytes: size of the body that follows."""
 
     key: Key
     tokens: list[int]
@@ -50,7 +51,8 @@ class Header:
 
 
 class CacheFolder:
-    """A file per chat, `budget` bytes in all: those not written for longest leave first. 0 keeps none."""
+    """One file for each chat, at most `budget` bytes in all; 0 keeps none. The least recently written files
+    are evicted first."""
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
@@ -63,8 +65,8 @@ class CacheFolder:
     # One chat -----------------------------------------------------------------------------------
 
     def save(self, session_id: str, key: Key, tokens: list[int], dump: Dump, until: float) -> bool:
-        """Keep a cache; False, and what there was stays, if it is too small or too large, or if the disk does
-        not take it, or not before `until` (time.monotonic())."""
+        """Write a cache to disk. Returns False and leaves the old file if the cache is too small or too
+        large, if the disk refuses it, or if writing takes longer than `until` (time.monotonic())."""
         if len(tokens) < PAGE or not _NAME.fullmatch(session_id):
             return False
         header = _packed(Header(key, tokens, dump.facts, dump.nbytes))
@@ -81,8 +83,8 @@ class CacheFolder:
         return False
 
     def load(self, session_id: str, key: Key, prompt: Sequence[int], cache: Restorable) -> list[int] | None:
-        """Fill an empty cache and say which tokens it holds; None, and the cache is to be dropped, if nothing
-        there is of use for this prompt. A damaged file is removed."""
+        """Fill an empty cache and return the tokens that it holds. None if no file fits this prompt: drop the
+        cache then. A damaged file is removed."""
         path = self._file(session_id)
         if not _NAME.fullmatch(session_id):
             return None
@@ -108,7 +110,7 @@ class CacheFolder:
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove what belongs to no chat, what was left unfinished, and what is over the budget."""
+        """Remove files of deleted chats, unfinished files, and what exceeds the budget."""
         for file in self._files():
             if file.stem not in known:
                 _unlink(file)
@@ -122,7 +124,7 @@ class CacheFolder:
         sizes = [size for _, size in map(_age, self._files())]
         return len(sizes), sum(sizes)
 
-    # How ----------------------------------------------------------------------------------------
+    # Inside -------------------------------------------------------------------------------------
 
     def _file(self, session_id: str) -> Path:
         return self.path / (session_id + SUFFIX)
@@ -137,7 +139,8 @@ class CacheFolder:
             return []
 
     def _make_room(self, size: int, session_id: str = "") -> None:
-        """Remove the oldest until `size` bytes more are within the budget. The chat's own is replaced."""
+        """Remove the least recently written files until `size` more bytes fit the budget. The chat's own file
+        is not counted: it will be replaced."""
         others = [file for file in self._files() if file.stem != session_id]
         ages = sorted((*_age(file), file) for file in others)
         held = size + sum(nbytes for _, nbytes, _ in ages)
@@ -163,7 +166,7 @@ class CacheFolder:
 
 
 class _TooLate(Exception):
-    """It takes longer than anybody wants to wait."""
+    """Writing took longer than `until`."""
 
 
 def _packed(header: Header) -> bytes:
@@ -172,7 +175,7 @@ def _packed(header: Header) -> bytes:
 
 
 def _read_header(file: BinaryIO) -> Header:
-    """ValueError unless it is one of this version's, and its file is as long as it says."""
+    """ValueError unless the file has this version's format and the length that its header states."""
     magic, length, crc = _FIXED.unpack(_exactly(file, _FIXED.size))
     size = os.fstat(file.fileno()).st_size
     if magic != MAGIC or length > size:
@@ -189,7 +192,7 @@ def _read_header(file: BinaryIO) -> Header:
 
 
 def _write(file: BinaryIO, dump: Dump, until: float) -> int:
-    """The dump's parts; their CRC."""
+    """Write the parts of the dump, then their CRC."""
     crc = 0
     for part in dump.parts:
         for at in range(0, part.nbytes, _PIECE):
@@ -202,7 +205,7 @@ def _write(file: BinaryIO, dump: Dump, until: float) -> int:
 
 
 class _Body:
-    """What follows the header: nbytes bytes and their CRC."""
+    """The part after the header: nbytes bytes and their CRC."""
 
     def __init__(self, file: BinaryIO, nbytes: int):
         self._file, self._left, self._crc = file, nbytes, 0
@@ -228,7 +231,7 @@ def _exactly(file: BinaryIO, n: int) -> bytes:
 
 
 def _age(file: Path) -> tuple[float, int]:
-    """(seconds since 1970 when it was written, bytes); zeros when it is gone."""
+    """(time of the last write in seconds since 1970, bytes); zeros when the file is gone."""
     try:
         found = file.stat()
     except OSError:

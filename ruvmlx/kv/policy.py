@@ -1,6 +1,7 @@
-"""Which precision a token's keys and values have, by its age.
+"""The precision of keys and values by the age of their token.
 
-Newest first: hot (f16), warm (8 bits), cold (4 bits). Tiers are numbered as the kernels number them.
+From the newest to the oldest token: hot (f16), warm (8 bits), cold (4 bits). Tier numbers are those of the
+kernels.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ EVERYTHING = 1 << 40  # tokens; more than any context
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """hot: tokens kept in f16 at least; warm: the age, in tokens, up to which the others keep 8 bits.
+    """hot: at least this many of the newest tokens stay in f16; warm: tokens younger than this age, in
+    tokens, keep at least 8 bits; older ones get 4 bits.
 
-    Whole pages move, so hot holds `hot` to `hot` + 63 tokens.
+    Whole pages move, so the hot tier holds `hot` to `hot` + 63 tokens.
     """
 
     name: str = "tiered"
@@ -28,19 +30,20 @@ class TierPolicy:
             )
 
     def counts(self, offset: int) -> tuple[int, int]:
-        """-> (cold, cold + warm): so many of the oldest pages a sequence of `offset` tokens has there.
+        """(cold, cold + warm): how many of the oldest pages of a sequence of `offset` tokens are in these
+        tiers.
 
-        Counted for the next token to come, which must find `hot` tokens in f16, itself included.
+        Computed for the next token, which must find `hot` tokens in f16, itself included.
         """
         low = max(0, offset + 1 - self.hot) // PAGE
         return min(low, max(0, offset + 1 - self.warm) // PAGE), low
 
     def next_change(self, offset: int) -> int:
-        """The least offset above this one at which `counts` changes."""
+        """The smallest offset above this one at which `counts` changes."""
         return min(_next_change(offset, self.hot), _next_change(offset, self.warm))
 
     def bytes(self, offset: int, page_bytes: tuple[int, int, int]) -> int:
-        """Bytes of a sequence's pages, by the bytes of a page of each tier."""
+        """Bytes of the pages of a sequence. page_bytes: bytes of one page, by tier."""
         cold, low = self.counts(offset)
         pages = -(-offset // PAGE)
         return cold * page_bytes[COLD] + (low - cold) * page_bytes[WARM] + (pages - low) * page_bytes[HOT]
@@ -54,13 +57,14 @@ def _next_change(offset: int, age: int) -> int:
 TIERED = TierPolicy()
 F16 = TierPolicy("f16", EVERYTHING, EVERYTHING)
 
-# What memory pressure does: warm shrinks first, then hot. Level 0 is the policy itself.
+# (hot, warm) limits of levels 1 to MOST: warm shrinks first, then hot. Level 0 is the policy itself.
 _LIMITS = ((256, 1024), (256, 512), (256, 256), (128, 128), (64, 64))
 MOST = len(_LIMITS)
 
 
 def tightened(policy: TierPolicy, level: int) -> TierPolicy:
-    """The policy under pressure, 0 (none) to MOST. f16 was asked for by name: it stays."""
+    """The policy at a level of memory pressure, 0 (none) to MOST. F16 never tightens: the user asked for
+    it."""
     if level == 0 or policy.hot == EVERYTHING:
         return policy
     hot, warm = _LIMITS[level - 1]

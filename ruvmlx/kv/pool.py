@@ -1,21 +1,18 @@
-"""Pages with users: shared by forks, freed with the last one, within a budget."""
+"""Reference-counted pages within a memory budget: forks share them, the last user frees them."""
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..platform.pressure import memory_pressure
 from .policy import COLD, HOT, MOST, WARM, TierPolicy, tightened
 from .storage import Storage
 
-if TYPE_CHECKING:
-    from .cache import PagedCache
-
-HIGH, LOW = 0.9, 0.8  # memory pressure that tightens, and that lets go again
+HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
 
 
 class Page:
-    """One page, and how many sequences hold it."""
+    """One page and the number of sequences that use it."""
 
     __slots__ = ("number", "tier", "users")
 
@@ -23,12 +20,23 @@ class Page:
         self.number, self.tier, self.users = number, tier, 1
 
 
+class PageHolder(Protocol):
+    """A sequence's cache, as the pool sees it."""
+
+    pages: list[Page | None]
+    offset: int
+    policy: TierPolicy
+
+    def renumbered(self) -> None:
+        """Called after pages got other numbers."""
+
+
 class PagePool:
     """All pages of a backend, and the policy in force for them.
 
-    budget: bytes, 0 for none. Near it, and when the machine runs out of memory, the policy tightens a level;
-    a page that has lost precision does not regain it. The budget bounds precision, not length: with
-    everything cold a sequence still grows.
+    budget: bytes, 0 for none. Near the budget, or when the machine runs out of memory, the policy tightens by
+    one level; a page that has lost precision does not regain it. The budget limits precision, not length:
+    with every page cold a sequence still grows.
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
@@ -36,7 +44,7 @@ class PagePool:
         self.pressure = pressure
         self.pages = [0, 0, 0]  # in use, by tier
         self.sizes = (storage.page_bytes(COLD), storage.page_bytes(WARM), storage.page_bytes(HOT))
-        self.caches: weakref.WeakSet[PagedCache] = weakref.WeakSet()
+        self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
 
     @property
     def nbytes(self) -> int:
@@ -46,15 +54,15 @@ class PagePool:
         return self._count(Page(self.storage.make(HOT), HOT))
 
     def load(self, data: bytes, tier: int) -> Page:
-        """A page that was dumped."""
+        """A page from the bytes of a dump."""
         return self._count(Page(self.storage.load(data, tier), tier))
 
     def copy(self, page: Page) -> Page:
         return self._count(Page(self.storage.copy(page.number), HOT))
 
     def demote(self, pages: Sequence[Page]) -> Callable[[], list[Page]]:
-        """Start making the next lower tier of pages of one tier. The function that is returned gives the new
-        pages; the old ones stay the caller's. Until it is called nothing is counted."""
+        """Start converting pages of one tier to the next lower tier. Returns a function that waits and gives
+        the new pages; they are counted from then on. The old pages stay the caller's."""
         tier = pages[0].tier
         finish = self.storage.demote([page.number for page in pages], tier)
         return lambda: [self._count(Page(number, tier - 1)) for number in finish()]
@@ -66,7 +74,7 @@ class PagePool:
             self.storage.free(page.number, page.tier)
 
     def compact(self, tier: int) -> None:
-        """Give back memory that no page of this tier needs; pages may get other numbers."""
+        """Return unused memory of a tier to the system; pages may get other numbers."""
         moved = self.storage.compact(tier)
         if not moved:
             return
@@ -82,7 +90,7 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> None:
-        """Choose the level for `pages` more hot pages."""
+        """Choose the level of tightening before `pages` more hot pages are made."""
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if self.level < MOST and (pressure > HIGH or self._exceeds(self.nbytes + need)):
             self.level += 1
@@ -93,7 +101,7 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Bytes that the sequences would hold had they been under this level all along."""
+        """Bytes that all sequences would hold if this level had been in force from the start."""
         return sum(tightened(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

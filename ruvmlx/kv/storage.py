@@ -1,6 +1,7 @@
-"""What a backend provides: the bytes of pages.
+"""The protocol for page memory, which each backend implements.
 
-A page is 64 tokens of all layers and KV heads. Its number means something to its storage alone.
+A page holds 64 tokens of all layers and KV heads. Only the storage that made a page knows what its number
+means.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,39 +13,40 @@ Bytes = np.ndarray  # uint8, contiguous
 
 
 class PageTable(Protocol):
-    """A sequence's pages in the form that the backend's attention reads."""
+    """The pages of one sequence in the form that the backend's attention reads."""
 
     def set(self, index: int, page: int, tier: int) -> None: ...
 
     def clear(self, index: int) -> None:
-        """The page is gone: trimmed, or left behind by the sliding window."""
+        """The page is gone: trimmed, or dropped behind the sliding window."""
 
     def share(self, other: Any) -> None:
-        """`other` is the table of a fork: it gets what lies outside the pages."""
+        """`other` is the table of a fork: give it the tokens that are not in pages yet."""
 
     def flush(self) -> None:
-        """Pages hold what was appended; before they are dumped or appended to in another way."""
+        """Write appended tokens into their pages; called before pages are dumped or written in another
+        way."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class Storage(Protocol):
-    layout: str  # whose order the bytes of `dump` have
-    background: bool  # demotions run beside the decoder, so that it pays to begin them ahead of time
+    layout: str  # name of the byte order that `dump` uses
+    background: bool  # demotions run in parallel to decoding: worth starting ahead of time
 
     def page_bytes(self, tier: int) -> int:
         """Bytes of a page with its scales and biases."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """n pages of a tier are about to be made."""
+        """Called before n pages of a tier are made."""
 
     def make(self, tier: int) -> int:
-        """A page; what it holds is undefined."""
+        """The number of a new page with undefined contents."""
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Give back memory that the pages of a tier do not need. Their new numbers by the old ones, of all
-        or of none."""
+        """Return unused memory of a tier to the system. Gives the new page numbers by the old ones: for all
+        pages of the tier, or for none."""
 
     def free(self, page: int, tier: int) -> None: ...
 
@@ -52,14 +54,14 @@ class Storage(Protocol):
         """A second hot page with the same contents."""
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Start making pages of the next lower tier from full pages of `tier`, which stay as they are until
-        the function that is returned, and called once, has given the new pages' numbers."""
+        """Start converting full pages of `tier` to the next lower tier. Returns a function to call once: it
+        waits and gives the new pages' numbers. The old pages must not change before that."""
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """The page as it is, to be written down before it changes."""
+        """The bytes of a page; write them out before the page changes."""
 
     def load(self, data: bytes, tier: int) -> int:
-        """A page made of what `dump` gave."""
+        """A new page from the bytes that `dump` gave."""
 
     def new_table(self) -> Any:
         """A PageTable (Any: the backend reads more of its own table than the protocol says)."""

@@ -24,7 +24,8 @@ Squares = tuple[np.ndarray, np.ndarray]  # of a matrix [in, out], summed: by inp
 
 @dataclass(frozen=True)
 class BaseLoRA:
-    """pairs: the changed layers. alpha is absorbed when scale is 1: ranks may differ from layer to layer.
+    """pairs: lora_a and lora_b of each changed layer. With scale 1, alpha is part of the factors, so ranks
+    may differ from layer to layer.
 
     Arrays are never written after construction.
     """
@@ -39,8 +40,8 @@ class BaseLoRA:
 
     @cached_property
     def of_keys(self) -> str:
-        """A name of what it does to keys and values, the same for equal changes; "" if it does nothing: the
-        head comes after them all."""
+        """A fingerprint of the change to keys and values, the same for equal changes; "" if it changes
+        neither: the output head comes after them."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:
@@ -77,11 +78,11 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """The same change, `factor` times as large; the scale is one that can be stored."""
+        """The same change times `factor`; the scale is rounded to a value that can be stored."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelConfig) -> None:
-        """AdapterMismatch, unless every pair fits a linear layer of the model and is finite."""
+        """AdapterMismatch unless every pair fits a linear layer of the model and is finite."""
         for (module, layer), (a, b) in self.pairs.items():
             shape = place_shape(config, module, layer)
             if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:
@@ -97,7 +98,7 @@ class BaseLoRA:
 
 
 def place_shape(config: ModelConfig, module: str, layer: int) -> tuple[int, int] | None:
-    """(in, out) of a linear layer; None if the model has no such."""
+    """(in, out) of a linear layer; None if the model has no such layer."""
     c, d = config, config.hidden_size
     q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
     shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}

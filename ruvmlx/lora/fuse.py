@@ -33,7 +33,7 @@ _EMBEDDING = "model.embed_tokens"
 
 @dataclass(frozen=True)
 class _Source:
-    """The weights of a model, and what becomes of them."""
+    """The weights of a model, and how each of them is written."""
 
     model: Model
     weights: Weights
@@ -43,22 +43,22 @@ class _Source:
     dequantise: bool
 
     def parts(self, module: str) -> list[str]:
-        """Names of the arrays that a matrix is written as."""
+        """Names of the arrays that a matrix is stored as."""
         if self.keeps(module):
             return [f"{module}.{kind}" for kind in ("weight", "scales", "biases")]
         return [f"{module}.weight"]
 
     def keeps(self, module: str) -> bool:
-        """Does it stay quantised?"""
+        """Whether the matrix stays quantised."""
         return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
 
 
 def fuse(
     model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
 ) -> None:
-    """Write the folder. dtype: of what is not kept quantised; None is the model's own, or float16.
+    """Write the folder. dtype: of matrices that do not stay quantised; None for the model's own, or float16.
 
-    dequantise: spread quantised matrices out too, for tools that do not read MLX's layout.
+    dequantise: expand quantised matrices too, for tools that do not read MLX's layout.
     """
     if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
@@ -111,7 +111,7 @@ def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
-    """[out, in], changed if the adapter says so; some rows at a time."""
+    """The matrix [out, in] with the adapter's change, computed a block of rows at a time."""
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
     parts = [source.weights[f"{origin}.weight"]]
     if f"{origin}.scales" in source.weights:
@@ -148,7 +148,7 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _own_dtype(weights: Weights) -> str:
-    """The type of the embedding; of a quantised model the type that its scales came from."""
+    """The dtype of the embedding; for a quantised model the dtype of its stored scales."""
     found = weights[f"{_EMBEDDING}.weight"]
     if f"{_EMBEDDING}.scales" not in weights:
         return found.dtype.name
@@ -157,7 +157,7 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """How each matrix is stored: the commonest format as the default, the others by name."""
+    """How each matrix is stored: the most common format as default, the others by name."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

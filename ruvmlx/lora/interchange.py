@@ -49,7 +49,7 @@ def _short_name(module: str) -> str:
 
 
 def places(config: ModelConfig) -> dict[str, tuple[Place, tuple[int, int]]]:
-    """Full name -> place and (in, out), of every layer that an adapter of this model can change."""
+    """Full name -> place and (in, out), for every layer that an adapter of this model can change."""
     found: dict[str, tuple[Place, tuple[int, int]]] = {}
     for name, (n_out, n_in) in matrices(config):
         if name.startswith("model.layers."):
@@ -62,7 +62,7 @@ def places(config: ModelConfig) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 
 def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Base and micro as one adapter: their directions of the head side by side, nothing rounded away."""
+    """Base and micro as one adapter: their directions for the output head side by side, without rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -75,9 +75,10 @@ def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """The opposite: a small change of the head alone is a MicroLoRA, all else a base and a fresh micro.
+    """The opposite of `combined`: a small change of the head alone becomes a MicroLoRA; anything else becomes
+    a base and a fresh micro.
 
-    Directions that the change does not need read as those of the fresh micro do, and add nothing.
+    Directions that the change does not need are those of the fresh micro, and add nothing.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -91,7 +92,8 @@ def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroL
 
 
 def export(change: BaseLoRA, config: ModelConfig, folder: Path, kind: str, bits: int = 32, name: str = ""):
-    """Write a folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import` reads.
+    """Write an adapter folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import`
+    reads.
 
     name: of the model, for people.
     """
@@ -114,7 +116,7 @@ def export(change: BaseLoRA, config: ModelConfig, folder: Path, kind: str, bits:
 
 
 def _make_folder(folder: Path) -> None:
-    """A new folder, or one that holds an adapter already or nothing."""
+    """Create the folder; it may exist if it is empty or holds an adapter already."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in folder.iterdir() if p.name not in (CONFIG, PACKED, *FILES.values())]
@@ -127,7 +129,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
-    """(full name, pair) in order, every pair padded with zeros to the largest rank: a file has one rank."""
+    """(full name, pair) in order; every pair is padded with zeros to the largest rank, because a file has one
+    rank."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
         more = change.rank - a.shape[1]
@@ -184,7 +187,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
 
 
 def load(folder: Path, config: ModelConfig) -> BaseLoRA:
-    """An adapter folder of any of these kinds, checked against the model it shall change."""
+    """Read an adapter folder of any of these kinds and check it against the model."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is one, with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
@@ -242,7 +245,7 @@ def _f32(array: np.ndarray) -> np.ndarray:
 
 
 def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folder: Path) -> BaseLoRA:
-    """The pairs at their places; AdapterMismatch when the model has no such layer or another size."""
+    """The pairs by place; AdapterMismatch when the model has no such layer, or one of another size."""
     known, pairs = places(config), {}
     for name, (a, b) in named.items():
         if name not in known:

@@ -21,10 +21,10 @@ _NOTHING = 1e-12  # singular values below this share of the largest are rounding
 
 @dataclass(frozen=True)
 class Merged:
-    """kept + tail is the sum that was asked for, but for `lost`.
+    """kept + tail equals the requested sum, except for `lost`.
 
-    kept: [in, r], [r, out]; tail: [in, t], [t, out], t may be 0; float32, contiguous, unscaled.
-    lost: Frobenius norm of what fits into neither.
+    kept: [in, r], [r, out]; tail: [in, t], [t, out], t may be 0; float32, contiguous, unscaled. lost:
+    Frobenius norm of the part that fits into neither.
     """
 
     kept: Pair
@@ -33,7 +33,8 @@ class Merged:
 
 
 def merged(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_rank: int = 0) -> Merged:
-    """alpha * one + beta * other: the best change of `rank`, the next `tail_rank` directions, the loss."""
+    """alpha * one + beta * other, split into its best approximation of `rank`, the next `tail_rank`
+    directions, and the norm of the rest."""
     left, values, right = _svd(one, alpha, other, beta)
     used = int(np.sum(values > _NOTHING * values[0])) if values.size else 0
     middle, end = min(rank, used), min(rank + tail_rank, used)
@@ -54,7 +55,7 @@ def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray,
 
 
 def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
-    """Some singular directions as factors of equal size: neither side of a later step is starved."""
+    """Some singular directions as two factors of equal norm, so that later steps train both sides alike."""
     root = np.sqrt(values[first:last])
     a, b = left[:, first:last] * root, root[:, None] * right[first:last]
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
@@ -78,8 +79,8 @@ def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, Micro
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """Micro holding the tail only. Every column of lora_a is as long as those of micro are on average,
-    so a rating's step stays of the same size."""
+    """A MicroLoRA that holds only the tail. Columns of lora_a get the mean length of micro's columns, so that
+    a rating's step keeps its size."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)

@@ -22,11 +22,11 @@ ALPHA = 4.0
 class MicroLoRA:
     """lora_a [D, r], lora_b [r, V]; float32, contiguous.
 
-    evidence: what ratings have said so far, gain: how much of that is in lora_b, trend: whether the latest
-    ratings bear out the older ones (sona/instant.py).
+    evidence: what ratings have said so far; gain: how much of that is in lora_b; trend: whether the latest
+    ratings confirm the older ones (sona/instant.py).
 
-    Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in
-    flight keeps the weights it started with.
+    Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in progress
+    keeps the weights it started with.
     """
 
     lora_a: np.ndarray
@@ -38,7 +38,7 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """Reads along the given directions [D, r] and changes nothing yet: lora_b is zero."""
+        """A new adapter with the given lora_a [D, r]. It changes nothing yet: lora_b is zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)
@@ -67,11 +67,11 @@ class MicroLoRA:
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """lora_b times factor, and gain with it."""
+        """lora_b and gain times factor."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def to_bytes(self, **more: np.ndarray) -> bytes:
-        """more: arrays to keep beside its own, their names with a dot in them."""
+        """Serialise. more: arrays to store beside its own, under names that contain a dot."""
         out = io.BytesIO()
         np.savez(
             out,
@@ -87,7 +87,7 @@ class MicroLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int, vocab_size: int) -> "MicroLoRA":
-        """Read back; CorruptFile if damaged, AdapterMismatch if it is for a model of another shape."""
+        """Deserialise; CorruptFile if damaged, AdapterMismatch if made for a model of another shape."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files if "." not in k}
@@ -115,7 +115,7 @@ class MicroLoRA:
 
 
 def stored_rank(data: bytes) -> int:
-    """Rank of a MicroLoRA in bytes; its large half is not read."""
+    """Rank of a serialised MicroLoRA, read without its large arrays."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             return int(f["lora_a"].shape[1])

@@ -1,4 +1,4 @@
-"""Which adapters stay in memory: hot (in use), warm (loaded, ready to be used at once), cold (on disk)."""
+"""Keeps adapters in memory within a budget: hot (in use), warm (loaded), cold (only on disk)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +11,7 @@ BUDGET = 256 << 20  # bytes
 
 @dataclass(frozen=True)
 class Resident:
-    """One adapter as it stands. tier: "hot" | "warm" | "cold"; bytes: in memory, 0 when cold."""
+    """State of one adapter. tier: "hot" | "warm" | "cold"; bytes: in memory, 0 when cold."""
 
     name: str
     tier: str
@@ -21,9 +21,10 @@ class Resident:
 
 
 class Residency(Generic[T]):
-    """Loaded adapters by name, within a budget of bytes: the ones not used for longest leave first.
+    """Loaded adapters by name, within a budget in bytes. The least recently used adapters are evicted first.
 
-    The hot one stays, whatever its size. Sizes are asked again at every change: what is loaded may grow.
+    The hot adapter stays, whatever its size. Sizes are read again at every change, because a loaded adapter
+    may grow.
     """
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
@@ -32,7 +33,7 @@ class Residency(Generic[T]):
         self._counts: dict[str, list[int]] = {}  # accesses, loads
 
     def get(self, name: str) -> T:
-        """The adapter, loaded if need be; it is the hot one now. If loading fails, nothing changes."""
+        """Load the adapter if needed and make it the hot one. If loading fails, nothing changes."""
         found = self._loaded.pop(name) if name in self._loaded else None
         counts = self._counts.get(name, [0, 0])
         if found is None:
@@ -49,16 +50,16 @@ class Residency(Generic[T]):
             del self._loaded[coldest], sizes[coldest]
 
     def loaded(self) -> list[T]:
-        """Those in memory, the one used last at the end."""
+        """Adapters in memory, the most recently used last."""
         return list(self._loaded.values())
 
     def forget(self, name: str) -> None:
-        """It was deleted, or must be read again."""
+        """Drop an adapter that was deleted or must be loaded again."""
         self._loaded.pop(name, None)
         self._counts.pop(name, None)
 
     def tiers(self) -> list[Resident]:
-        """Every adapter that was ever asked for, the hot one first."""
+        """Every adapter that was ever requested, the hot one first."""
         hot = next(reversed(self._loaded), None)
         order = [*reversed(self._loaded), *(name for name in self._counts if name not in self._loaded)]
         return [self._resident(name, hot) for name in order]

@@ -6,7 +6,7 @@ from ruvmlx.models import find_model, list_local_models, load_model
 from typing import Any
 
 __all__ = ["find_model", "list_local_models", "load_model"]
-_HOMES = {"load_model": "load", "list_local_models": "resolve", "find_model": "resolve"}
+_HOMES = {"load_model": "load", "list_local_models": "local", "find_model": "resolve"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Weights whose reader is asked, and counted, after each tensor: loading takes its time."""
+"""Weights that call back after each tensor is read, so that loading can be counted and stopped."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -11,8 +11,8 @@ from .model import Model, Weights
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
-    """looked(name) is called after each look at a tensor, pause() inside those that take long to convert;
-    both may raise to leave."""
+    """looked(name) is called after each read of a tensor, pause() during long conversions; both may raise to
+    stop the loading."""
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
         self._weights, self._looked = weights, looked
@@ -35,7 +35,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:
-    """The model's weights; the watch is told how many bytes have been looked at for the first time."""
+    """The model's weights; the watch is told how many bytes have been read for the first time."""
     shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
     left = shapes | {name: size for name, (size,) in vectors(model.config)}
     each = model.bytes / model.parameters

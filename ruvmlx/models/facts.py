@@ -1,4 +1,4 @@
-"""What is known of a model from its headers alone."""
+"""What a model's headers tell, without loading it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from .model import Model, ModelConfig
 
 @dataclass(frozen=True)
 class Facts:
-    """bytes: of its tensors, as stored. to_fetch: bytes of it that are not on this machine yet."""
+    """bytes: of its tensors, as stored. to_fetch: bytes that are not on this machine yet."""
 
     name: str
     path: Path

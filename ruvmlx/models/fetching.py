@@ -1,8 +1,8 @@
-"""Fetching a repository: what there is to fetch, and going on where the last attempt ended.
+"""Downloads the weights of a repository and resumes interrupted downloads.
 
-huggingface-hub throws away half a file when it is interrupted. So the weights are fetched here, into its
-cache and in its layout: blobs/<SHA-256>.incomplete grows, over as many attempts as it takes, is checked, and
-becomes blobs/<SHA-256>. Its own client does the rest: small files, links, references.
+huggingface-hub discards a partial file when it is interrupted. So the weights are fetched here, into its
+cache and in its layout: blobs/<SHA-256>.incomplete grows over as many attempts as needed, is checked, and
+becomes blobs/<SHA-256>. huggingface-hub does the rest: small files, links, references.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Bytes that are in the cache already, of files that are not complete too."""
+        """Bytes that are in the cache already, incomplete files included."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:
@@ -100,7 +100,7 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()
-    logging.set_verbosity_error()  # what it has to say would stand in the middle of the chat
+    logging.set_verbosity_error()  # its messages would appear in the middle of the chat
     warnings.filterwarnings("ignore", module="huggingface_hub")
     return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
 
@@ -136,7 +136,7 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[BinaryIO]:
-    """The file, at its end; no other process writes to it. StoreBusy where one does."""
+    """Open the file at its end for this process alone. StoreBusy where another process writes to it."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ def _alone(path: Path) -> Iterator[BinaryIO]:
 
 
 def _append(url: str, file: BinaryIO, count: Count) -> None:
-    """What is missing at the file's end, as far as the connection lasts."""
+    """Download what is missing at the file's end, until it is complete or the connection breaks."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     start = file.tell()
@@ -155,7 +155,7 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
     options: dict[str, Any] = {"headers": headers, "follow_redirects": True, "timeout": TIMEOUT_S}
     with get_session().stream("GET", url, **options) as response:
         hf_raise_for_status(response)
-        if response.status_code != 206:  # all of it, whatever was asked for
+        if response.status_code != 206:  # the server sends the whole file, whatever range was requested
             file.truncate(0)
             count.add(-start)
         for chunk in response.iter_bytes():
@@ -169,7 +169,7 @@ def _is_broken_connection(error: Exception) -> bool:
 
 
 def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
-    """What a broken disk or a crash left in a file that was begun earlier must not become a model."""
+    """Compare the SHA-256: a damaged download must not become a model."""
     file.flush()
     os.fsync(file.fileno())
     size, done = file.tell(), count.done

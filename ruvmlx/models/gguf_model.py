@@ -93,10 +93,10 @@ class _Keys:
         value = self.file.metadata.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise self._bad(key, value, "a number")
-        return float(str(np.float32(value)))  # 1e-05 as it was meant, not 9.999999747e-06
+        return float(str(np.float32(value)))  # the intended 1e-05, not its float32 value 9.999999747e-06
 
     def uniform(self, key: str, default: int | None = None) -> int:
-        """An integer, or an array that says the same for every layer."""
+        """An integer, or an array with the same value for every layer."""
         value = self.file.metadata.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             if (value != value[0]).any():
@@ -177,7 +177,7 @@ def _llama3_scaling(file: GGUFFile, config: ModelConfig):
 
 
 def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
-    """All of the decoder's tensors, in their shapes, and none that would be left out of the sum."""
+    """All tensors of the decoder are present with their shapes, and there are no others."""
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
@@ -194,9 +194,9 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """The weights of a file, converted when they are asked for.
+    """The weights of a file, converted when they are read.
 
-    Only the last matrix is kept: whoever walks through them in order and keeps none needs memory for one.
+    Only the last matrix is kept: reading them in order without keeping any needs memory for one.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):
@@ -243,7 +243,7 @@ def _matrix(
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    if heads or len(parts) > 1:  # copied: what was read will not be needed again
+    if heads or len(parts) > 1:  # copied: the mapped original is not needed again
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)
     return parts

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptFile, UnsupportedModel
+from ..errors import CorruptFile
 from .gguf import GGUFFile
-from .tokenizer_base import END_TOKENS, BaseTokenizer, is_special_text
+from .tokenizer_base import END_TOKENS, is_special_text
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -117,21 +117,3 @@ class GGUFVocab:
             "chat_template": self.chat_template,
             **more,
         }
-
-
-def gguf_tokenizer(file: GGUFFile) -> BaseTokenizer:
-    """The tokenizer that a GGUF file carries."""
-    vocab = GGUFVocab(file)
-    kind = vocab.text("tokenizer.ggml.model")
-    if kind == "gpt2":
-        from .tokenizer_bpe import GGUFByteLevelTokenizer
-
-        return GGUFByteLevelTokenizer(vocab)
-    if kind == "llama":
-        from .tokenizer_spm import gguf_sentencepiece
-
-        return gguf_sentencepiece(vocab)
-    raise UnsupportedModel(
-        f"{vocab.where}: tokenizer {kind[:40]!r}; "
-        "'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are known."
-    )

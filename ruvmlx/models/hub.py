@@ -13,13 +13,14 @@ from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
+from .starter import starter_path
 
 
 def fetch(name: str, watch: Watch = QUIET) -> Path:
     """The folder of a repository's files, downloaded if they are not in the cache.
 
-    What was begun and not finished goes on where it was. The watch is told what was `found` before the
-    weights are fetched, and of the progress; where it raises, all that came so far is kept.
+    An interrupted download continues where it stopped. The watch gets `found` before the weights are fetched,
+    then the progress; if it raises, everything downloaded so far is kept.
     """
     cached = cached_folder(name)
     if cached:
@@ -38,9 +39,7 @@ def fetch(name: str, watch: Watch = QUIET) -> Path:
 
 
 def _names_here() -> str:
-    """Models that need no network."""
-    from .resolve import starter_path
-
+    """Names of models that need no network, for an error message."""
     here = [*(["starter"] if starter_path() else []), *(name for name, _ in cached_repositories())]
     more = [f"{len(here) - 3} more (`ruvmlx ls`)"] if len(here) > 3 else []
     return ", ".join(here[:3] + more) or "nothing yet"
@@ -54,7 +53,7 @@ def offline() -> bool:
 
 
 def hub_cache() -> Path:
-    """Where huggingface-hub keeps repositories; HF_HUB_CACHE and HF_HOME are respected as it does."""
+    """The folder of huggingface-hub's cache; respects HF_HUB_CACHE and HF_HOME as huggingface-hub does."""
     home = Path(
         os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     )
@@ -71,7 +70,7 @@ def _repo(name: str) -> Path:
 
 
 def _snapshot(repo: Path) -> Path | None:
-    """refs/main's snapshot when it is whole, else the newest one that is."""
+    """The snapshot of refs/main if it is complete, else the newest complete one."""
     try:
         main = [repo / "snapshots" / (repo / "refs" / "main").read_text().strip()]
     except (OSError, UnicodeDecodeError):
@@ -88,7 +87,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def complete(path: Path) -> bool:
-    """A config.json and all of the weights' files: those that the index names, or any."""
+    """Whether the folder has a config.json and all weight files: those that the index names, or any."""
     if not (path / "config.json").is_file():
         return False
     try:
@@ -118,13 +117,13 @@ def _download(name: str, watch: Watch) -> Path:
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
-    """From config.json alone. UnsupportedModel before gigabytes are fetched for nothing."""
+    """Facts from config.json alone, so that UnsupportedModel is raised before gigabytes are fetched."""
     config = config_from_json(read_object(folder / "config.json"), has_head=True, where=name)
     return Facts(name, folder, "safetensors", config, parameter_count(config), size, to_fetch)
 
 
 def _why(name: str, error: Exception) -> str:
-    """One line for people."""
+    """A one-line error for people."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

@@ -91,3 +91,9 @@ def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where:
                 f"{where}: tensor {name!r} has shape {list(got[name])}; "
                 f"its configuration asks for {list(shape)}."
             )
+
+
+def check_vocab(tokens: int, rows: int, where: str) -> None:
+    """Every token has a row in the embedding; a few rows may be padding."""
+    if tokens > rows:
+        raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")

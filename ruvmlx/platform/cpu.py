@@ -1,4 +1,4 @@
-"""What this machine offers a process: cores that are really ours, memory."""
+"""CPU cores and memory that this process may use."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ def usable_cpus() -> set[int]:
 
 
 def physical_cores() -> int:
-    """Cores this process may use: hyper-threads counted once, a container's CPU quota respected."""
+    """Physical cores that this process may use; a container's CPU quota is respected."""
     cores = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, min(len(cores), _quota()))
 
@@ -29,7 +29,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a process can still have without others being paged out; the total where nobody tells."""
+    """Bytes that a process can allocate without swapping; total memory where the system does not tell."""
     total = total_memory()
     if sys.platform == "darwin":
         return total * _darwin_level() // 100
@@ -39,7 +39,7 @@ def available_memory() -> int:
 
 
 def _cgroup_room(total: int) -> int:
-    """What the container's limit leaves; its file cache can be had back."""
+    """Bytes that the container's limit leaves; its file cache counts as free."""
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return total
@@ -48,7 +48,7 @@ def _cgroup_room(total: int) -> int:
 
 
 def _darwin_level() -> int:
-    """kern.memorystatus_level: percent of the memory that can be had."""
+    """kern.memorystatus_level: percent of memory that is available."""
     level, size = ctypes.c_int(100), ctypes.c_size_t(4)
     ctypes.CDLL(None).sysctlbyname(
         b"kern.memorystatus_level", ctypes.byref(level), ctypes.byref(size), None, 0
@@ -57,9 +57,10 @@ def _darwin_level() -> int:
 
 
 class OtherLoad:
-    """How many cores other processes keep busy: all busy time less our own, since the last reading.
+    """Cores that other processes keep busy: total busy time less our own, since the last measurement.
 
-    Linux only (/proc/stat); elsewhere 0. A reading is kept for PERIOD seconds: the kernel counts in 10 ms.
+    Linux only (/proc/stat); 0 elsewhere. A measurement is kept for PERIOD seconds, because the kernel counts
+    in steps of 10 ms.
     """
 
     PERIOD = 0.25
@@ -90,7 +91,7 @@ def _busy_seconds() -> float:
 
 
 def _siblings(cpu: int) -> str:
-    """A name that the hyper-threads of one core share."""
+    """An identifier that the hyper-threads of one core share."""
     return _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 

@@ -1,7 +1,7 @@
-"""The GPU of this machine, as the rest of the program asks for it.
+"""The GPU of this machine.
 
-All questions and all kernel launches go through the one object `gpu`, so that the tests can put a simulated
-device in its place and walk the whole GPU path on a machine that has none.
+All questions about the GPU and all kernel launches go through the object `gpu`, so that tests can replace it
+by a simulated device and run the whole GPU path on a machine without a GPU.
 """
 
 import platform
@@ -21,8 +21,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 Template = int | mx.Dtype  # value of a kernel's template parameter
 
 
-class Kernel(Protocol):
-    """What can be launched: backends/mlx/kernels/source.py."""
+class LaunchableKernel(Protocol):
+    """A kernel that `GPU.run` can launch (backends/mlx/kernels/source.py)."""
 
     def launch(
         self,
@@ -38,12 +38,12 @@ class GPU:
         self._given_up = False
 
     def give_up(self) -> None:
-        """It has failed: the rest of this process does without, training too."""
+        """The GPU failed: this process uses the CPU from now on, for training too."""
         self._given_up = True
 
     @property
     def kind(self) -> str:
-        """ "metal" or "cuda"; "" without a GPU that works."""
+        """ "metal" or "cuda"; "" without a usable GPU."""
         if self._given_up or not GPU_ALLOWED:
             return ""
         if mx.metal.is_available():
@@ -52,7 +52,7 @@ class GPU:
 
     @property
     def device(self) -> mx.Device:
-        """What MLX calls it. Only where `kind` says that there is one."""
+        """MLX's device; only valid where `kind` is not empty."""
         return mx.Device(mx.gpu)
 
     @property
@@ -62,23 +62,23 @@ class GPU:
 
     @property
     def system(self) -> str:
-        """The build of what brings the GPU's compiler: macOS with Metal, the NVIDIA driver with CUDA."""
+        """The version of the GPU's compiler: the macOS build with Metal, the NVIDIA driver with CUDA."""
         return _macos_build() if self.kind == "metal" else _driver_version()
 
     def run(
         self,
-        kernel: Kernel,
+        kernel: LaunchableKernel,
         inputs: Sequence[mx.array],
         shapes: Sequence[tuple[int, ...]],
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """One kernel, lazily; see `Kernel.__call__`."""
+        """Launch one kernel, lazily; see `Kernel.__call__` in backends/mlx/kernels/source.py."""
         return kernel.launch(inputs, shapes, groups, templates)
 
     def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:
-        """Time that the device takes for the arrays that `make` describes. Describing them in Python is not
-        counted: during a reply that is done while the device works on the token before."""
+        """Time that the device needs for the arrays that `make` describes. The time to describe them in
+        Python is not counted: in a reply it overlaps with the device's work on the token before."""
         arrays = make()
         started = time.perf_counter()
         mx.eval(*arrays)
@@ -89,7 +89,7 @@ gpu = GPU()
 
 
 def _macos_build() -> str:
-    """ "macOS 15.5 24F74"; the version alone where the build is not written down."""
+    """ "macOS 15.5 24F74"; without the build where it cannot be read."""
     try:
         build = plistlib.loads(_MACOS.read_bytes()).get("ProductBuildVersion", "")
     except (OSError, ValueError, ExpatError):

@@ -1,4 +1,4 @@
-"""What this process holds in memory, and what it may hold."""
+"""Memory that this process uses, and memory that it may use."""
 
 import ctypes
 import os
@@ -11,12 +11,12 @@ _FOOTPRINT = 72  # offset of ri_phys_footprint in struct rusage_info_v0 (macOS, 
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes. model: weights and working memory of the backend; kv: caches of the chats that are in memory;
-    adapters: those that are loaded, with what is known of them.
+class MemoryUse:
+    """In bytes. model: weights and working memory of the backend; kv: caches of the chats in memory;
+    adapters: loaded adapters with their statistics.
 
-    resident: the process as a whole, now; peak: at most since its start. budget: RAM that it may use, a
-    container's limit where there is one; kv_budget: what the caches should stay within, 0 for no bound.
+    resident: the whole process, now; peak: the maximum since its start. budget: RAM that the process may use,
+    a container's limit where there is one; kv_budget: what the caches should stay within, 0 for no bound.
     """
 
     model: int
@@ -29,22 +29,23 @@ class Held:
 
     @property
     def rest(self) -> int:
-        """Python, libraries, the screen."""
+        """Everything else: Python, libraries, the screen."""
         return max(0, self.resident - self.model - self.kv - self.adapters)
 
 
 def resident() -> int:
-    """Bytes that the process holds now. On macOS what Activity Monitor counts, a GPU's buffers too."""
+    """Bytes of memory that the process uses now. On macOS its footprint as in Activity Monitor, GPU buffers
+    included."""
     return _darwin_footprint() if sys.platform == "darwin" else _status("VmRSS")
 
 
 def peak() -> int:
-    """Bytes that it held at most."""
+    """Maximum of `resident` since the process started."""
     return _status("VmHWM") if sys.platform != "darwin" else max(_maxrss(), _darwin_footprint())
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: "512 KiB", "1.2 GiB"."""
+    """Bytes as text: "512 KiB", "1.2 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -53,7 +54,7 @@ def size(count: float) -> str:
 
 
 def _status(field: str) -> int:
-    """getrusage would count what the program was before it became this one."""
+    """A field of /proc/self/status, in bytes. getrusage would include the program that ran before exec."""
     try:
         with open(_STATUS, encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))

@@ -1,8 +1,8 @@
-"""How hot the machine is and what it draws, where the platform tells it without asking for rights.
+"""Temperature and power of the machine, where they can be read without special rights.
 
-Linux: the processor's sensors (hwmon, thermal zones), RAPL's counters where this user may read them, a
-battery that is being emptied. macOS: the system's own word for its heat (NSProcessInfo) and the battery;
-degrees, and watts from the mains, it tells its administrator alone.
+Linux: the processor's sensors (hwmon, thermal zones), RAPL counters where this user may read them, a
+discharging battery. macOS: the thermal state (NSProcessInfo) and the battery; degrees, and watts on mains
+power, need administrator rights.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ SYS = Path("/sys")
 HEAT = ("nominal", "fair", "serious", "critical")  # NSProcessInfoThermalState
 _PROCESSORS = re.compile("coretemp|k10temp|zenpower|cpu_?thermal|soc_?thermal")
 _ZONES = re.compile("cpu|soc|pkg", re.IGNORECASE)
-_RECENT, _BRIEF = 60.0, 0.1  # seconds: a mean over more says little of now; over less, nothing
+_RECENT, _BRIEF = 60.0, 0.1  # seconds: longest and shortest span for a mean
 
 
 @dataclass(frozen=True)
-class Reading:
-    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: drawn by what `drawn_by` names.
-    None and "" where the platform does not tell."""
+class SensorReading:
+    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: drawn by the part that `drawn_by`
+    names. None and "" where the platform does not tell."""
 
     celsius: float | None = None
     heat: str = ""
@@ -36,21 +36,22 @@ class Reading:
 
 
 class Sensors:
-    """`read` takes milliseconds, up to a tenth of a second: not for a thread that draws."""
+    """`read` takes milliseconds, up to a tenth of a second: do not call it in a thread that draws the
+    screen."""
 
     def __init__(self, root: Path = SYS, platform: str = sys.platform):
         self._root, self._darwin = root, platform == "darwin"
         self._counters = packages(root / "class/powercap")
         self._last = self._joules()
 
-    def read(self) -> Reading:
+    def read(self) -> SensorReading:
         if self._darwin:
             watts = battery_watts(_ioreg())
-            return Reading(None, thermal_state(), watts, "battery" if watts else "")
+            return SensorReading(None, thermal_state(), watts, "battery" if watts else "")
         watts, drawn_by = self._processor_watts(), "processor"
         if watts is None:
             watts, drawn_by = self._battery_watts(), "battery"
-        return Reading(self._celsius(), "", watts, drawn_by if watts else "")
+        return SensorReading(self._celsius(), "", watts, drawn_by if watts else "")
 
     # Linux --------------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ class Sensors:
         return time.monotonic(), [counter.read() for counter in self._counters]
 
     def _processor_watts(self) -> float | None:
-        """Since the last reading, or, where that is long ago, over a moment."""
+        """Mean since the last reading, or over a short moment if that is long ago."""
         if not self._counters:
             return None
         if not _BRIEF <= time.monotonic() - self._last[0] <= _RECENT:
@@ -91,13 +92,13 @@ class Sensors:
 
 
 class Counter:
-    """energy_uj of one package; it starts again at 0 after max_energy_range_uj."""
+    """energy_uj of one package; it wraps to 0 after max_energy_range_uj."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def read(self) -> int | None:
-        """Microjoules; None for who may not read it."""
+        """Microjoules; None where this user may not read the counter."""
         return _number(self._path / "energy_uj")
 
     def since(self, before: int) -> float:
@@ -109,7 +110,8 @@ class Counter:
 
 
 def packages(folder: Path) -> Sequence[Counter]:
-    """The counters that this user may read; parts of packages are in them already."""
+    """The RAPL counters that this user may read, one for each package; counters of parts of a package are
+    left out."""
     found = [Counter(path) for path in sorted(folder.glob("*:*")) if path.name.count(":") == 1]
     return [counter for counter in found if counter.read() is not None]
 
@@ -149,7 +151,7 @@ def thermal_state() -> str:
 
 
 def battery_watts(found: Any) -> float | None:
-    """What ioreg says of the battery -> W that it gives; None while it gives none."""
+    """Watts that the battery delivers, from ioreg's data; None while it delivers none."""
     try:
         battery = found[0]
         current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative when it is emptied; mV
@@ -160,7 +162,7 @@ def battery_watts(found: Any) -> float | None:
 
 
 def _ioreg() -> Any:
-    """A list with the battery's properties; empty for machines without one."""
+    """A list with the battery's properties as plist; empty without a battery."""
     command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=5, check=False)

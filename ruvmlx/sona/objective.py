@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UsageError
+from ..ratings import RATINGS
 
 TAU = 0.25
-RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 
 
 def check_rating(rating: str) -> str:

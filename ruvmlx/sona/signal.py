@@ -18,9 +18,9 @@ from statistics import median
 import numpy as np
 
 from ..errors import UsageError
+from ..ratings import RATINGS
 from ..store import SignalRow
 
-RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 # Implicit feedback: (reward -1 to 1, weight; a rating weighs 1).
 IMPLICIT = {
     "regenerated": (-1.0, 0.2),  # the user wanted another reply

@@ -18,7 +18,7 @@ import numpy as np
 from ..backends.base import Backend
 from ..backends.mlx import cpu_layers, graph
 from ..backends.mlx.backend import MLXBackend, default_device, plan
-from ..backends.mlx.lora_layers import Changed
+from ..backends.mlx.lora_layers import ChangedLinear
 from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro_lora import MicroLoRA
 from ..models.asking import AskingWeights
@@ -48,7 +48,7 @@ def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
 def _unwrapped(module: nn.Module) -> nn.Module:
     """mlx-lm's own module, without the backend's wrappers."""
     module = module.plain if "plain" in module else module
-    return module.linear if isinstance(module, Changed) else module
+    return module.linear if isinstance(module, ChangedLinear) else module
 
 
 class LayerInput(NamedTuple):

@@ -104,7 +104,12 @@ def test_the_weights_are_read_once(model, monkeypatch):
     """One product of the head for all rows, not one for each."""
     backend = opened(model)
     caches, rows = filled(backend, POLICIES["cold"], 5), []
-    head = backend._head
-    monkeypatch.setattr(backend, "_head", lambda hidden: (rows.append(hidden.shape[0]), head(hidden))[1])
+    head = backend.output_head
+
+    def counted(hidden):
+        rows.append(hidden.shape[0])
+        return head(hidden)
+
+    monkeypatch.setattr(backend, "output_head", counted)
     backend.decode_batch(TOKENS[:5], caches)
     assert rows == [5]

@@ -13,7 +13,7 @@ from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels import pages_native
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
 from ruvmlx.kernels.layers import COLD, HOT, WARM
-from ruvmlx.kernels.page_table import PageTable, free_page, make_page
+from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
 from ruvmlx.kv.policy import EVERYTHING, PAGE, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
@@ -208,7 +208,7 @@ def test_memory_goes_back_to_the_system():
 
 def test_page_table():
     """It grows, forgets, and says when it is too short."""
-    table = PageTable()
+    table = NativePageTable()
     table.set(0, 4096, HOT), table.set(70, 8192, COLD), table.clear(0)
     assert [tuple(map(int, table.rows[i])) for i in (0, 70)] == [(0, 0, 0), (8192, COLD, 0)]
     assert table.pointer(71 * PAGE) == table.rows.ctypes.data and table.nbytes == 16

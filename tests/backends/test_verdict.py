@@ -11,17 +11,17 @@ import time
 
 import pytest
 
-from ruvmlx.backends.mlx import gpu_check, verdict
+from ruvmlx.backends.mlx import check_results, gpu_check, verdict
+from ruvmlx.backends.mlx.check_results import GRAPH, SKIPPED, CheckResult, KernelVerdict, Shapes
 from ruvmlx.backends.mlx.gpu_check import check
 from ruvmlx.backends.mlx.kernels import source
-from ruvmlx.backends.mlx.verdict import GRAPH, SKIPPED, Result, Shapes, Verdict
 from ruvmlx.errors import Interrupted
 from ruvmlx.platform.gpu import GPU
 from ruvmlx.progress import Watch
 
 SHAPES = Shapes(64, 4, 2, "float16")
-SOUND = Verdict((Result(GRAPH, True), Result("append", True, "", 0.5)), 1.5)
-BROKEN = Verdict((Result(GRAPH, True), Result("append", False, "gives NaN")), 1.5)
+SOUND = KernelVerdict((CheckResult(GRAPH, True), CheckResult("append", True, "", 0.5)), 1.5)
+BROKEN = KernelVerdict((CheckResult(GRAPH, True), CheckResult("append", False, "gives NaN")), 1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_changed_kernels_are_checked(asked, monkeypatch, tmp_path, file):
 
 def test_a_verdict_on_a_check_that_could_not_run_is_not_kept(asked):
     """It says nothing of the machine: the next start tries again."""
-    asked.found[0] = Verdict((Result("the check", False, "could not be started"),), told=False)
+    asked.found[0] = KernelVerdict((CheckResult("the check", False, "could not be started"),), told=False)
     check(SHAPES)
     check(SHAPES)
     assert len(asked.calls) == 2
@@ -214,9 +214,9 @@ def test_a_death_is_the_running_kernel_s(monkeypatch):
     child(monkeypatch, BEGIN + MLX_OK + "os.write(2, b'\\nboom: here\\nmore\\n'); os.abort()")
     found = gpu_check.ask(SHAPES)
     assert found.results == (
-        Result("mlx", True),
-        Result("append", False, "the process died of SIGABRT: boom: here"),
-        Result("demote", False, SKIPPED),
+        CheckResult("mlx", True),
+        CheckResult("append", False, "the process died of SIGABRT: boom: here"),
+        CheckResult("demote", False, SKIPPED),
     )
     assert found.told and not found.kernels_work and not found.graph_fails
     assert found.caveat.startswith("Our GPU kernels are not used on this machine (append: the process died")
@@ -261,7 +261,7 @@ def test_a_hang_ends_at_the_limit(monkeypatch):
     real = gpu_check._events
     monkeypatch.setattr(gpu_check, "_events", lambda out: seen.extend(real(out)) or seen)
     found = gpu_check.ask(SHAPES)
-    assert found.results[1] == Result("append", False, "did not end within 1.5 s")
+    assert found.results[1] == CheckResult("append", False, "did not end within 1.5 s")
     assert found.seconds < 10
     _wait_until_gone(seen[0]["pid"])
 
@@ -308,6 +308,6 @@ def test_a_files_name_in_the_working_folder_is_no_module_of_ours(monkeypatch, tm
 
 
 def test_reasons_are_one_line():
-    assert verdict.reason("\n\n  a\x1b[31m b\nsecond") == "a b"
-    assert len(verdict.reason("x" * 1000)) == verdict.LONGEST
-    assert verdict.reason("") == ""
+    assert check_results.reason("\n\n  a\x1b[31m b\nsecond") == "a b"
+    assert len(check_results.reason("x" * 1000)) == check_results.LONGEST
+    assert check_results.reason("") == ""

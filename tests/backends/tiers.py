@@ -79,8 +79,8 @@ class Judge:
     def logits(self, tokens) -> np.ndarray:
         """[T, V] of one call of T tokens."""
         backend = self.backend
-        with mx.stream(backend._device):
-            hidden = backend._forward(backend._graph, mx.array([list(tokens)], mx.uint32), self.layers)[0]
+        with mx.stream(backend.device):
+            hidden = backend.forward(mx.array([list(tokens)], mx.uint32), self.layers)[0]
             return np.array(backend._all(hidden)[0])
 
     def begin(self) -> None:

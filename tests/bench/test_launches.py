@@ -28,7 +28,7 @@ def test_at_most_15_percent_more_than_mlx_lm(name):
 
 def test_a_layer():
     """15 launches, of which three are our kernels and none turns one type into another; mlx-lm has 17."""
-    two, one = (launches.ours(launches.Shape(n, 32, 8, 64)) for n in (2, 1))
+    two, one = (launches.ours(launches.DecoderSize(n, 32, 8, 64)) for n in (2, 1))
     layer = {
         name: n - one.by_name.get(name, 0) for name, n in two.by_name.items() if n != one.by_name.get(name)
     }
@@ -42,7 +42,7 @@ def test_a_layer():
         "swiglu": 1,
         "Reshape": 1,
     }
-    theirs = [launches.theirs(launches.Shape(n, 32, 8, 64)).launches for n in (1, 2)]
+    theirs = [launches.theirs(launches.DecoderSize(n, 32, 8, 64)).launches for n in (1, 2)]
     assert theirs[1] - theirs[0] == 17
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.platform.memory import Held
+from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
 
@@ -184,7 +184,7 @@ class ScriptedRuntime:
         return False
 
     def held(self):
-        return Held(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
+        return MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
 
     def status(self):
         n = len(self.ratings)

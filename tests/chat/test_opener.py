@@ -8,7 +8,7 @@ from ruvmlx.apps.chat.opener import Holder, Opener, Stoppable, Unchanged
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
 from ruvmlx.models.facts import Facts
-from ruvmlx.plan import Memory, Need, Plan
+from ruvmlx.plan import MachineMemory, Need, Plan
 from ruvmlx.progress import QUIET, Progress, Watch
 
 from .scripted import ScriptedRuntime
@@ -28,7 +28,7 @@ class Shop:
         self.holder.open()
 
     def _opens(self, model, adapter, watch):
-        memory = Memory(
+        memory = MachineMemory(
             100 * GB, self.room - self.size * len(self.open), self.room - self.size * len(self.open)
         )
         facts = Facts(model, None, "gguf", None, 1000, self.size)

@@ -8,8 +8,8 @@ from ruvmlx.apps.chat import panel, rating
 from ruvmlx.apps.chat.panel import View, lines
 
 from ruvmlx.kv.cache import KVStats
-from ruvmlx.platform.memory import Held
-from ruvmlx.platform.sensors import Reading, Sensors
+from ruvmlx.platform.memory import MemoryUse
+from ruvmlx.platform.sensors import SensorReading, Sensors
 
 from .helpers import SMALL, ask, screen_text, until
 from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401
@@ -76,7 +76,7 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
 
 async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch):  # noqa: F811
     """Heat, power and memory are looked at again and again, in a thread, and no idle work is disturbed."""
-    now, threads = [Reading(41.0)], set()
+    now, threads = [SensorReading(41.0)], set()
 
     def read(_):
         threads.add(threading.get_ident())
@@ -89,17 +89,17 @@ async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch)
         await until(pilot, lambda: "heat    41 °C" in screen_text(app))
         disturbed = []
         monkeypatch.setattr(app.runtime, "disturb", lambda: disturbed.append(1))
-        now[0] = Reading(None, "serious", 12.34, "battery")
+        now[0] = SensorReading(None, "serious", 12.34, "battery")
         await until(pilot, lambda: "heat    serious" in screen_text(app))
         assert "power   12.3 W, battery" in screen_text(app)
-        now[0] = Reading()
+        now[0] = SensorReading()
         await until(pilot, lambda: "heat" not in screen_text(app))
         assert "power" not in screen_text(app)
         assert not disturbed and threading.get_ident() not in threads
 
 
 KV = KVStats("tiered", 319, 1792, 2048, 50 << 20, 94 << 20, 7 << 20, 21 << 20, 22 << 20)
-HELD = Held(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
+HELD = MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
 
 
 def test_every_tier_with_its_bytes_and_every_part_with_its_name():

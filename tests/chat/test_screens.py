@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.learning import LearningState, Rated
 from ruvmlx.platform import memory
-from ruvmlx.platform.sensors import Reading, Sensors
+from ruvmlx.platform.sensors import SensorReading, Sensors
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import SessionRow
 
@@ -131,7 +131,7 @@ def written(request):
 async def test_screen(screen, size, written, monkeypatch):
     monkeypatch.setattr(memory, "resident", lambda: 400 << 20)
     monkeypatch.setattr(memory, "peak", lambda: 500 << 20)
-    monkeypatch.setattr(Sensors, "read", lambda _: Reading())
+    monkeypatch.setattr(Sensors, "read", lambda _: SensorReading())
     async with chatting(Settled([REPLY]), size) as (app, pilot):
         await screen(app, pilot)
         app.prompt.cursor_blink = False

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruvmlx.apps import privacy
 from ruvmlx.apps.bench import machine
 from ruvmlx.apps.bench.stage import PlayerError
 from ruvmlx.apps.cli import doctor
-from ruvmlx.apps.report import facts, make, page, privacy, speed
+from ruvmlx.apps.report import facts, make, page, speed
 
 from ruvmlx.errors import StoreError
 from ruvmlx.kernels.library import LibraryError
@@ -194,7 +195,7 @@ def test_an_error_keeps_the_words_of_mlx_alone(planted):
 
 
 def test_a_player_that_takes_too_long_is_ended_and_opened_again(tiny_folder):
-    player = speed.Player("ruvmlx", model=str(tiny_folder), backend="reference", threads=1)
+    player = speed.PlayerProcess("ruvmlx", model=str(tiny_folder), backend="reference", threads=1)
     try:
         with pytest.raises(PlayerError) as late:
             player.call(speed.Deadline(0), "generate", [60, 61], 4, "f16")
@@ -222,7 +223,7 @@ class Steady:
 
 
 def turns(**speeds: tuple[float, float]) -> speed.Beside:
-    made = [speed.Turn(name.replace("_", "-"), Steady(*each), "") for name, each in speeds.items()]
+    made = [speed.TimedRuntime(name.replace("_", "-"), Steady(*each), "") for name, each in speeds.items()]
     for turn in made:
         turn.estimate(speed.Deadline(1))
     return speed.Beside(made, {})

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from ruvmlx.apps import progress
-from ruvmlx.apps.progress import PullWatch, TerminalWatch, watching
+from ruvmlx.apps.progress import PullWatch, TerminalLine, TerminalWatch, watching
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.models.facts import Facts
@@ -36,9 +36,9 @@ def plan_of(tiny, to_fetch=0, name="m"):
 
 def test_what_is_quick_is_not_shown(now):
     sink = io.StringIO()
-    watch = TerminalWatch(sink)
-    watch.progress(LOADING)
-    watch.erase()
+    line = TerminalLine(sink)
+    TerminalWatch(line).progress(LOADING)
+    line.erase()
     assert sink.getvalue() == ""
 
 
@@ -46,21 +46,22 @@ def test_one_line_that_is_written_over_and_erased(now, monkeypatch):
     """Cut to the terminal's width: a line that wraps could not be written over."""
     monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: os.terminal_size((20, 5)))
     sink = io.StringIO()
-    watch = TerminalWatch(sink)
+    line = TerminalLine(sink)
     now[0] += 1
-    watch.progress(LOADING)
-    watch.erase()
+    TerminalWatch(line).progress(LOADING)
+    line.erase()
     assert sink.getvalue() == "\rLoading m: 45 MB of\x1b[K\r\x1b[K"
 
 
 def test_where_nothing_may_move(now):
     """Whole lines, one in ten seconds."""
     sink = io.StringIO()
-    watch = TerminalWatch(sink, still=True)
+    line = TerminalLine(sink, still=True)
+    watch = TerminalWatch(line)
     for _ in range(25):
         watch.progress(LOADING)
         now[0] += 1
-    watch.erase()
+    line.erase()
     assert sink.getvalue() == "Loading m: 45 MB of 97 MB\n" * 2
 
 
@@ -68,7 +69,7 @@ def test_where_nothing_may_move(now):
 def test_the_plan_is_told_once_where_it_matters(now, tiny, first, to_fetch, told):
     """On the first run, and before anything is fetched."""
     sink = io.StringIO()
-    watch = TerminalWatch(sink, first)
+    watch = TerminalWatch(TerminalLine(sink), first)
     for _ in range(2):
         watch.planned(plan_of(tiny, to_fetch))
     assert sink.getvalue().count("your data") == told and "\x1b" not in sink.getvalue()
@@ -76,13 +77,13 @@ def test_the_plan_is_told_once_where_it_matters(now, tiny, first, to_fetch, told
 
 def test_names_cannot_control_the_terminal(now, tiny):
     sink = io.StringIO()
-    watch = PullWatch(sink, first=True)
+    line = TerminalLine(sink)
     now[0] += 1
     hostile = "m\x1b]0;x\x07\x9b2J\u202e\n"
-    watch.planned(plan_of(tiny, 5, hostile))
-    watch.found(plan_of(tiny, 5, hostile).facts)
-    watch.progress(Progress(f"Loading {hostile}", 1, 2))
-    watch.erase()
+    TerminalWatch(line, first=True).planned(plan_of(tiny, 5, hostile))
+    PullWatch(line).found(plan_of(tiny, 5, hostile).facts)
+    PullWatch(line).progress(Progress(f"Loading {hostile}", 1, 2))
+    line.erase()
     assert not set(sink.getvalue().replace("\x1b[K", "")) & set("\x1b\x07\x9b\u202e")
 
 

@@ -353,8 +353,8 @@ def test_nan_is_an_error(models, policy):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_logit_is_an_error(models, bad, monkeypatch):
     backend = opened(models["full"])
-    head, bad = backend._head, mx.array([0.0] * 319 + [bad])
-    monkeypatch.setattr(backend, "_head", lambda hidden: head(hidden) + bad)
+    head, bad = backend.output_head, mx.array([0.0] * 319 + [bad])
+    monkeypatch.setattr(backend, "output_head", lambda hidden: head(hidden) + bad)
     with pytest.raises(RuvmlxError, match="answered NaN or infinity"):
         LLMInferenceEngine(models["full"], backend).generate(request())
 

@@ -5,7 +5,7 @@ import pytest
 
 from ruvmlx.kernels import layers, paged_attention, pages_native
 from ruvmlx.kernels.layers import COLD, HOT, WARM
-from ruvmlx.kernels.page_table import PageTable, free_page, make_page
+from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
 from ruvmlx.kernels.paged_attention import PagedAttention
 
 SHAPES = [(1, 1, 2), (3, 1, 30), (6, 2, 64), (4, 4, 80), (9, 3, 64), (8, 1, 128), (2, 1, 256), (2, 2, 512)]
@@ -18,7 +18,7 @@ class Sequence:
     """Pages of one sequence, and what was appended to it."""
 
     def __init__(self, kernels: PagedAttention, seed: int = 0):
-        self.kernels, self.table, self.made = kernels, PageTable(), []
+        self.kernels, self.table, self.made = kernels, NativePageTable(), []
         self.rng, self.rows = np.random.default_rng(seed), np.zeros((0, 0), np.float32)
         frequencies = 1e4 ** (-np.arange(0, kernels.head_dim, 2) / kernels.head_dim)
         self.turn = layers.turns(np.arange(1000), frequencies)

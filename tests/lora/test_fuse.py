@@ -12,7 +12,7 @@ from ruvmlx.lora.fuse import fuse
 from ruvmlx.lora.interchange import combined
 from ruvmlx.lora.merge import HEAD
 from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_vocab import gguf_tokenizer
+from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.hf_write import _write_tokenizer
 from ruvmlx.models.load import load_model
 from ruvmlx.models.safetensors_file import read_safetensors

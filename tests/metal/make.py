@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM, View, page_bytes
+from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM, SequencePages, page_bytes
 
 F16, F32 = np.float16, np.float32
 
@@ -71,7 +71,7 @@ class Cache:
     """Sequences in one set of pools. keys, values: per sequence float64 [n_kv, pages * 64, D], as stored."""
 
     pools: list[np.ndarray]
-    views: list[View]
+    views: list[SequencePages]
     keys: list[np.ndarray]
     values: list[np.ndarray]
 
@@ -108,7 +108,7 @@ def cache(rng, d: int, n_kv: int, sequences) -> Cache:
         if hot % PAGE:  # rows that hold no token are NaN
             last = pools[HOT][ids[HOT][-1]].view(F16).reshape(n_kv, 2, PAGE, d)
             last[:, :, hot % PAGE :] = np.nan
-        views.append(View(*ids, n_tokens=(n_cold + n_warm) * PAGE + hot, first=first))
+        views.append(SequencePages(*ids, n_tokens=(n_cold + n_warm) * PAGE + hot, first=first))
         keys.append(np.array([np.concatenate(x) if x else np.zeros((0, d)) for x in k]))
         values.append(np.array([np.concatenate(x) if x else np.zeros((0, d)) for x in v]))
     return Cache(pools, views, keys, values)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx import gpu_check
+from ruvmlx.backends.mlx.check_results import GRAPH, Shapes
 from ruvmlx.backends.mlx.kernels import selfcheck
 from ruvmlx.backends.mlx.kernels.export import title
-from ruvmlx.backends.mlx.verdict import GRAPH, Shapes
 from ruvmlx.platform.gpu import GPU
 from ruvmlx.platform.mx import mx
 

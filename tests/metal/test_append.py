@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx.backends.mlx.kernels import append, rope_append
 from ruvmlx.backends.mlx.kernels.demote import rotate
-from ruvmlx.backends.mlx.kernels.pages import PAGE, Table, View
+from ruvmlx.backends.mlx.kernels.pages import PAGE, GPUPageTable, SequencePages
 from ruvmlx.platform.mx import mx
 
 from .kernels import KERNELS
@@ -58,8 +58,8 @@ def test_append(run, rng, d, traditional, kind, tokens):
 def test_rope_append(run, rng, d, traditional, kind, lengths):
     """Turned queries, the same rotated, and an open page that differs in the new row alone."""
     b, n_kv, heads = len(lengths), 2, 6
-    views = [View([], [], range(-(-n // PAGE)), n) for n in lengths]
-    table = Table(views, heads, n_kv, d)
+    views = [SequencePages([], [], range(-(-n // PAGE)), n) for n in lengths]
+    table = GPUPageTable(views, heads, n_kv, d)
     q = rng.normal(size=(b, heads, d)).astype(NUMPY[kind])
     k, v = rng.normal(size=(2, b, n_kv, d)).astype(NUMPY[kind])
     opened = rng.normal(size=(b, n_kv, 2, PAGE, d)).astype(np.float16)
@@ -82,7 +82,7 @@ def test_rope_append(run, rng, d, traditional, kind, lengths):
 
 
 def test_order_of_threads_does_not_matter(run, rng):
-    table = Table([View([], [], [0, 1], 70)], 6, 2, 80)
+    table = GPUPageTable([SequencePages([], [], [0, 1], 70)], 6, 2, 80)
     f = lambda n: mx.array(rng.normal(size=(1, n * 80)).astype(np.float32))  # noqa: E731
     q, k, v, turn = f(6), f(2), f(2), f(1)
     opened, results = mx.zeros((1, 2, 2, PAGE, 160), mx.uint8), set()

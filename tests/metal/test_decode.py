@@ -30,7 +30,7 @@ def problem(sequences, d, group, split=3, n_kv=2):
     rng = np.random.default_rng(d + group + len(sequences))
     made = make.cache(rng, d, n_kv, sequences)
     q, q_cold = rng.normal(size=(2, len(sequences), n_kv * group, d)).astype(np.float32)
-    return q, q_cold, made, pages.Table(made.views, n_kv * group, n_kv, d, split)
+    return q, q_cold, made, pages.GPUPageTable(made.views, n_kv * group, n_kv, d, split)
 
 
 def attend(q, q_cold, made, table, run, matrix=None):
@@ -69,7 +69,7 @@ def test_a_demoted_page_still_answers(d):
     hot, ids = mx.array(made.pools[pages.HOT]), made.views[0].hot
     cold = demote.demote_cold(demote.demote_warm(hot, ids[:2], d), [0, 1], d)
     q = np.random.default_rng(1).normal(size=(1, 6, d)).astype(np.float32) * 0.3
-    table = pages.Table([pages.View([0, 1], [], ids[2:], 200)], 6, 2, d)
+    table = pages.GPUPageTable([pages.SequencePages([0, 1], [], ids[2:], 200)], 6, 2, d)
     new = Turned(mx.array(q), demote.rotate(mx.array(q)), hot[ids[-1]][None])
     got = np.array(decode.attend(new, [cold, cold, hot], table, mx.float32))
     want = make.attention(q[0], q[0], made, 0)
@@ -129,23 +129,23 @@ def test_groups_wider_than_a_threadgroup(run):
 @pytest.mark.parametrize(
     "view",
     [
-        pages.View([0], [], [], 65),
-        pages.View([0], [1], [2], 128),
-        pages.View([0, 1], [], [], 100),
-        pages.View([], [], [0], 5, 6),
+        pages.SequencePages([0], [], [], 65),
+        pages.SequencePages([0], [1], [2], 128),
+        pages.SequencePages([0, 1], [], [], 100),
+        pages.SequencePages([], [], [0], 5, 6),
     ],
 )
 def test_impossible_views_are_refused(view):
     with pytest.raises(ValueError, match="token"):
-        pages.Table([view], 4, 2, 64)
+        pages.GPUPageTable([view], 4, 2, 64)
 
 
 @pytest.mark.parametrize("first", [0, 63, 64, 64 * 7, 64 * 9 + 5])
 def test_threadgroups_get_pages_of_equal_cost(first):
     """The table asks for as many as the visible pages cost; that each page has one, the tests above show."""
-    view = pages.View(range(7), range(3), range(4), 64 * 13 + 5, first)
+    view = pages.SequencePages(range(7), range(3), range(4), 64 * 13 + 5, first)
     for split in (1, 6, 10, 50):
-        table = pages.Table([view], 8, 2, 64, split)
+        table = pages.GPUPageTable([view], 8, 2, 64, split)
         assert table.splits == -(-view.visible_cost // split)
     cost = [1] * 7 + [3] * 3 + [6] * 4
     assert view.visible_cost == sum(cost[first // 64 :])

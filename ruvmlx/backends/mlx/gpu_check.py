@@ -1,8 +1,8 @@
-"""Asks a short-lived child process which GPU kernels work here, and keeps what it said.
+"""Runs the GPU kernels' self-check in a child process and keeps the result.
 
-A bad kernel may hang, and an error of Metal may end its process: neither may happen to the user's own. The
-child (kernels/selfcheck.py) writes a line of JSON before and after each kernel, so that the parent knows
-which one it was that never came back.
+A bad kernel may hang, and a Metal error may end its process; neither may happen to the user's process. The
+child (kernels/selfcheck.py) writes a line of JSON before and after each kernel, so the parent knows which
+kernel never returned.
 """
 
 import contextlib
@@ -17,17 +17,18 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from ...progress import QUIET, TICK, Progress, Watch
-from .verdict import SKIPPED, Result, Shapes, Verdict, keep, kept, key, reason
+from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes, reason
+from .verdict import keep, kept, key
 
-# -P: a file in the user's working folder must not pass for one of ours.
+# -P: do not import a file of the user's working folder in place of ours.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
 TIME_LIMIT = 120.0  # seconds, less than selfcheck.LIFETIME; the check takes a few
-LEAVING = 5.0  # seconds that a killed child may take to go: a hung GPU can hold it
+LEAVING = 5.0  # seconds to wait for a killed child: a hung GPU can delay its end
 WHAT = "Checking the GPU kernels (once)"
 
 
-def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> Verdict:
-    """The kept verdict for this machine and these shapes; else, or if `fresh`, a new one."""
+def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVerdict:
+    """The stored verdict for this machine and these shapes; without one, or if `fresh`, run the check."""
     wanted = key(shapes)
     found = None if fresh else kept(wanted)
     if found is None:
@@ -37,8 +38,8 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> Verdict:
     return found
 
 
-def ask(shapes: Shapes, watch: Watch = QUIET) -> Verdict:
-    """Run the check. Only what the watch raises comes out of here."""
+def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
+    """Run the check. Raises only what the watch raises."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -49,26 +50,31 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> Verdict:
     return verdict(events, _why(ended, said), time.monotonic() - started)
 
 
-def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> Verdict:
-    """What the child's lines say. ended: why it did not end well; "" where it did."""
+def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
+    """The verdict from the child's JSON lines. ended: why the child failed; empty if it did not."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
-    results = {event["result"]["name"]: Result(**event["result"]) for event in events if "result" in event}
+    results = {
+        event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
+    }
     if not names:
-        return Verdict((Result("the check", False, ended or "it said nothing"),), seconds, told=False)
+        return KernelVerdict(
+            (CheckResult("the check", False, ended or "it said nothing"),), seconds, told=False
+        )
     begun = [event["begun"] for event in events if "begun" in event]
     if begun and (begun[-1] not in results or ended):
-        results[begun[-1]] = Result(begun[-1], False, ended or "the check ended in the middle of it")
-    return Verdict(tuple(results.get(n, Result(n, False, SKIPPED)) for n in names), seconds)
+        results[begun[-1]] = CheckResult(begun[-1], False, ended or "the check ended in the middle of it")
+    return KernelVerdict(tuple(results.get(n, CheckResult(n, False, SKIPPED)) for n in names), seconds)
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Until the child has ended; "" where it ended well. It never outlives this call."""
+    """Wait for the child to end; returns why it failed, or an empty string. The child never outlives this
+    call."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
-        start_new_session=True,  # Ctrl-C is the parent's to handle
+        start_new_session=True,  # the parent handles Ctrl-C
     )
     try:
         return _waited(child, watch)
@@ -104,7 +110,7 @@ def _signal_name(number: int) -> str:
 
 
 def _why(ended: str, said: str) -> str:
-    """How it ended, and what it said last if Python wrote a traceback, first if something else spoke."""
+    """How the child ended, with its last line of output if Python wrote a traceback, else with its first."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not ended or not lines:
         return ended
@@ -113,7 +119,7 @@ def _why(ended: str, said: str) -> str:
 
 
 def _events(out: IO[bytes]) -> list[dict[str, Any]]:
-    """The child's lines; anything else that a library writes there is passed over, a torn last line too."""
+    """The child's JSON lines. Other output of libraries is skipped, and so is an incomplete last line."""
     found = []
     for line in _text(out).splitlines():
         with contextlib.suppress(ValueError):

@@ -1,7 +1,8 @@
-"""Memory that macOS must keep for the GPU, and memory that MLX keeps for reuse, while a model is loaded.
+"""Limits for GPU memory while a model is loaded: what macOS must keep wired, and what MLX may keep for reuse.
 
-Without a wired limit a large model is paged out in a pause and read back at the next word. mlx-lm sets it to
-the recommended working set; beyond that macOS can panic, so never more. Restored when the model goes.
+Without a wired limit macOS pages a large model out in a pause and reads it back at the next token. mlx-lm
+sets the limit to the recommended working set; beyond that macOS can panic, so we never set more. The old
+limits are restored when the model is closed.
 """
 
 import weakref
@@ -14,9 +15,9 @@ LEAST_SPARE = 512 << 20
 
 
 class GPUMemory:
-    """Sets the limits for a holder's life.
+    """Sets the limits for the lifetime of its owner.
 
-    why_not: one line for people if the model's memory is not wired, or does not fit; else "".
+    why_not: one line for people if the model's memory is not wired, or does not fit; else empty.
     """
 
     def __init__(self, holder: Any, nbytes: int, metal: Any = mx):
@@ -32,7 +33,7 @@ class GPUMemory:
         weakref.finalize(holder, self.restore)
 
     def restore(self) -> None:
-        """Back to what was in force; a second call does nothing."""
+        """Restore the old limits; a second call does nothing."""
         if self._old:
             self._metal.synchronize()
         while self._old:
@@ -41,7 +42,7 @@ class GPUMemory:
 
     def _wire(self, most: int, nbytes: int) -> str:
         if not most:
-            return ""  # a GPU that does not say what it may have: there is no limit to set
+            return ""  # the GPU does not report a limit: there is nothing to set
         try:
             self._set("set_wired_limit", most)
         except (RuntimeError, ValueError) as e:  # before macOS 15

@@ -1,4 +1,4 @@
-"""Model -> mlx-lm's Llama graph with the model's weights in it."""
+"""Builds mlx-lm's Llama graph with a model's weights."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Our ModelConfig in the words of mlx-lm's ModelArgs."""
+    """Our ModelConfig as mlx-lm's ModelArgs."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -77,10 +77,10 @@ def _rope_scaling(config: ModelConfig) -> dict | None:
 
 
 def slide(model: nn.Module) -> None:
-    """Every layer looks through the sliding window.
+    """Give every layer the sliding window.
 
-    mlx-lm 0.32 slides only where `layer_types` says so and refuses a model without one full layer, so a
-    Mistral config (a window, no layer types) would attend to everything there.
+    mlx-lm 0.32 applies a window only to the layers that `layer_types` names, and refuses a model without one
+    full layer, so a Mistral config (a window, no layer types) would attend to everything.
     """
     for layer in model.layers:
         layer.use_sliding = True
@@ -88,7 +88,7 @@ def slide(model: nn.Module) -> None:
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, int]]:
-    """{module path: {"bits": ..., "group_size": ...}} of the packed tensors, read off their shapes."""
+    """{module path: {"bits": ..., "group_size": ...}} of the packed tensors, derived from their shapes."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
@@ -144,7 +144,7 @@ def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
 def _by_blocks(
     block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
 ) -> mx.array:
-    """An array made of what `block` makes of some rows at a time."""
+    """An array assembled from the results of `block` for some rows at a time."""
     step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
     if step >= shape[0]:
         whole = block(slice(None))
@@ -156,7 +156,7 @@ def _by_blocks(
     for start in range(0, shape[0], step):
         pause()
         whole[start : start + step] = block(slice(start, start + step))
-        mx.eval(whole)  # in place: nobody else holds it
+        mx.eval(whole)  # updated in place: no other reference exists
     pause()
     return whole
 
@@ -175,7 +175,7 @@ def parameters(graph: nn.Module) -> dict[str, mx.array]:
 
 
 def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
-    """Every parameter is there, in its shape, and nothing else is."""
+    """Every parameter is present with its shape, and there are no others."""
     missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
     if missing or surplus:
         what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"

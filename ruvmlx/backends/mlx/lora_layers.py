@@ -1,6 +1,6 @@
-"""A BaseLoRA in the MLX graph: mlx-lm's modules are wrapped, our joined CPU products are told.
+"""Installs a BaseLoRA in the MLX graph: wraps mlx-lm's modules, and sets `change` of our joined CPU products.
 
-The factors are held in what the graph computes in; the scale is in lora_b.
+The factors have the graph's dtype; the scale is multiplied into lora_b.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from ...platform.mx import mx, nn
 from .cpu_layers import CPUMLP, CPUAttention
 
 
-class Change:
+class LowRankChange:
     """x [..., in] -> scale * (x @ lora_a) @ lora_b [..., out]."""
 
     def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
@@ -23,10 +23,10 @@ class Change:
         return (x @ self.lora_a) @ self.lora_b
 
 
-class Changed(nn.Module):
-    """A linear layer and its change."""
+class ChangedLinear(nn.Module):
+    """A linear layer plus its low-rank change."""
 
-    def __init__(self, linear: nn.Module, change: Change):
+    def __init__(self, linear: nn.Module, change: LowRankChange):
         super().__init__()
         self.linear, self._change = linear, change
 
@@ -34,8 +34,8 @@ class Changed(nn.Module):
         return self.linear(x) + self._change(x)
 
 
-def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> Change | None:
-    """Put the base in place of the one before it; returns the output head's change."""
+def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRankChange | None:
+    """Replace the installed base LoRA; returns the change of the output head."""
     scale = np.float32(base.scale if base else 1.0)
     pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -44,11 +44,11 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> Change 
                 found = [pairs.get((module, i)) for module in modules]
                 _set(owner, name, found, dtype)
     head = pairs.get(("lm_head", 0))
-    return Change(*head, dtype) if head else None
+    return LowRankChange(*head, dtype) if head else None
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
-    """(owner, attribute, modules that it computes)."""
+    """(owner, attribute, the modules that it computes)."""
     if isinstance(block, CPUAttention):
         yield block, "qkv", ("q_proj", "k_proj", "v_proj")
         yield block, "o_proj", ("o_proj",)
@@ -66,14 +66,14 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
     if len(pairs) > 1:
         held.change = _joined(pairs, held.widths, held.factors, dtype)
         return
-    linear, pair = held.linear if isinstance(held, Changed) else held, pairs[0]
-    setattr(owner, name, linear if pair is None else Changed(linear, Change(*pair, dtype)))
+    linear, pair = held.linear if isinstance(held, ChangedLinear) else held, pairs[0]
+    setattr(owner, name, linear if pair is None else ChangedLinear(linear, LowRankChange(*pair, dtype)))
 
 
 def _joined(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
-) -> Change | None:
-    """Several maps of one input as one: lora_a side by side, lora_b on the diagonal."""
+) -> LowRankChange | None:
+    """Several low-rank maps of one input as one: lora_a side by side, lora_b block-diagonal."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None
@@ -85,4 +85,4 @@ def _joined(
             lora_b[row : row + rank, column : column + width] = pair[1] * np.float32(factor)
             row += rank
         column += width
-    return Change(np.concatenate([a for a, _ in there], axis=1), lora_b, dtype)
+    return LowRankChange(np.concatenate([a for a, _ in there], axis=1), lora_b, dtype)

@@ -1,9 +1,9 @@
-"""mlx-lm's model graphs without mlx-lm's start-up.
+"""mlx-lm's model graphs without mlx-lm's start-up cost.
 
-`import mlx_lm` imports transformers: two seconds before a word is said. Its model files need none of
-that. A package object that runs its __init__ only when one of *its own* names is asked for stands in
-for it, so `mlx_lm.models.llama` costs 50 ms, and a plain `import mlx_lm` later in the same process
-finds the real thing, with the same submodules.
+`import mlx_lm` imports transformers, which takes two seconds; its model files need none of that. A package
+object stands in for it and runs the real __init__ only when one of the package's own names is used. So
+`mlx_lm.models.llama` costs 50 ms, and a plain `import mlx_lm` later in the same process finds the real
+package with the same submodules.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import threading
 from types import ModuleType
 
 from ...errors import RuvmlxError
-from ...platform import mx  # noqa: F401  MLX must be imported through our door first
+from ...platform import mx  # noqa: F401  platform.mx must import MLX first
 
 _lock = threading.RLock()
 
@@ -23,7 +23,7 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__version__" and name != "__all__":
-            raise AttributeError(name)  # what inspect or warnings look for on every module
+            raise AttributeError(name)  # names that inspect and warnings look up on every module
         with _lock:
             if type(self) is _LazyPackage:
                 self.__class__ = ModuleType  # type: ignore[assignment]  # its __init__ runs once

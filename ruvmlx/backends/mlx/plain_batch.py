@@ -1,6 +1,6 @@
-"""One new token of each of B sequences with plain caches.
+"""One decode step of B sequences with plain caches.
 
-The weights are read once for all; each sequence attends over its own cache.
+The weights are read once for all sequences; each sequence attends over its own cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class LayerBatch:
         self._caches, self._offsets = caches, [cache.offset for cache in caches]
 
     def make_mask(self, *args, **options) -> None:
-        """A single token sees all that its cache returns."""
+        """No mask: a single token sees everything that its cache returns."""
 
     def attend(self, own: nn.Module, x: mx.array) -> mx.array:
         """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections."""
@@ -42,7 +42,7 @@ class LayerBatch:
         return mx.concatenate(outs).reshape(b, 1, -1)
 
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
-        """The same by the CPU's layers."""
+        """The same with the CPU layers."""
         q, k, v = own._turned(x.swapaxes(0, 1), *own._positions.angles_at(self._offsets))
         outs = []
         for i, cache in enumerate(self._caches):
@@ -52,7 +52,7 @@ class LayerBatch:
 
 
 class Batch:
-    """B caches in a step."""
+    """B caches during a step."""
 
     def __init__(self, caches: Sequence[MLXCache]):
         self._caches = caches
@@ -64,7 +64,7 @@ class Batch:
 
 @contextmanager
 def running(caches: Sequence[MLXCache]) -> Iterator[Batch]:
-    """A step; when it fails half way all caches go back to where they were."""
+    """Context of a step; if it fails half way, all caches go back to their old offsets."""
     with ExitStack() as stack:
         for cache in caches:
             stack.enter_context(cache.running())

@@ -29,8 +29,8 @@ class SlidingKVCache:
         self.window, self.slack = window, slack
         self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
         self.values: mx.array | None = None
-        self.offset = 0  # tokens of the sequence so far
-        self.end = 0  # of them, still in the buffer
+        self.offset = 0  # tokens in the sequence so far
+        self.end = 0  # tokens that are still in the buffer
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
         """What mlx-lm's graph adds to the scores of n new tokens; None and "causal" need no array."""
@@ -63,7 +63,7 @@ class SlidingKVCache:
         return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
-        """After forgetting n, the window must still be whole (or reach back to the start)."""
+        """After n tokens are removed the window must still be complete, or reach back to the start."""
         left = self.end - n
         return n <= self.offset and left >= min(self.offset - n, self.window - 1)
 
@@ -128,12 +128,12 @@ class MLXCache:
 
     @property
     def room(self) -> int:
-        """As PagedCache's: here, until the buffers grow, or a sliding window's are shifted."""
+        """As in PagedCache: here, tokens until the buffers grow or a sliding window is shifted."""
         keys = self.layers[-1].keys
         return 0 if keys is None else keys.shape[2] - self._held
 
     def retract(self, n: int) -> None:
-        """As PagedCache's."""
+        """As in PagedCache."""
         for layer in self.layers:
             layer.trim(n)
 
@@ -154,7 +154,7 @@ class MLXCache:
 
     @contextmanager
     def running(self) -> Iterator["MLXCache"]:
-        """A step; when it fails half way the layers may stand at different tokens: they go back."""
+        """Context of a step; if it fails half way, all layers go back to the old offset."""
         start = self.offset
         try:
             yield self

@@ -19,7 +19,7 @@ STEEPEST = 3e38  # 1 / temperature, at most: a float32
 
 
 class MLXSampler:
-    """Draws tokens for one reply. logits [1, V] float32 -> token [1] uint32, not evaluated."""
+    """Draws the tokens of one reply. logits [1, V] float32 -> token [1] uint32, not evaluated yet."""
 
     def __init__(self, sampling: Sampling):
         check_sampling(sampling)
@@ -35,9 +35,9 @@ class MLXSampler:
 
 
 def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
-    """logits [1, V] -> ids [1, n] in the order of the draw, None: all as they are; their logits [1, n], -inf
-    where an id may not be drawn. Equal logits are in the order of their ids where MLX's sort is stable.
-    """
+    """logits [1, V] -> (ids [1, n] in the order of the draw, or None for all ids in their order; their logits
+    [1, n], -inf where an id may not be drawn). Equal logits keep the order of their ids where MLX's sort is
+    stable."""
     ids: mx.array | None = None
     kept = logits
     if sampling.top_p < 1 or sampling.top_k > 0:
@@ -55,7 +55,7 @@ def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, m
 
 
 def _drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
-    """logits [1, n] -> [1]: the first place at which the sum of probabilities is over u of all."""
+    """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
     p = mx.softmax(logits * min(1 / temperature, STEEPEST), axis=-1)
@@ -80,7 +80,7 @@ def _sums(p: mx.array) -> mx.array:
 
 
 def _uniforms(seed: int | None) -> Iterator[float]:
-    """What the NumPy sampler of this seed draws, one for each token."""
+    """The uniform numbers that the NumPy sampler draws from this seed, one for each token."""
     rng = np.random.default_rng(seed)
     while True:
         yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()

@@ -1,10 +1,10 @@
-"""Pages as MLX arrays.
+"""KV pages as MLX arrays.
 
-Per tier and layer there is one pool; a page has the same number in all layers' pools. Pools change by slice
-updates, which MLX does in place as long as nobody else holds the array. A step that runs on a GPU holds what
-it reads until it has ended, so decoding there does not write to pools: the page that is being filled lies
-apart (`OpenPages`) and goes into its pool when it is full.
-What is described lazily is evaluated with the step.
+Each tier has one pool for each layer; a page has the same number in the pools of all layers. Pools are
+changed by slice updates, which MLX does in place if no other reference to the array exists. A step on a GPU
+holds what it reads until it ends, so decoding there never writes to pools: the page that is being filled is a
+separate array (`OpenPages`) and is copied into its pool when it is full. Lazy operations are evaluated
+together with the step.
 """
 
 import heapq
@@ -19,38 +19,40 @@ from ...models.model import ModelConfig
 from ...platform.mx import mx
 from .kernels import pages as layout
 from .kernels.demote import demote_cold, demote_warm
-from .kernels.pages import View
+from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-LEAST = (16, 8, 4)  # pages that a pool grows by at least, by tier
-SPARE = 0.25  # share of its pages by which it grows at least
+LEAST = (16, 8, 4)  # a pool grows by at least this many pages, by tier
+SPARE = 0.25  # ... and by at least this share of its pages
 
 
 @dataclass(frozen=True)
 class OpenPages:
     """The hot pages that B sequences are filling.
 
-    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; never changed, each step makes new ones.
+    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable, each step makes new ones.
     """
 
     arrays: list[mx.array]
 
     def of(self, index: int) -> list[mx.array]:
-        """Those of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        """The open page of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
         return [array[index : index + 1] if len(array) > 1 else array for array in self.arrays]
 
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    background = False  # demotions are described with the step that needs them: nothing may run beside it
+    background = False  # demotions are part of the step that needs them: nothing may run in parallel to it
 
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
         # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in LEAST]
-        self._as_read: list[list[mx.array] | None] = [None] * self.n_layers  # `pools`, until one is replaced
+        self._as_read: list[list[mx.array] | None] = [
+            None
+        ] * self.n_layers  # result of `pools`; cleared when a pool is replaced
         self._capacity = [0, 0, 0]
-        self._free: list[list[int]] = [[], [], []]  # heaps: low numbers first
+        self._free: list[list[int]] = [[], [], []]  # heaps of free numbers: low ones are used first
         self._blank: OpenPages | None = None
 
     # Storage ------------------------------------------------------------------------------------
@@ -59,7 +61,7 @@ class MLXStorage:
         return self.n_layers * self.n_kv_heads * layout.page_bytes(tier, self.head_dim)
 
     def prepare(self, tier: int, n: int) -> None:
-        """Grow once for n pages, not at each `make`."""
+        """Grow the pools once for n pages, not at each `make`."""
         if not self.in_use:
             self._drop_pools()
         missing = n - len(self._free[tier])
@@ -77,7 +79,7 @@ class MLXStorage:
         heapq.heappush(self._free[tier], page)
 
     def copy(self, page: int) -> int:
-        """One page's bytes, not the pool's: a view of the page would keep the pool from changing in place."""
+        """Copies the bytes of one page; a view of the page would prevent updates of the pool in place."""
         to = self.make(HOT)
         copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
         for pool, copied in zip(self._pools(HOT), copies, strict=True):
@@ -85,7 +87,7 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Described at once, computed with the next evaluation."""
+        """Described at once; computed with the next evaluation."""
         self.prepare(tier - 1, len(pages))
         to, lower = [self.make(tier - 1) for _ in pages], demote_warm if tier == HOT else demote_cold
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -93,7 +95,7 @@ class MLXStorage:
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
-                mx.eval(target)  # the kernels' twins unpack all to float32: not for all layers at a time
+                mx.eval(target)  # the kernels' twins unpack to float32: one layer at a time saves memory
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
@@ -111,7 +113,8 @@ class MLXStorage:
         return MLXTable(self)
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Give back what a pool has far more than it needs: new numbers of the pages in use, by their old."""
+        """Shrink a pool that is far larger than needed; returns the new numbers of its pages by the old
+        ones."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + max(LEAST[tier], int(SPARE * len(used)))
         if self._capacity[tier] < 1.5 * wanted:
@@ -141,14 +144,14 @@ class MLXStorage:
         self._as_read[layer] = None
 
     def write_page(self, page: int, arrays: Sequence[mx.array]) -> None:
-        """A hot page from its open one: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
-        mx.synchronize()  # a GPU lets go of what a step has read when all of the step has ended
+        """Copy an open page into its hot page: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        mx.synchronize()  # a GPU releases what a step has read only when the whole step has ended
         for pool, array in zip(self._pools(HOT), arrays, strict=True):
             pool[page] = array.reshape(pool.shape[1:])
         mx.eval(*self._pools(HOT))
 
     def open_page(self, page: int | None) -> OpenPages:
-        """A hot page to go on filling, or an empty one."""
+        """The contents of a hot page that will be filled further, or an empty page."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
             # A copy: the view would keep the pool from changing in place.
@@ -162,7 +165,7 @@ class MLXStorage:
         return self._blank
 
     def pools(self, layer: int) -> list[mx.array]:
-        """[COLD], [WARM], [HOT] of a layer, as the kernels take them."""
+        """The pools [COLD], [WARM], [HOT] of a layer, as the kernels take them."""
         found = self._as_read[layer]
         if found is None:
             held = [tier[layer] for tier in self._layers]
@@ -175,22 +178,22 @@ class MLXStorage:
 
     @property
     def in_use(self) -> int:
-        """Pages of all tiers."""
+        """Number of pages in use, all tiers."""
         return sum(self._capacity) - sum(map(len, self._free))
 
     @property
     def nbytes(self) -> int:
-        """Of the pools: the pages in use and those in reserve."""
+        """Bytes of the pools: pages in use and spare ones."""
         return sum(pool.nbytes for pool in self.arrays())
 
-    # How ----------------------------------------------------------------------------------------
+    # Inside -------------------------------------------------------------------------------------
 
     def _pools(self, tier: int) -> list[mx.array]:
         return [pool for pool in self._layers[tier] if pool is not None]
 
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
-        """Pools of so many pages, the kept ones first. One evaluation for all layers; the old pools leave
-        MLX's buffer cache, which could not use buffers of their size again."""
+        """Make pools of so many pages, the kept pages first, with one evaluation for all layers. The old
+        pools are removed from MLX's buffer cache, which could not reuse buffers of their size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         for layer in range(self.n_layers):
             pools[layer] = _resized(pools[layer], kept, capacity, (self.n_kv_heads, size))
@@ -200,7 +203,7 @@ class MLXStorage:
         self._capacity[tier] = capacity
 
     def _drop_pools(self) -> None:
-        """Nobody has a page: a long conversation's memory goes back."""
+        """No page is in use: free the memory of a long conversation."""
         if any(self._capacity):
             self._as_read = [None] * self.n_layers
             for tier in (COLD, WARM, HOT):
@@ -210,13 +213,15 @@ class MLXStorage:
 
 
 class MLXTable:
-    """The pages of one sequence, by tier, and the one that is being filled."""
+    """The pages of one sequence by tier, and its open page."""
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
-        self._rows: list[tuple[int, int] | None] = []  # number and tier; None: left behind by the window
+        self._rows: list[
+            tuple[int, int] | None
+        ] = []  # number and tier; None: dropped behind the sliding window
         self._tiers: tuple[list[int], ...] | None = None
-        self._open: tuple[OpenPages, int] | None = None  # and which of its sequences this is
+        self._open: tuple[OpenPages, int] | None = None  # index of this sequence in the open pages
         self._open_at = -1  # index of the open page; its place in the pool is out of date
 
     def set(self, index: int, page: int, tier: int) -> None:
@@ -231,7 +236,8 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Another sequence goes on from the same open page: arrays do not change, each makes its own next."""
+        """Let a fork continue from the same open page: arrays are immutable, so each makes its own next
+        one."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
@@ -242,7 +248,7 @@ class MLXTable:
         self._open, self._open_at = None, -1
 
     def opened(self, position: int) -> tuple[OpenPages, int]:
-        """The open page for the token of this position, and which of its sequences this is."""
+        """The open page for the token at this position, and the index of this sequence in it."""
         at = position // PAGE
         if self._open is None or self._open_at != at:
             if self._open_at == at - 1:
@@ -253,7 +259,7 @@ class MLXTable:
         return self._open
 
     def fill(self, position: int, pages: OpenPages, index: int) -> None:
-        """The page of this position is now so far."""
+        """Replace the open page of this position by a newer version."""
         self._open, self._open_at = (pages, index), position // PAGE
 
     @property
@@ -269,16 +275,17 @@ class MLXTable:
             raise ValueError(f"position {PAGE * index} has no hot page to be written to")
         return row[0]
 
-    def view(self, n_tokens: int, first: int = 0) -> View:
-        """The first n_tokens, as the kernels see them; tokens before `first` are not looked at."""
+    def view(self, n_tokens: int, first: int = 0) -> SequencePages:
+        """The first n_tokens as the kernels read them; tokens before `first` are not read."""
         if self._tiers is None:
             self._tiers = self._by_tier()
         cold, warm, hot = self._tiers
         pages = -(-n_tokens // PAGE)
-        return View(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
+        return SequencePages(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
-        """Pages that are gone count as the first that is there: any number does, none of them is read."""
+        """Page numbers by tier. A dropped page gets the number of the first page that exists; it is never
+        read."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in (COLD, WARM, HOT))
@@ -292,6 +299,6 @@ def _resized(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches [start, stop) of a list in which each number is one more than the one before."""
+    """Stretches [start, stop) of a list in which the numbers are consecutive."""
     cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []

@@ -1,7 +1,7 @@
 """A reply's tokens on MLX, one step ahead of their reader: the device has work while the host reads a token.
 
     step k       feeds token k - 1, draws token k
-    read() = k   submits step k + 1 (token k is an array that nobody has looked at), then waits for token k
+    read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
 
 Sampling and the head's adapter are part of the step. The host reads the token, and one number that tells
 whether the logits were finite.
@@ -11,19 +11,18 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from ...kv.cache import PagedCache
+from ...models.model import ModelConfig
 from ...platform.mx import mx
 from ...sampling import Sampling
-from ..base import HeadAdapter, finite, not_finite
+from ..base import HeadAdapter, KVCache, check_tokens, finite, not_finite
+from .plain_cache import MLXCache
 from .sampler import MLXSampler
-
-if TYPE_CHECKING:
-    from ...kv.cache import PagedCache
-    from .backend import MLXBackend
-    from .plain_cache import MLXCache
 
 TIDY = 256  # tokens between two calls of mx.clear_cache, as mlx-lm does
 
@@ -42,14 +41,14 @@ class HeadChange:
 
 
 class HeldChange:
-    """The device's copy of the adapter that was used last, for as long as that adapter lives."""
+    """Caches the device's copy of the adapter that was used last, as long as that adapter lives."""
 
     def __init__(self) -> None:
         self._of: weakref.ref[HeadAdapter] | None = None
         self._change: HeadChange | None = None
 
     def of(self, adapter: HeadAdapter | None) -> HeadChange | None:
-        """Adapters never change: the same object has the same numbers."""
+        """Adapters are immutable: the same object has the same numbers."""
         if adapter is None:
             return None
         if self._of is None or self._of() is not adapter:
@@ -61,8 +60,24 @@ class HeldChange:
             self._of = self._change = None
 
 
+class StepRunner(Protocol):
+    """What a stream needs of its backend."""
+
+    config: ModelConfig
+    chunk: int
+    device: mx.Device
+
+    def adapt_threads(self) -> None: ...
+
+    def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]: ...
+
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array: ...
+
+    def output_head(self, hidden: mx.array) -> mx.array: ...
+
+
 class Drawn(NamedTuple):
-    """What a step leaves, evaluated or on its way."""
+    """Output of a step; it may not be evaluated yet."""
 
     token: mx.array  # [1]
     total: mx.array  # sum of the logits: NaN or infinite when one of them is
@@ -70,12 +85,12 @@ class Drawn(NamedTuple):
 
 
 class MLXTokenStream:
-    """base.TokenStream of an MLXBackend."""
+    """Implements base.TokenStream for an MLXBackend."""
 
     def __init__(
         self,
-        backend: "MLXBackend",
-        cache: "MLXCache | PagedCache",
+        backend: StepRunner,
+        cache: MLXCache | PagedCache,
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
@@ -90,8 +105,8 @@ class MLXTokenStream:
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """While a chunk is computed the next one is described."""
-        self._backend._validate(tokens)
+        """While the device computes one chunk, Python describes the next."""
+        check_tokens(tokens, self._backend.config.vocab_size)
         size = self._backend.chunk
         for start in range(0, len(tokens), size):
             part, before = tokens[start : start + size], self._prompt
@@ -118,7 +133,7 @@ class MLXTokenStream:
     def hidden(self) -> np.ndarray:
         if not self._states:
             return np.zeros((0, self._backend.config.hidden_size), np.float32)
-        with mx.stream(self._backend._device):
+        with mx.stream(self._backend.device):
             states = mx.concatenate(self._states).astype(mx.float32)
             self._states = []
             return finite(np.array(states))
@@ -129,11 +144,11 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _next(self) -> Drawn:
-        """The step that nobody has submitted: the first, and those that had to wait for their token."""
+        """Submit a step that is not submitted yet: the first one, and one that had to wait for its token."""
         if self._last is not None:
             return self._fed(self._last)
         assert self._prompt is not None  # `prefill` comes first
-        with mx.stream(self._backend._device):
+        with mx.stream(self._backend.device):
             drawn = self._draw(self._prompt)
             mx.async_eval(drawn)
         return drawn
@@ -142,24 +157,24 @@ class MLXTokenStream:
         return self._run(token[None], self._draw)
 
     def _run(self, tokens: mx.array, then: Callable):
-        """tokens [1, L] are appended to the cache; `then` of their hidden states [L, D] is submitted."""
+        """Append tokens [1, L] to the cache and submit `then` of their hidden states [L, D]."""
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
         more = n > self._cache.room  # then pages are made or change their tiers
-        with mx.stream(backend._device), backend._running([self._cache], n) as held:
-            made = then(backend._forward(backend._graph, tokens, held.layers)[0])
+        with mx.stream(backend.device), backend.running([self._cache], n) as held:
+            made = then(backend.forward(tokens, held.layers)[0])
             mx.async_eval(made, *(held.arrays() if more else ()))
         return made
 
     def _draw(self, hidden: mx.array) -> Drawn:
         """hidden [1, D] -> the token that follows."""
-        logits = self._backend._head(hidden).astype(mx.float32)
+        logits = self._backend.output_head(hidden).astype(mx.float32)
         if self._change is not None:
             logits = self._change(logits, hidden)
         return Drawn(self._sampler(logits), logits.sum(), hidden)
 
     def _token(self, drawn: Drawn) -> int:
-        """Wait for a token. All that the host reads."""
+        """Wait for a token: the host reads only the token and the sum of the logits."""
         if not self._count:
             mx.eval(self._prompt)
             self.prefilled_at = time.perf_counter()
@@ -170,5 +185,6 @@ class MLXTokenStream:
 
 
 def _number(array: mx.array) -> float:
-    """Of an array of one. The stream's only way from the device to the host while tokens are drawn."""
+    """The value of an array with one element. While tokens are drawn, the host reads from the device only
+    here."""
     return cast(float, array.item())

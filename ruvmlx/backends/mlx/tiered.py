@@ -1,8 +1,8 @@
 """Attention over the pages of tiered caches, in mlx-lm's graph.
 
-Every layer's attention is wrapped. With a plain cache it runs as it was; with the `layers` of a step its
-projections are used, and the kernels do the rest. Keys are turned in float32 and stored as f16, whatever the
-graph computes in. tiered_cpu.py does the same in the CPU's own layers.
+The attention module of every layer is wrapped. With a plain cache it runs unchanged; in a step over tiered
+caches only its projections are used, and our kernels do the rest. RoPE is applied to keys in float32; they
+are stored as f16, whatever dtype the graph computes in. tiered_cpu.py does the same for the CPU layers.
 
 A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
 """
@@ -19,13 +19,13 @@ from ...platform.mx import mx, nn
 from . import tiered_cpu
 from .cpu_layers import Positions
 from .kernels import append, decode, gather, rope_append
-from .kernels.pages import Table, View
+from .kernels.pages import GPUPageTable, SequencePages
 from .plain_batch import LayerBatch
 from .storage import MLXStorage, OpenPages
 
 
 class PromptStep:
-    """n > 1 new tokens of a sequence: where they go and what they see, the same in all layers."""
+    """n > 1 new tokens of a sequence: their positions and what they attend to, the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
@@ -34,11 +34,11 @@ class PromptStep:
         self._table.flush()
         first, end = self.offset // PAGE * PAGE, self.offset + n
         self._pages = [cache.table.hot_page(at) for at in range(first, end, PAGE)]
-        self.view: View = cache.table.view(self.offset)
+        self.view: SequencePages = cache.table.view(self.offset)
 
     @cached_property
-    def chunk(self) -> gather.Chunk:
-        return gather.Chunk(Table([self.view], *self._heads), self.n, self._window)
+    def chunk(self) -> gather.PromptChunk:
+        return gather.PromptChunk(GPUPageTable([self.view], *self._heads), self.n, self._window)
 
     def turn(self, positions: Positions) -> mx.array:
         """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
@@ -66,7 +66,7 @@ class PromptStep:
         return self.storage.arrays()
 
     def finish(self) -> None:
-        """The step has ended well."""
+        """Called when the step has succeeded."""
 
 
 class DecodeStep:
@@ -81,8 +81,8 @@ class DecodeStep:
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
 
     @cached_property
-    def table(self) -> Table:
-        return Table(self.views, *self._shape)
+    def table(self) -> GPUPageTable:
+        return GPUPageTable(self.views, *self._shape)
 
     @cached_property
     def _turn(self) -> Callable[[Positions], mx.array]:
@@ -106,14 +106,15 @@ class DecodeStep:
             table.fill(offset, pages, i)
 
 
-def _seen(cache: PagedCache) -> View:
+def _seen(cache: PagedCache) -> SequencePages:
     """Of the next token, itself included."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """The sequences' open pages as one; as they are where the same sequences were together last time."""
+    """The open pages of all sequences in one object; unchanged if the same sequences were joined last
+    time."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -124,12 +125,13 @@ def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 def turns(positions: Positions, at: Sequence[int]) -> mx.array:
-    """Made on the CPU: a few hundred numbers are not worth a GPU's attention."""
+    """Computed on the CPU: a few hundred numbers are not worth a GPU launch."""
     return mx.array(tiered_cpu.turns(positions, at))
 
 
 def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
-    """All layers share one `Positions`: what depends on it is made at the first layer."""
+    """Compute a value from `Positions` at the first layer; the other layers, which share it, reuse the
+    result."""
     found: list[Any] = []
 
     def get(positions: Positions) -> Any:
@@ -141,35 +143,38 @@ def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
 
 
 class LayerPages:
-    """A step and a layer's number, passed to the attention module in place of a cache."""
+    """A step and a layer number, passed to the attention module in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: PromptStep or DecodeStep."""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """mlx-lm asks for one; the kernels know who sees whom."""
+        """mlx-lm asks for a mask; our kernels apply it themselves."""
 
 
-class Running(NamedTuple):
-    """Caches in a step."""
+class RunningStep(NamedTuple):
+    """Caches during a step."""
 
     layers: Sequence[LayerPages]
-    arrays: Callable[[], Sequence[mx.array]]  # what is to be evaluated with the step
+    arrays: Callable[[], Sequence[mx.array]]  # arrays to evaluate with the step
 
 
 @contextmanager
-def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
-    """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
+    """Reserve room for n more tokens in each cache (n > 1: one cache). They count when the block has
+    succeeded."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
             step = PromptStep(caches[0], n, config) if n > 1 else DecodeStep(caches, config)
-            yield Running([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
+            yield RunningStep([LayerPages(step, layer) for layer in range(config.n_layers)], step.arrays)
             step.finish()
     except BaseException:
         with suppress(Exception):
-            mx.eval(*storage.arrays())  # another thread could not evaluate what is left over from this one
+            mx.eval(
+                *storage.arrays()
+            )  # leftovers of this thread's stream: another thread could not evaluate them
         raise
 
 

@@ -1,8 +1,8 @@
-"""Tiered caches under the CPU's own layers: MLX computes the matrix products, the C library's pages and
-attention (kernels/paged_attention.py) lie between them.
+"""Tiered caches for the CPU layers: MLX computes the matrix products; between them the C library's paged
+attention (kernels/paged_attention.py) runs.
 
-MLX on a CPU unpacks pages by single operations: a layer's 512 tokens took 0.7 ms there, and take 0.1 ms here,
-reading q, k and v on the host included. Nothing runs beside the host that such a read would hold up.
+MLX on a CPU unpacks pages with single operations: 512 tokens of a layer took 0.7 ms there, and take 0.1 ms
+here, including the copy of q, k and v to the host. No other work is queued that this copy would delay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from ...kernels.library import LibraryError
-from ...kernels.page_table import PageTable
+from ...kernels.page_table import NativePageTable
 from ...kernels.paged_attention import PagedAttention
 from ...kv.cache import PagedCache, room_for
 from ...kv.pool import PagePool
@@ -33,23 +33,23 @@ def pool(config: ModelConfig) -> PagePool | None:
 
 
 class CPUStep:
-    """n new tokens of a sequence, or the next token of each of B sequences; the same in all layers."""
+    """n new tokens of one sequence, or the next token of each of B sequences; the same in all layers."""
 
     def __init__(self, caches: Sequence[PagedCache], n: int):
         storage = cast(NativeStorage, caches[0].pool.storage)
         self._kernels = cast(PagedAttention, storage.pages)
         self._window = caches[0].window
-        self._sequences: list[tuple[PageTable, int]] = [(cache.table, cache.offset) for cache in caches]
+        self._sequences: list[tuple[NativePageTable, int]] = [(cache.table, cache.offset) for cache in caches]
         self._at = [offset + i for _, offset in self._sequences for i in range(n)]
         self._turn: np.ndarray | None = None
         self._n = n
 
     def attend(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
-        """x [1, n, D] or [B, 1, D] -> as many tokens, [..., n_heads * head_dim]."""
+        """x [1, n, D] or [B, 1, D] -> attention output for the same tokens, [..., n_heads * head_dim]."""
         if self._turn is None:
             self._turn = turns(own._positions, self._at)
         qkv = np.array(own.qkv(x.reshape(1, -1, x.shape[-1])))[0]
-        qkv[:, : own.n_heads * own.head_dim] /= own.scale  # the library scales its queries, too
+        qkv[:, : own.n_heads * own.head_dim] /= own.scale  # the library scales queries itself
         outs = [
             self._kernels.run(layer, table, offset, qkv[part], self._turn[part], self._window)
             for part, (table, offset) in zip(self._parts(), self._sequences, strict=True)
@@ -58,7 +58,7 @@ class CPUStep:
         return mx.array(out.reshape(*x.shape[:2], -1))
 
     def _parts(self) -> Iterator[slice]:
-        """Rows of each sequence."""
+        """The rows of each sequence."""
         return (slice(i * self._n, (i + 1) * self._n) for i in range(len(self._sequences)))
 
 
@@ -68,29 +68,30 @@ def turns(positions: Positions, at: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 
-class LayerPages:
-    """A step and a layer's number, passed to the attention module in place of a cache."""
+class CPULayerPages:
+    """A step and a layer number, passed to the attention module in place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
 
 
-class Running:
-    """Caches in a step."""
+class CPURunningStep:
+    """Caches during a step."""
 
     def __init__(self, step: CPUStep, n_layers: int):
-        self.layers = [LayerPages(step, layer) for layer in range(n_layers)]
+        self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
 
     def arrays(self) -> Sequence[mx.array]:
-        """What is to be evaluated with the step: pages are not MLX's."""
+        """Arrays to evaluate with the step: none, because pages are not MLX arrays."""
         return ()
 
 
 @contextmanager
-def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[Running]:
-    """Room for n more tokens in each (n > 1: of one cache), which count when the block has ended well."""
+def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
+    """Reserve room for n more tokens in each cache (n > 1: one cache). They count when the block has
+    succeeded."""
     with room_for(caches, n):
-        yield Running(CPUStep(caches, n), config.n_layers)
+        yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 
 
 def install(graph: nn.Module) -> None:
@@ -100,7 +101,7 @@ def install(graph: nn.Module) -> None:
 
 
 class CPUTiered(nn.Module):
-    """cpu_layers' attention over whichever kind of cache a step has; x [B, L, D] -> [B, L, D]."""
+    """The CPU layers' attention over either kind of cache; x [B, L, D] -> [B, L, D]."""
 
     def __init__(self, attention: CPUAttention):
         super().__init__()
@@ -108,7 +109,7 @@ class CPUTiered(nn.Module):
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
         own = self.plain
-        if isinstance(cache, LayerPages):
+        if isinstance(cache, CPULayerPages):
             return own.o_proj(cache.step.attend(cache.layer, own, x))
         if isinstance(cache, LayerBatch):
             return own.o_proj(cache.attend_on_cpu(own, x))

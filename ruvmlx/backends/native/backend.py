@@ -1,7 +1,7 @@
 """The native backend: the C decoder of neon/ on the CPU's vector units.
 
-Weights are packed once. In front of 4-bit and 8-bit weights activations are quantised to 8 bits, elsewhere
-they stay float32. Keys and values are float16, the older ones of a tiered cache 8 and 4 bits.
+Weights are packed once. Activations are quantised to 8 bits before products with 4-bit and 8-bit weights;
+otherwise they stay float32. Keys and values are float16; older ones of a tiered cache are 8 and 4 bits.
 """
 
 import ctypes as C
@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...errors import RuvmlxError, UsageError
 from ...kernels.decoder import Decoder, DecoderShape, matmul_implementations
 from ...kernels.micro import NotFinite
 from ...kv.cache import PagedCache, room_for
@@ -21,14 +20,14 @@ from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
 from ...models.model import Model, ModelConfig
 from ...platform import cpu
-from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, each
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite, not_finite
 from ..reference import rope_frequencies
 from .storage import NativeStorage
 from .weights import packed_weights
 
 CHUNK = 256  # prompt tokens per call
 POLL_SECONDS = 0.05
-# A call of less work than this (multiply-adds) is over before anybody could wish to stop it.
+# A call with fewer multiply-adds than this is too short to be worth interrupting.
 SHORT_CALL = 8e9
 
 
@@ -73,9 +72,9 @@ class NativeBackend:
     ) -> Step:
         """tokens [T] -> the Step after the last; only that position goes through the output head.
 
-        While a long chunk runs, `progress` is also called in between, with an unchanged number.
+        While a long chunk runs, `progress` is also called at intervals, with an unchanged number.
         """
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
@@ -87,7 +86,7 @@ class NativeBackend:
         return _step(logits[0], hidden[0], adapter)
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        self._validate([token])
+        check_tokens([token], self.config.vocab_size)
         hidden, logits = self._run([token], cache, outputs=1)
         assert logits is not None
         return _step(logits[0], hidden[0], adapter)
@@ -95,8 +94,8 @@ class NativeBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """In calls of at most `chunk` rows; one reads the weights once for all of them."""
-        self._validate(tokens)
+        """Decodes at most `chunk` rows in each call; a call reads the weights once for all of its rows."""
+        check_tokens(tokens, self.config.vocab_size)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
             hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
@@ -104,12 +103,12 @@ class NativeBackend:
         for step, own in zip(steps, each(adapter, tokens), strict=True):
             if own is not None:
                 own.add_to_logits(step.logits, step.hidden)
-                _finite(step.logits)
+                finite(step.logits)
         return steps
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V]: what follows each of them."""
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         start = cache.offset
         try:
             parts = [self._run(part, cache, outputs=len(part)) for part in _parts(tokens, self.chunk)]
@@ -119,10 +118,10 @@ class NativeBackend:
         logits = np.concatenate([logits for _, logits in parts if logits is not None])
         if adapter is not None:
             adapter.add_to_logits(logits, np.concatenate([hidden for hidden, _ in parts]))
-        return _finite(logits)
+        return finite(logits)
 
     def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        self._validate(tokens)
+        check_tokens(tokens, self.config.vocab_size)
         cache, states = self.new_cache(), []
         for part in _parts(tokens, min(self.chunk, PAUSED) if pause else self.chunk):
             states.append(self._run(part, cache, outputs=len(part), head=False, waiting=pause)[0])
@@ -135,7 +134,7 @@ class NativeBackend:
         try:
             return self.decoder.head(x.reshape(-1, x.shape[-1]), lora=True).reshape(*x.shape[:-1], -1)
         except NotFinite:
-            raise RuvmlxError(NAN) from None
+            raise not_finite() from None
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -178,21 +177,7 @@ class NativeBackend:
         try:
             return call(None) if short else _interruptible(call, waiting)
         except NotFinite:
-            raise RuvmlxError(NAN) from None
-
-    def _validate(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise UsageError("nothing to run: the prompt has no tokens")
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self.config.vocab_size:
-            bad, size = low if low < 0 else high, self.config.vocab_size
-            raise UsageError(f"token {bad} is outside the vocabulary of {size} tokens")
-
-
-NAN = (
-    "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
-    "this precision: try another model file, or another backend with --backend"
-)
+            raise not_finite() from None
 
 
 def describe_kernels(threads: int, matmul: str | None = None) -> str:
@@ -217,7 +202,7 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
 
 
 def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
-    """At most n at a time."""
+    """Consecutive slices of at most n items."""
     return (items[i : i + n] for i in range(0, len(items), n))
 
 
@@ -253,11 +238,5 @@ def _settle(result: Future[Any], call: Callable[[C.c_int | None], Any], cancel: 
 def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
-        _finite(logits)
+        finite(logits)
     return Step(logits, hidden)
-
-
-def _finite(logits: np.ndarray) -> np.ndarray:
-    if not np.isfinite(logits).all():
-        raise RuvmlxError(NAN)
-    return logits

@@ -1,4 +1,4 @@
-"""Pages as the C library reads them. A page's number is its address."""
+"""KV pages in the C library's format. The number of a page is its address."""
 
 import ctypes as C
 import threading
@@ -7,18 +7,18 @@ from typing import Protocol
 
 import numpy as np
 
-from ...kernels.page_table import PageTable, free_page, make_page
+from ...kernels.page_table import NativePageTable, free_page, make_page
 from ...kv.policy import HOT
 from ...kv.storage import Bytes
 
 
 class PageKernels(Protocol):
-    """A decoder, or a PagedAttention: what knows the size of pages and how they are lowered."""
+    """A Decoder or a PagedAttention: it knows the size of pages and how to demote them."""
 
     def page_bytes(self, tier: int) -> int: ...
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Addresses and tiers; may run beside attention that reads `source`."""
+        """Takes addresses and tiers; may run in parallel to attention that reads `source`."""
 
 
 class NativeStorage:
@@ -32,7 +32,7 @@ class NativeStorage:
         return self.pages.page_bytes(tier)
 
     def prepare(self, tier: int, n: int) -> None:
-        """Each page is memory of its own."""
+        """Nothing to do: each page is an allocation of its own."""
 
     def compact(self, tier: int) -> dict[int, int]:
         return {}
@@ -49,7 +49,7 @@ class NativeStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """In a thread of its own, beside the decoder's."""
+        """Runs in a thread of its own, in parallel to the decoder's."""
         made: list[int] = []
         try:
             for _ in pages:
@@ -61,7 +61,7 @@ class NativeStorage:
         return Demotion(self.pages, pages, made, tier).result
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """The memory itself, no copy."""
+        """The memory itself, without a copy."""
         return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -69,12 +69,12 @@ class NativeStorage:
         C.memmove(to, data, self.page_bytes(tier))
         return to
 
-    def new_table(self) -> PageTable:
-        return PageTable()
+    def new_table(self) -> NativePageTable:
+        return NativePageTable()
 
 
 class Demotion:
-    """Pages of `tier` on their way into `to`, pages of the next lower tier."""
+    """A conversion in progress: pages of `tier` are copied to `to`, pages of the next lower tier."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
@@ -89,8 +89,8 @@ class Demotion:
             del self._todo[0]
 
     def result(self) -> Sequence[int]:
-        """A child that was forked meanwhile does not have the thread: it does the rest itself. So does the
-        caller when the thread failed, and has the exception."""
+        """The new pages. The caller converts the remaining pages itself after a fork of the process, which
+        does not copy the thread, and when the thread failed; the exception is then raised here."""
         self._thread.join()
         self._run()
         return self._to

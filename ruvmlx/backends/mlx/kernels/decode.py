@@ -11,7 +11,7 @@ from itertools import product
 from ruvmlx.platform.mx import mx
 
 from . import pages
-from .pages import Pools, Table
+from .pages import GPUPageTable, Pools
 from .rope_append import Turned
 from .source import FLOATS, HEAD_DIMS, Kernel
 
@@ -54,7 +54,7 @@ MERGE = Kernel(
 )
 
 
-def attend(new: Turned, pools: Pools, table: Table, dtype: mx.Dtype) -> mx.array:
+def attend(new: Turned, pools: Pools, table: GPUPageTable, dtype: mx.Dtype) -> mx.array:
     """softmax(q . k / sqrt(D)) v: [B, n_heads, D] in `dtype`; zeros where nothing is visible."""
     run = attend_gpu if table.on_gpu else attend_ops
     return run(new.q, new.q_cold, pools, new.open, table, dtype)
@@ -65,7 +65,7 @@ def attend_gpu(
     q_cold: mx.array,
     pools: Pools,
     opened: mx.array,
-    table: Table,
+    table: GPUPageTable,
     dtype: mx.Dtype = mx.float32,
     run=Kernel.__call__,
     matrix: bool | None = None,
@@ -93,7 +93,7 @@ def attend_ops(
     q_cold: mx.array,
     pools: Pools,
     opened: mx.array,
-    table: Table,
+    table: GPUPageTable,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
     """The twin: plain MLX, float32, a sequence at a time."""
@@ -102,7 +102,7 @@ def attend_ops(
 
 
 def _attend_one(
-    q: mx.array, q_cold: mx.array, pools: Pools, opened: mx.array, table: Table, i: int
+    q: mx.array, q_cold: mx.array, pools: Pools, opened: mx.array, table: GPUPageTable, i: int
 ) -> mx.array:
     """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, values of all tiers."""
     view, n_kv = table.views[i], table.n_kv_heads
@@ -121,7 +121,7 @@ def _attend_one(
     return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
 
 
-def visible(view: pages.View):
+def visible(view: pages.SequencePages):
     """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
     start, skip = 0, view.first // pages.PAGE
     for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):

@@ -1,7 +1,7 @@
 """Attention of a prompt's new tokens over older pages and, causally, over themselves.
 
-Older pages are dequantised beside the new rows, a few KV heads at a time, and MLX's own fused attention does
-the rest: it has matrix units. Without older pages the new rows are used as they are.
+Older pages are dequantised into the same array as the new rows, a few KV heads at a time; MLX's own fused
+attention, which uses matrix units, does the rest. Without older pages the new rows are used as they are.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ruvmlx.platform.mx import mx
 
 from . import pages
 from .demote import rotate
-from .pages import PAGE, Pools, Table, View
+from .pages import PAGE, GPUPageTable, Pools, SequencePages
 from .source import HEAD_DIMS, Kernel
 
 GATHER = Kernel(
@@ -37,33 +37,34 @@ BLOCK = 64 << 20  # bytes of dequantised keys and values at a time
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """n new tokens of one sequence, after those of `table`'s only view. Made once a step, for all layers."""
+class PromptChunk:
+    """n new tokens of one sequence, after the tokens of `table`'s only view. Made once a step, for all
+    layers."""
 
-    table: Table
+    table: GPUPageTable
     tokens: int
     window: int = 0  # tokens that a query sees at most, itself included; 0: all
 
     @cached_property
     def first(self) -> int:
-        """The first token that is gathered: of the page of the oldest that any new token sees."""
+        """The first token to gather: the start of the page with the oldest token that any new token sees."""
         view = self.table.views[0]
         oldest = max(view.first, view.n_tokens - self.window + 1 if self.window else 0)
         return min(max(oldest, 0), view.n_tokens) // PAGE * PAGE
 
     @cached_property
     def total(self) -> int:
-        """Keys that are attended to: gathered ones, and the new ones."""
+        """Number of keys: gathered ones and new ones."""
         return self.table.views[0].n_tokens - self.first + self.tokens
 
     @cached_property
     def heads(self) -> int:
-        """KV heads at a time: their keys and values in f16 take BLOCK bytes at most."""
+        """KV heads processed at a time, so that their keys and values in f16 take at most BLOCK bytes."""
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
 
     @cached_property
     def mask(self) -> mx.array | str:
-        """bool [tokens, total], or the word by which MLX knows the usual mask."""
+        """bool [tokens, total], or "causal", MLX's name for the usual mask."""
         if not self.window or self.total <= self.window:
             return "causal"
         token = mx.arange(self.total - self.tokens, self.total)[:, None]
@@ -71,7 +72,7 @@ class Chunk:
         return (seen <= token) & (seen > token - self.window)
 
     def params(self, head: int) -> mx.array:
-        """For the KV heads from `head` on."""
+        """Kernel parameters for the KV heads from `head` on."""
         return self._params[head]
 
     @cached_property
@@ -85,14 +86,17 @@ class Chunk:
         return found
 
 
-def chunk(view: View, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0) -> Chunk:
-    return Chunk(Table([view], n_heads, n_kv_heads, head_dim), tokens, window)
+def chunk(
+    view: SequencePages, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0
+) -> PromptChunk:
+    return PromptChunk(GPUPageTable([view], n_heads, n_kv_heads, head_dim), tokens, window)
 
 
-def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
-    """q: [1, n_heads, n, D], turned; fresh: append's rows, uint8 [n_kv_heads, 2, n, 2 * D] -> as q.
+def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
+    """q: [1, n_heads, n, D], RoPE applied; fresh: rows from `append`, uint8 [n_kv_heads, 2, n, 2 * D] ->
+    shape of q.
 
-    16-bit queries are float16 for it, as the cache is: bfloat16 would take three bits from every key.
+    16-bit queries are converted to float16, the cache's type: bfloat16 would cost every key three bits.
     """
     kind = mx.float32 if q.dtype == mx.float32 else mx.float16
     wide, scale = q.astype(kind), new.table.head_dim**-0.5
@@ -106,7 +110,9 @@ def attend(q: mx.array, pools: Pools, fresh: mx.array, new: Chunk) -> mx.array:
     return out.astype(q.dtype)
 
 
-def keys_and_values(pools: Pools, fresh: mx.array, new: Chunk, head: int = 0) -> tuple[mx.array, mx.array]:
+def keys_and_values(
+    pools: Pools, fresh: mx.array, new: PromptChunk, head: int = 0
+) -> tuple[mx.array, mx.array]:
     """K, V: float16 [heads, total, D] of the KV heads from `head` on."""
     if new.total == new.tokens:
         rows = fresh[head : head + new.heads].view(mx.float16)
@@ -116,7 +122,7 @@ def keys_and_values(pools: Pools, fresh: mx.array, new: Chunk, head: int = 0) ->
     return both[0], both[1]
 
 
-def gather_gpu(pools: Pools, fresh: mx.array, new: Chunk, head: int, run=Kernel.__call__) -> mx.array:
+def gather_gpu(pools: Pools, fresh: mx.array, new: PromptChunk, head: int, run=Kernel.__call__) -> mx.array:
     """float16 [2, heads, total, D]"""
     dim, heads = new.table.head_dim, min(new.heads, new.table.n_kv_heads - head)
     old = -(-new.table.views[0].n_tokens // PAGE) - new.first // PAGE
@@ -126,7 +132,7 @@ def gather_gpu(pools: Pools, fresh: mx.array, new: Chunk, head: int, run=Kernel.
     return words.view(mx.float16) if isinstance(words, mx.array) else words.view(np.float16)
 
 
-def gather_ops(pools: Pools, fresh: mx.array, new: Chunk, head: int) -> mx.array:
+def gather_ops(pools: Pools, fresh: mx.array, new: PromptChunk, head: int) -> mx.array:
     """The twin."""
     view, dim, parts = new.table.views[0], new.table.head_dim, []
     here = slice(head, min(head + new.heads, new.table.n_kv_heads))

@@ -29,11 +29,11 @@ def page_bytes(tier: int, head_dim: int) -> int:
 
 
 @dataclass(frozen=True)
-class View:
-    """The pages of one sequence, the same in every layer: oldest tokens first, cold, then warm, then hot ids.
+class SequencePages:
+    """The pages of one sequence, the same in every layer, oldest tokens first: cold ids, then warm, then hot.
 
-    All pages but the last are full; the last is hot and holds what is left of n_tokens. Tokens before `first`
-    are not looked at; pages that hold only such tokens may be gone (any id will do).
+    All pages but the last are full; the last is hot and holds the rest of n_tokens. Tokens before `first` are
+    not read; pages that hold only such tokens may be gone (any id will do).
     """
 
     cold: Sequence[int]
@@ -47,7 +47,7 @@ class View:
 
     @property
     def visible_cost(self) -> int:
-        """What the visible pages cost to attend over, in cold pages."""
+        """Cost of attention over the visible pages, in units of one cold page."""
         return self._cost_before(len(self.ids())) - self._cost_before(self.first // PAGE)
 
     def _cost_before(self, page: int) -> int:
@@ -56,7 +56,7 @@ class View:
         return sum(a * b for a, b in zip(COST, n, strict=True))
 
 
-def check(view: View) -> View:
+def check(view: SequencePages) -> SequencePages:
     n, full = len(view.ids()), (len(view.cold) + len(view.warm)) * PAGE
     if not (n - 1) * PAGE < view.n_tokens <= n * PAGE and n + view.n_tokens:
         raise ValueError(f"{view.n_tokens} tokens do not fit {n} pages of {PAGE}")
@@ -67,14 +67,16 @@ def check(view: View) -> View:
     return view
 
 
-class Table:
-    """`views` as the kernels read them, made once a step for all layers.
+class GPUPageTable:
+    """The pages of several sequences (`views`) in the kernels' format, made once a step for all layers.
 
-    split: what a threadgroup takes, in cold pages; more of it means fewer parts to merge, less of it more in
-    flight. By default it makes about THREADGROUPS of them.
+    split: work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge, a smaller one
+    keeps more threadgroups busy. The default makes about THREADGROUPS of them.
     """
 
-    def __init__(self, views: Sequence[View], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 0):
+    def __init__(
+        self, views: Sequence[SequencePages], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 0
+    ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.on_gpu = on_gpu(head_dim)  # asked once a step, not three times a layer
@@ -91,7 +93,7 @@ class Table:
         self.params = mx.array(self.rows)
         self.pages = mx.array(np.array(ids + [0] * 8, np.int32))
 
-    def _row(self, view: View, at: int, split: int) -> list[int]:
+    def _row(self, view: SequencePages, at: int, split: int) -> list[int]:
         tiers = [len(view.cold), len(view.warm), len(view.hot)]
         scale = struct.unpack("i", struct.pack("f", softmax_scale(self.head_dim)))[0]
         row = [

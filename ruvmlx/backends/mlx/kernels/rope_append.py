@@ -11,7 +11,7 @@ from ruvmlx.platform.mx import mx
 
 from .append import rope
 from .demote import rotate
-from .pages import PAGE, Table
+from .pages import PAGE, GPUPageTable
 from .source import FLOATS, HEAD_DIMS, Kernel
 
 ROPE_APPEND = Kernel(
@@ -41,7 +41,7 @@ class Turned(NamedTuple):
 
 
 def rope_append(
-    q: mx.array, k: mx.array, v: mx.array, turn: mx.array, opened: mx.array, table: Table
+    q: mx.array, k: mx.array, v: mx.array, turn: mx.array, opened: mx.array, table: GPUPageTable
 ) -> Turned:
     """q: [B, n_heads * D]; k, v: [B, n_kv_heads * D], not yet turned; turn: float32 [B, D], as for `append`.
 
@@ -57,7 +57,7 @@ def rope_append_gpu(
     v: mx.array,
     turn: mx.array,
     opened: mx.array,
-    table: Table,
+    table: GPUPageTable,
     traditional: bool = False,
     run=Kernel.__call__,
 ) -> Turned:
@@ -74,7 +74,7 @@ def rope_append_ops(
     v: mx.array,
     turn: mx.array,
     opened: mx.array,
-    table: Table,
+    table: GPUPageTable,
     traditional: bool = False,
 ) -> Turned:
     """The twin."""

@@ -1,9 +1,10 @@
 """`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES`: does every GPU kernel of the KV path work here?
 
-Each kernel runs on a small random cache with pages in all three tiers, and its result is compared with the
-plain-MLX twin's on the CPU; then it is timed against plain MLX on the GPU. SHAPES is `verdict.Shapes` as
-JSON. One line of JSON for the names of all cases, one before and one after each case; gpu_check.py
-reads them. To add a kernel: one function that makes a `Case`, and its place in `cases`.
+Each kernel runs on a small random cache with pages in all three tiers. Its result is compared with the result
+of its plain-MLX twin on the CPU; then it is timed against plain MLX on the GPU. SHAPES is
+`check_results.Shapes` as JSON. The output is JSON lines: one with the names of all cases, one before and one
+after each case; gpu_check.py reads them. To add a kernel, write one function that makes a `Case` and add it
+to `cases`.
 """
 
 import json
@@ -17,13 +18,13 @@ from statistics import median
 
 import numpy as np
 
-from ruvmlx.backends.mlx.verdict import GRAPH, Result, Shapes, reason
+from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes, reason
 from ruvmlx.models.model import ModelConfig
 from ruvmlx.platform.gpu import gpu
 from ruvmlx.platform.mx import mx, nn
 
 from . import append, decode, demote, gather, pages, rope_append
-from .pages import COLD, PAGE, WARM, View
+from .pages import COLD, PAGE, WARM, SequencePages
 from .source import HEAD_DIMS
 
 # Attention is one of about 17 dispatches of a layer's step in mlx-lm, so at three times its time a token
@@ -97,14 +98,14 @@ class Sample:
         return [mx.contiguous(pool) for pool in found]
 
     @property
-    def view(self) -> View:
-        return View([1, 0], [0, 1], [4, 5, 6], self.tokens)
+    def view(self) -> SequencePages:
+        return SequencePages([1, 0], [0, 1], [4, 5, 6], self.tokens)
 
     @property
-    def long_view(self) -> View:
+    def long_view(self) -> SequencePages:
         """LONG tokens: the full pages over and over."""
         n = LONG // PAGE // 8
-        return View([0, 1] * n, [0, 1] * 2 * n, [4, 5] * n, LONG)
+        return SequencePages([0, 1] * n, [0, 1] * 2 * n, [4, 5] * n, LONG)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -142,7 +143,7 @@ def append_case(s: Sample) -> Case:
 def rope_append_case(s: Sample) -> Case:
     """The open page's other rows hold no token yet: zeros here, for NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
-    table, turn = pages.Table([s.view], *s.heads), s.turn[s.tokens - 1 :]
+    table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
 
     def arrays(made: rope_append.Turned) -> Arrays:
@@ -192,7 +193,7 @@ def decode_case(s: Sample) -> Case:
     """attend_decode and attend_merge. Timed against MLX's own attention over as many tokens."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[6:7])
-    table, long = (pages.Table([view], *s.heads) for view in (s.view, s.long_view))
+    table, long = (pages.GPUPageTable([view], *s.heads) for view in (s.view, s.long_view))
     query = s.q[:1].swapaxes(0, 1)[None]  # [1, n_heads, 1, D]
     k, v = (s.numbers(LONG, s.shapes.n_kv_heads).swapaxes(0, 1)[None] for _ in range(2))
     k, v = mx.contiguous(k), mx.contiguous(v)
@@ -258,16 +259,16 @@ def graph_case(shapes: Shapes) -> Case:
 # Judging ------------------------------------------------------------------------------------------
 
 
-def judged(case: Case) -> Result:
+def judged(case: Case) -> CheckResult:
     """Run, compared, timed; whatever goes wrong is the result."""
     try:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
         ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
     except Exception as error:  # noqa: BLE001 - the check is there to meet them
-        return Result(case.name, False, reason(str(error)) or type(error).__name__)
+        return CheckResult(case.name, False, reason(str(error)) or type(error).__name__)
     if ratio is not None and not ratio <= SLOWEST:
         why = f"takes {ratio:.1f} times as long as plain MLX; {SLOWEST:g} times is the limit"
-    return Result(case.name, not why, why, ratio and round(ratio, 3))
+    return CheckResult(case.name, not why, why, ratio and round(ratio, 3))
 
 
 def _numbers(run: Run, device: mx.Device | mx.DeviceType) -> list[np.ndarray]:

