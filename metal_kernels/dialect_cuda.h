@@ -69,6 +69,4 @@ FN uint load_u16(const uchar *p, uint at) { return __ldg((const ushort *)(p + at
 FN void store_u16(uchar *p, uint at, uint x) { *(ushort *)(p + at) = (ushort)x; }
 FN void store_u32(uchar *p, uint at, uint x) { *(uint *)(p + at) = x; }
 
-FN float4 load_local_f32x4(const float *p, uint at) { return *(const float4 *)(p + at); }
-FN void store_local_f32x4(float *p, uint at, const float *x) { *(float4 *)(p + at) = make_float4(x[0], x[1], x[2], x[3]); }
 #endif

@@ -32,10 +32,3 @@ FN uint4 load_u32x4(const device uchar *p, uint at) { return *(const device uint
 FN uint load_u16(const device uchar *p, uint at) { return *(const device ushort *)(p + at); }
 FN void store_u16(device uchar *p, uint at, uint x) { *(device ushort *)(p + at) = ushort(x); }
 FN void store_u32(device uchar *p, uint at, uint x) { *(device uint *)(p + at) = x; }
-
-FN float4 load_local_f32x4(const threadgroup float *p, uint at) { return *(const threadgroup float4 *)(p + at); }
-FN void store_local_f32x4(threadgroup float *p, uint at, thread const float *x) {
-    float4 v;
-    v.x = x[0], v.y = x[1], v.z = x[2], v.w = x[3];
-    *(threadgroup float4 *)(p + at) = v;
-}

@@ -26,7 +26,6 @@ typedef unsigned long ulong;
 struct uint2 { uint x, y; };
 struct uint3 { uint x, y, z; };
 struct uint4 { uint x, y, z, w; };
-struct float4 { float x, y, z, w; };
 
 namespace sim {
 
@@ -444,12 +443,3 @@ FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
 FN uint load_u16(sim::Global<uchar> p, int64_t at) { return *p.word<ushort>(at); }
 FN void store_u16(sim::Global<uchar> p, int64_t at, uint x) { *p.word<ushort>(at) = (ushort)x; }
 FN void store_u32(sim::Global<uchar> p, int64_t at, uint x) { *p.word<uint>(at) = x; }
-
-FN float4 load_local_f32x4(sim::Local<float> p, int64_t i) {
-    if ((p.at + i) % 4) sim::fail("threadgroup float %lld read as four: not aligned", (long long)(p.at + i));
-    return {p[i], p[i + 1], p[i + 2], p[i + 3]};
-}
-FN void store_local_f32x4(sim::Local<float> p, int64_t i, const float *x) {
-    if ((p.at + i) % 4) sim::fail("threadgroup float %lld written as four: not aligned", (long long)(p.at + i));
-    for (int k = 0; k < 4; k++) p[i + k] = x[k];
-}

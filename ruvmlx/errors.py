@@ -1,7 +1,7 @@
 """Every error a user can meet.
 
 One line each: what failed, what was got, what was expected, what to do next.
-`exit_code` is what the command line returns (CLI.md of the design lists them).
+`exit_code` is what the command line returns; docs/scripts.md lists them.
 """
 
 

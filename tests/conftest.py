@@ -15,6 +15,7 @@ from ruvmlx.settings import Settings
 from ruvmlx.sona import calibration, embedding, reference_text
 from ruvmlx.store import Store
 
+from . import kinds
 from .models.make_models import make_safetensors_model
 
 
@@ -33,6 +34,19 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-screens", action="store_true", help="keep the screens of the chat as they are now"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # -m chooses among the marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        kinds.mark(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Fixtures and the test itself."""
+    with kinds.guarded(item.get_closest_marker("unit") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ from .test_runtime import say
 @pytest.mark.parametrize(
     ("count", "shown"), [(0, "0 B"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (3 << 29, "1.5 GiB")]
 )
-def test_sizes(count, shown):
+def test_sizes_are_read_and_shown(count, shown):
     assert size(count) == shown
 
 
 GROW = """
 import numpy as np
-from ruvmlx import memory
+from ruvmlx.platform import memory
 before = memory.resident()
 block = np.ones(200 << 20, np.uint8)
 held = memory.resident()

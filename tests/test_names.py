@@ -18,16 +18,6 @@ SHARED_NAMES = {"Below", "Entry", "Example", "Found", "Stopped", "Text"}
 BIG_CLASSES = {"ChatApp", "ChatRuntime", "Learner", "Ledger", "Neutral", "PlainChat", "Runtime"}
 # Classes at the end of a chain of more than LONGEST_CHAIN classes of our own.
 LONG_CHAINS = {
-    "Adapters",
-    "Anchors",
-    "Bases",
-    "Chats",
-    "KVRecords",
-    "Messages",
-    "Named",
-    "Replies",
-    "Routes",
-    "Signals",
     "ChatApp",
     "ComparingApp",
     "IdleApp",

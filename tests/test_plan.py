@@ -29,7 +29,7 @@ def memory_of(monkeypatch, total, available):
     monkeypatch.setattr(planning.cpu, "available_memory", lambda: available)
 
 
-def test_need(facts):
+def test_need_counts_weights_context_and_program(facts):
     """Weights as they are held, keys and values of the context, and the program."""
     need = Need.of(facts, NATIVE)
     c = facts.config
@@ -127,7 +127,7 @@ def test_available_memory_is_of_this_machine():
         (Progress("Loading m", 97, 97, 5.0), "Loading m: 0 kB of 0 kB, 0 kB/s"),
     ],
 )
-def test_lines(progress, line):
+def test_lines_of_progress(progress, line):
     assert progress.line == line
 
 
@@ -148,7 +148,7 @@ def test_words_for_numbers():
     ]
 
 
-def test_rate(monkeypatch):
+def test_the_rate_is_that_of_the_last_seconds(monkeypatch):
     """Over the last seconds alone: what was slow long ago does not count."""
     now = [100.0]
     monkeypatch.setattr("ruvmlx.progress.time.monotonic", lambda: now[0])

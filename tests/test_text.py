@@ -38,7 +38,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_known_texts(name):
+def test_known_texts_become_exactly_what_is_named(name):
     """Each kind of hostile or innocent text gives exactly what is named."""
     raw, safe = CASES[name]
     assert sanitize(raw) == safe
@@ -70,7 +70,7 @@ def is_safe(text):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_fuzz(seed):
+def test_nothing_unsafe_goes_out_whatever_comes_in(seed):
     """Whatever comes in: nothing unsafe goes out, cuts do not matter, and a second pass changes nothing."""
     rng = random.Random(seed)
     text = random_text(rng, rng.randrange(400))
@@ -90,6 +90,6 @@ def test_an_unfinished_sequence_cannot_swallow_a_reply(opener):
     assert sanitize(opener + "0" * 5000 + " the answer").endswith("the answer")
 
 
-def test_one_line():
+def test_titles_and_errors_stay_on_one_line():
     """Titles and errors stay on their line."""
     assert one_line(f"a\n b{ESC}[2J\r\n\tc") == "a b c"

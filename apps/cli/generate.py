@@ -15,7 +15,7 @@ from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
-from .options import model_options, open_runtime, resolve, sampling_options
+from .options import model_options, open_runtime, resolve, sampling_options, setting_options
 from .output import json_option, log, print_json
 
 KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
@@ -85,7 +85,7 @@ def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
 
 
 def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
-    """The fields of CLI.md, for --json."""
+    """The fields that docs/scripts.md lists, for --json."""
     report = {
         "reply_id": response.request_id,
         "text": response.text,

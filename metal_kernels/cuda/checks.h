@@ -99,12 +99,6 @@ template <typename T> static void check_merge(double limit) {
     report("attend_merge to " + type_name<T>(), worst, limit);
 }
 
-static int bits_of(float x) {
-    int bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-
 // A token's D numbers times README.md's block-diagonal Hadamard matrix.
 template <typename F> static void rotate(F *x, int D) {
     const int block = D == 80 ? 16 : std::min(D, 128);
@@ -274,51 +268,6 @@ template <int D, typename T> static void check_rope_append() {
         report(typed_name<D, T>("rope_append", traditional) + ": the new row", row, 2e-3);
         report(typed_name<D, T>("rope_append", traditional) + ": other rows' changes", others, 0);
     }
-}
-
-template <int R1, int R2> static void check_lora() {
-    const int T = 3, N = 1000, M = 770;
-    std::vector<float> x = normals(T * N), y = normals(T * M), a1 = normals(N * R1), b1 = normals(R1 * M), a2 = normals(N * R2), b2 = normals(R2 * M);
-    std::vector<int> first(PARAMS), second(PARAMS);
-    first[0] = N, first[1] = bits_of(0.7f), first[2] = bits_of(-1.3f), second[0] = M;
-    Device<float> dx(x), dy(y), da1(a1), db1(b1), da2(a2), db2(b2), u(T * (R1 + R2)), out(T * M);
-    Device<int> p1(first), p2(second);
-    lora_project<R1, R2><<<T, 256>>>(dx.p, da1.p, da2.p, p1.p, u.p);
-    lora_add<R1, R2><<<dim3((M + 255) / 256, T), 256>>>(dy.p, u.p, db1.p, db2.p, p2.p, out.p);
-    CHECK(cudaDeviceSynchronize());
-    std::vector<float> got = out.get();
-    double worst = 0;
-    for (int t = 0; t < T; t++)
-        for (int j = 0; j < M; j++) {
-            double want = y[t * M + j];
-            for (int r = 0; r < R1 + R2; r++) {
-                double dot = 0;
-                for (int i = 0; i < N; i++) dot += (double)x[t * N + i] * (r < R1 ? a1[i * R1 + r] : a2[i * R2 + r - R1]);
-                want += dot * (r < R1 ? 0.7 * b1[r * M + j] : -1.3 * b2[(r - R1) * M + j]);
-            }
-            worst = std::max(worst, fabs(got[t * M + j] - want));
-        }
-    report("lora ranks " + std::to_string(R1) + ", " + std::to_string(R2), worst, 2e-3);
-}
-
-static void check_micro() {
-    const int N = 49152 * 2 + 3;
-    std::vector<float> w = normals(N), v = normals(N), g = normals(N);
-    g[7] = NAN, w[N - 1] = g[N - 1] = 3e38f;
-    std::vector<int> params(PARAMS);
-    params[0] = N, params[1] = bits_of(1.0f), params[2] = bits_of(0.9f);
-    int blocks = (N + 1023) / 1024;
-    Device<float> dw(w), dv(v), dg(g), w_new(N), v_new(N);
-    Device<int> p(params), bad(blocks);
-    micro_update<<<blocks, 256>>>(dw.p, dv.p, dg.p, p.p, w_new.p, v_new.p, bad.p);
-    CHECK(cudaDeviceSynchronize());
-    double worst = 0, count = 0;
-    std::vector<float> got = w_new.get();
-    for (int b : bad.get()) count += b;
-    for (int i = 0; i < N; i++)
-        if (i != 7 && i != N - 1) worst = std::max(worst, fabs(got[i] - (w[i] + 0.9 * v[i] + 1.0 * g[i])));
-    report("micro_update", worst, 2e-6);
-    report("micro_update: 2 weights that are not finite", fabs(count - 2), 0);
 }
 
 // What gather should write for one KV head of a Layer's only sequence: a token's D numbers, cold keys as they were before rotation.

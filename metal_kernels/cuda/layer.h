@@ -78,21 +78,6 @@ __global__ void rope_append(const T *q, const T *k, const T *v, const float *tur
 #include "../rope_append.metal"
 }
 
-template <int R1, int R2>
-__global__ void lora_project(const float *x, const float *a1, const float *a2, const int *params, float *u) {
-#include "../lora_project.metal"
-}
-
-template <int R1, int R2>
-__global__ void lora_add(const float *y, const float *u, const float *b1, const float *b2, const int *params, float *out) {
-#include "../lora_add.metal"
-}
-
-__global__ void micro_update(const float *w, const float *velocity, const float *g, const int *params, float *w_new,
-                             float *velocity_new, int *bad) {
-#include "../micro_update.metal"
-}
-
 // ---- helpers ----
 
 static std::mt19937 rng(7);

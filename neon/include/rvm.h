@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 10 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 11 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -46,14 +46,8 @@ typedef struct {
 typedef struct {
     const char *name; /* "scalar", "avx2", "avx512", "neon" */
 
-    /* y[i] = e^x[i], within 2 ulp for x in [-87, 88.37]; 0 below, +inf above. */
-    int (*exp)(const float *x, size_t n, float *y);
-
     /* *out = sum_i x[i] * y[i] */
     int (*dot)(const float *x, const float *y, size_t n, double *out);
-
-    /* x[i] *= c, unless a product is not finite: then nothing changes. */
-    int (*scale)(float *x, size_t n, float c);
 
     /* RVM_OK when every |x[i]| <= most, which is finite; else, and for NaN, RVM_NOT_FINITE. */
     int (*all_within)(const float *x, size_t n, float most);
@@ -367,13 +361,6 @@ typedef struct {
     /* y = gate / (1 + e^-gate) * up      y may be gate */
     int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
 
-    /* y = e^x / sum e^x      RVM_NOT_FINITE when the sum is */
-    int (*softmax)(const float *x, size_t n, float *y);
-
-    /* The first largest; the k largest in falling order, the first of equals first. RVM_NOT_FINITE for NaN. */
-    int (*argmax)(const float *x, size_t n, size_t *index);
-    int (*top_k)(const float *x, size_t n, size_t k, uint32_t *index);
-
     /* To nearest, ties to even; overflow becomes infinity.   Exact. */
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
@@ -458,9 +445,8 @@ RVM_API int rvm_decoder_create(const rvm_decoder_config *config, const rvm_decod
                                rvm_decoder **out);
 RVM_API void rvm_decoder_destroy(rvm_decoder *d);
 
-/* Names of the implementations in use. */
+/* Name of the implementation of the matrices in use. */
 RVM_API const char *rvm_decoder_matmul_name(const rvm_decoder *d);
-RVM_API const char *rvm_decoder_layers_name(const rvm_decoder *d);
 RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* activations and scratch */
 
 /* Use n of the threads from the next call on; the others sleep. */

@@ -48,7 +48,7 @@ static void embed_phase(const stage *s) {
     if (s->n <= TOKEN_BLOCK) return; /* done before the others were called */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
-        for (size_t t = i * TOKEN_BLOCK; t < smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
+        for (size_t t = i * TOKEN_BLOCK; t < min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
             embed(s, t);
 }
 
@@ -151,7 +151,7 @@ int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lor
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
     int rc = RVM_OK;
     for (size_t t = 0, step; t < n && rc == RVM_OK; t += step) {
-        step = smaller(n - t, d->config.max_tokens);
+        step = min_size(n - t, d->config.max_tokens);
         call c = {.d = d, .n = step, .hidden = (float *)hidden + t * d->config.hidden_size,
                   .logits = logits + t * d->config.vocab_size, .with_head_lora = with_lora};
         begin(d);

@@ -3,6 +3,7 @@
 #ifndef RVM_DECODER_H
 #define RVM_DECODER_H
 
+#include "bits.h"
 #include "pool.h"
 #include "rvm.h"
 
@@ -98,8 +99,6 @@ typedef struct {
     pool_worker *w;
     size_t layer, first, n;
 } stage;
-
-static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 static inline void fail(call *c, int status) {
     int ok = RVM_OK;

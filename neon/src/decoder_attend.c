@@ -12,7 +12,7 @@ static range pages_seen(const stage *s, size_t begin, size_t end) {
 }
 
 static size_t parts_in(range pages) {
-    return smaller(MOST_PARTS, (pages.stop - pages.first + PART_PAGES - 1) / PART_PAGES);
+    return min_size(MOST_PARTS, (pages.stop - pages.first + PART_PAGES - 1) / PART_PAGES);
 }
 
 static range part_of(range pages, size_t part, size_t parts) {
@@ -46,7 +46,7 @@ static void append(const stage *s, size_t head, size_t begin, size_t end) {
     for (size_t t = begin, n; t < end; t += n) {
         const size_t position = position_of(s->c, t);
         uint16_t *keys = (uint16_t *)(void *)(pages[position / PAGE].data + at);
-        n = smaller(end - t, PAGE - position % PAGE);
+        n = min_size(end - t, PAGE - position % PAGE);
         const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
         checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, d->turn + t * hd, n, hd, position % PAGE,
                                          keys, keys + PAGE * hd));
@@ -57,7 +57,7 @@ void append_phase(const stage *s) {
     const size_t blocks = (s->n + PAGE - 1) / PAGE, heads = s->c->d->config.n_kv_heads;
     for (uint32_t i; pool_next(s->w, (uint32_t)(blocks * heads), &i);)
         if (!stopped(s->c))
-            append(s, i % heads, i / heads * PAGE, smaller(s->n, (i / heads + 1) * (size_t)PAGE));
+            append(s, i % heads, i / heads * PAGE, min_size(s->n, (i / heads + 1) * (size_t)PAGE));
 }
 
 /* Queries [begin, end) of the stage, of one sequence, against some pages. partial: NULL, or for merge instead of
@@ -108,7 +108,7 @@ static void attend_chunk(const stage *s) {
         if (stopped(s->c)) continue;
         const size_t head = i % heads, part = i / heads % parts, block = blocks - 1 - i / heads / parts;
         if (one && part == parts - 1) append(s, head, 0, 1);
-        attend_block(s, head, block * step, smaller(s->n, (block + 1) * step), part, parts);
+        attend_block(s, head, block * step, min_size(s->n, (block + 1) * step), part, parts);
     }
 }
 

@@ -30,7 +30,7 @@ static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in)
 
 static void lay_out(arena *a, rvm_decoder *d) {
     const rvm_decoder_config *c = &d->config;
-    const size_t t = c->max_tokens, few = smaller(t, FEW), rows = d->query_block * d->group;
+    const size_t t = c->max_tokens, few = min_size(t, FEW), rows = d->query_block * d->group;
     d->x = take_floats(a, t * c->hidden_size);
     d->turn = take_floats(a, t * c->head_dim);
     d->qkv = take_floats(a, t * d->qkv_width);
@@ -158,7 +158,6 @@ void rvm_decoder_destroy(rvm_decoder *d) {
 }
 
 const char *rvm_decoder_matmul_name(const rvm_decoder *d) { return d->matmul->name; }
-const char *rvm_decoder_layers_name(const rvm_decoder *d) { return d->kernels->name; }
 size_t rvm_decoder_bytes(const rvm_decoder *d) { return d->arena_bytes; }
 
 int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n) {

@@ -63,14 +63,14 @@ void prepare_phase(const stage *s, role r) {
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         if (!stopped(s->c))
-            prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+            prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
 }
 
 /* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
 static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
-    const size_t row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, l->out) - row;
+    const size_t row = begin * RVM_TILE_ROWS, rows = min_size(end * RVM_TILE_ROWS, l->out) - row;
     checked(s->c, d->matmul->matmul(l->matrix, l->quantised ? d->acts : RVM_ACTS_FLOAT,
                                     l->quantised ? from->acts_q : from->acts_f, s->n, begin, end, y, stride));
     if (l->bias)
@@ -91,15 +91,15 @@ static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_
 static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     float *y = d->qkv + s->first * d->qkv_width;
-    for (size_t i = 0; i < 3; begin -= smaller(begin, l[i].tiles), end -= smaller(end, l[i].tiles), y += l[i].out, i++)
+    for (size_t i = 0; i < 3; begin -= min_size(begin, l[i].tiles), end -= min_size(end, l[i].tiles), y += l[i].out, i++)
         if (begin < l[i].tiles && begin < end)
-            multiply(s, l + i, i, from, begin, smaller(end, l[i].tiles), y, d->qkv_width);
+            multiply(s, l + i, i, from, begin, min_size(end, l[i].tiles), y, d->qkv_width);
 }
 
 static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
-    const size_t rows = smaller(end * RVM_TILE_ROWS, f) - row;
+    const size_t rows = min_size(end * RVM_TILE_ROWS, f) - row;
     float *gate = d->gate + s->first * f, *up = d->up + s->first * f;
     multiply(s, l, 0, from, begin, end, gate, f);
     multiply(s, l + 1, 1, from, begin, end, up, f);
@@ -113,7 +113,7 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
     const size_t dim = d->config.hidden_size, row = begin * RVM_TILE_ROWS;
     float *y = d->tmp + s->first * dim;
     multiply(s, l, 0, from, begin, end, y, dim);
-    add_rows_to(d->x + s->first * dim, y, s->n, dim, row, smaller(end * RVM_TILE_ROWS, dim) - row);
+    add_rows_to(d->x + s->first * dim, y, s->n, dim, row, min_size(end * RVM_TILE_ROWS, dim) - row);
 }
 
 /* Adding 1 to an exponent of all ones reaches the sign bit: and, add, or are vector operations of any machine,
@@ -129,7 +129,7 @@ static int all_finite(const float *x, size_t n) {
 }
 
 static void do_head(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
-    const size_t v = l->out, row = begin * RVM_TILE_ROWS, rows = smaller(end * RVM_TILE_ROWS, v) - row;
+    const size_t v = l->out, row = begin * RVM_TILE_ROWS, rows = min_size(end * RVM_TILE_ROWS, v) - row;
     multiply(s, l, 0, from, begin, end, s->c->logits, v);
     for (size_t t = 0; t < s->n; t++)
         if (!all_finite(s->c->logits + t * v + row, rows)) fail(s->c, RVM_NOT_FINITE);
@@ -142,7 +142,7 @@ void linear_phase(const stage *s, role r) {
     const linear *l;
     members(d, s->layer, r, &l);
     const size_t tiles = r == ROLE_QKV ? l[0].tiles + l[1].tiles + l[2].tiles : l[0].tiles;
-    const size_t chunks = smaller(tiles, (size_t)CHUNKS * pool_threads(d->pool) * (s->n > 1 ? 2 : 1));
+    const size_t chunks = min_size(tiles, (size_t)CHUNKS * pool_threads(d->pool) * (s->n > 1 ? 2 : 1));
     const input *from = s->n > 1 ? &d->shared : d->own + s->w->thread;
     int ready = s->n > 1;
     if (s->n > 1) prepare_phase(s, r);
@@ -173,9 +173,9 @@ void head_phases(const stage *s) {
     rvm_decoder *d = s->c->d;
     const linear *l = &d->head;
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
-    const size_t chunks = smaller(l->tiles, (size_t)CHUNKS * pool_threads(d->pool));
+    const size_t chunks = min_size(l->tiles, (size_t)CHUNKS * pool_threads(d->pool));
     for (uint32_t i; pool_next(s->w, blocks, &i);)
-        prepare_head(s, i * TOKEN_BLOCK, smaller(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+        prepare_head(s, i * TOKEN_BLOCK, min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
     for (uint32_t i; pool_next(s->w, (uint32_t)chunks, &i);)
         do_head(s, l, &d->shared, i * l->tiles / chunks, (i + 1) * l->tiles / chunks);
 }

@@ -13,13 +13,6 @@
 
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
-static int k_exp(const float *x, size_t n, float *y) {
-    REQUIRE(x && y && n);
-    SIMD()
-    for (size_t i = 0; i < n; i++) y[i] = exp_f32(x[i]);
-    return RVM_OK;
-}
-
 /* In blocks, so that float rounding does not grow with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
@@ -42,14 +35,6 @@ static uint32_t largest(const float *x, size_t n, float c) {
 static int k_all_within(const float *x, size_t n, float most) {
     REQUIRE(x && n && most >= 0 && isfinite(most));
     return largest(x, n, 1) <= magnitude(most) ? RVM_OK : RVM_NOT_FINITE;
-}
-
-static int k_scale(float *x, size_t n, float c) {
-    REQUIRE(x && n);
-    if (!isfinite(c) || !is_finite_magnitude(largest(x, n, c))) return RVM_NOT_FINITE;
-    SIMD()
-    for (size_t i = 0; i < n; i++) x[i] *= c;
-    return RVM_OK;
 }
 
 /* Would the step leave p->w finite?  A finite sum w + v means that w and v are finite too. */
@@ -363,9 +348,7 @@ static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size
 
 const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .name = TEXT(RVM_IMPL),
-    .exp = k_exp,
     .dot = k_dot,
-    .scale = k_scale,
     .all_within = k_all_within,
     .micro_update = k_micro_update,
     .head_add = k_head_add,

@@ -15,13 +15,6 @@
 #define LANES_JOIN(a, b) LANES_JOIN_(a, b)
 #define RVM_PLAIN LANES_JOIN(RVM_IS_, RVM_IMPL)
 
-/* f16 -> f32, exactly; subnormals too.  2^112 moves a half's exponent to a float's. */
-static inline float half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7fffu) << 13;
-    if ((h & 0x7c00u) == 0x7c00u) return float_of(sign | 0x7f800000u | rest);
-    return float_of(sign | bits_of(float_of(rest) * 5.192296858534828e33f));
-}
-
 /* f32 -> f16, to nearest, ties to even.  Adding 2^13 times the value's own binade (at least that of the
  * smallest normal half) leaves the rounded mantissa in the low bits. */
 static inline uint16_t float_to_half(float x) {

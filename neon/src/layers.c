@@ -43,55 +43,6 @@ static int k_swiglu(const float *gate, const float *up, size_t n, float *y) {
     return RVM_OK;
 }
 
-static int k_softmax(const float *x, size_t n, float *y) {
-    REQUIRE(x && y && n);
-    const float top = max_of(x, n, -FLT_MAX);
-    float sum = 0;
-    for (size_t i = 0; i < n; i += BLOCK) sum += exp_sum(x + i, top, min_size(BLOCK, n - i), y + i);
-    if (!(sum > 0 && sum <= FLT_MAX)) return RVM_NOT_FINITE;
-    const float scale = 1.0f / sum;
-    SIMD()
-    for (size_t i = 0; i < n; i++) y[i] *= scale;
-    return RVM_OK;
-}
-
-static int has_nan(const float *x, size_t n) {
-    uint32_t top = 0;
-    SIMD(reduction(max : top))
-    for (size_t i = 0; i < n; i++) {
-        uint32_t m = magnitude(x[i]);
-        top = m > top ? m : top;
-    }
-    return top > 0x7f800000u;
-}
-
-static int k_argmax(const float *x, size_t n, size_t *index) {
-    REQUIRE(x && n && index);
-    if (has_nan(x, n)) return RVM_NOT_FINITE;
-    const float top = max_of(x, n, -INFINITY);
-    for (*index = 0; x[*index] != top;) ++*index;
-    return RVM_OK;
-}
-
-/* Keep the k best so far in order; most blocks hold nothing better than the worst of them. */
-static int k_top_k(const float *x, size_t n, size_t k, uint32_t *index) {
-    REQUIRE(x && index && n && k && k <= n && n <= UINT32_MAX);
-    if (has_nan(x, n)) return RVM_NOT_FINITE;
-    enum { STEP = 64 };
-    size_t held = 0;
-    for (size_t i = 0; i < n; i += STEP) {
-        const size_t stop = min_size(n, i + STEP);
-        if (held == k && !(max_of(x + i, stop - i, -INFINITY) > x[index[k - 1]])) continue;
-        for (size_t j = i; j < stop; j++) {
-            if (held == k && !(x[j] > x[index[k - 1]])) continue;
-            size_t at = held < k ? held++ : k - 1;
-            for (; at && x[index[at - 1]] < x[j]; at--) index[at] = index[at - 1];
-            index[at] = (uint32_t)j;
-        }
-    }
-    return RVM_OK;
-}
-
 static int k_to_half(const float *x, size_t n, uint16_t *y) {
     REQUIRE(x && y && n);
     to_halves(x, n, y);
@@ -128,9 +79,6 @@ const rvm_layers LAYERS_JOIN(rvm_layers, RVM_IMPL) = {
     .rms_norm = k_rms_norm,
     .rope = k_rope,
     .swiglu = k_swiglu,
-    .softmax = k_softmax,
-    .argmax = k_argmax,
-    .top_k = k_top_k,
     .to_half = k_to_half,
     .from_half = k_from_half,
     .lora_project = k_lora_project,

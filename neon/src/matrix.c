@@ -18,15 +18,15 @@ static int good_spec(const rvm_matrix_spec *s) {
 
 /* The half that x equals, or -1. A NaN equals none, and is stored as float. */
 static int32_t exact_half(float x) {
-    const uint32_t b = float_bits(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
+    const uint32_t b = bits_of(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
     uint32_t h = rest == 0x7f800000 ? 0x7c00 : (rest - 0x38000000) >> 13;
-    if (rest < 0x38800000) h = (uint32_t)(bits_float(rest) * 16777216.0f); /* below 2^-14: counts of 2^-24 */
+    if (rest < 0x38800000) h = (uint32_t)(float_of(rest) * 16777216.0f); /* below 2^-14: counts of 2^-24 */
     if (h > 0x7c00) return -1;
     h |= sign;
     return half_to_float((uint16_t)h) == x ? (int32_t)h : -1;
 }
 
-static int is_bf16(float x) { return (float_bits(x) & 0xffff) == 0; }
+static int is_bf16(float x) { return (bits_of(x) & 0xffff) == 0; }
 
 /* The narrowest of F16, BF16 and F32 that holds n values of x and, if any, of y. */
 static uint32_t narrowest(const void *x, const void *y, uint32_t kind, size_t n) {
@@ -79,7 +79,7 @@ static void store_float(uint8_t *to, uint32_t to_kind, const void *from, uint32_
     } else if (to_kind == RVM_F32) {
         memcpy(to, &x, 4);
     } else {
-        const uint16_t h = to_kind == RVM_F16 ? (uint16_t)exact_half(x) : (uint16_t)(float_bits(x) >> 16);
+        const uint16_t h = to_kind == RVM_F16 ? (uint16_t)exact_half(x) : (uint16_t)(bits_of(x) >> 16);
         memcpy(to, &h, 2);
     }
 }
@@ -148,7 +148,7 @@ int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void
     for (size_t first = row_begin; first < row_end; first += TILE) {
         uint8_t *tile = (uint8_t *)memory + sizeof(rvm_matrix) + first / TILE * tile_bytes(spec);
         memset(tile, 0, tile_bytes(spec));
-        for (size_t n = first; n < smaller(first + TILE, row_end); n++) {
+        for (size_t n = first; n < min_size(first + TILE, row_end); n++) {
             if (q) pack_quantised(spec, weights, scales, biases, scale_kind, n - row_begin, n - first, tile);
             else pack_float(spec, weights, n - row_begin, n - first, tile);
         }

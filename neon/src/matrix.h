@@ -25,6 +25,7 @@
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
 
+#include "bits.h"
 #include "rvm.h"
 
 #include <string.h>
@@ -47,7 +48,6 @@ _Static_assert(sizeof(struct rvm_matrix) == RVM_ALIGNMENT, "the head is one cach
 
 static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind == RVM_Q8; }
 static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
-static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* int8 planes that activations of a quantised kind have. */
@@ -81,7 +81,7 @@ static inline const uint8_t *tile_at(const rvm_matrix *w, size_t tile) {
 }
 
 /* Tokens in the panel that begins with token t0. */
-static inline size_t panel_tokens(size_t tokens, size_t t0) { return smaller(PANEL, tokens - t0); }
+static inline size_t panel_tokens(size_t tokens, size_t t0) { return min_size(PANEL, tokens - t0); }
 
 static inline float *acts_float(const void *acts, size_t cols, size_t t0) {
     return (float *)acts + t0 * cols;
@@ -101,27 +101,6 @@ static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     memcpy(rest + 12 * n, &zero[1], 4);
 }
 
-static inline uint32_t float_bits(float x) {
-    uint32_t b;
-    memcpy(&b, &x, 4);
-    return b;
-}
-
-static inline float bits_float(uint32_t b) {
-    float x;
-    memcpy(&x, &b, 4);
-    return x;
-}
-
-/* IEEE half to float, exact. */
-static inline float half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-    if (rest >= 0x7c00) return bits_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    if (rest >= 0x0400) return bits_float(sign | ((rest << 13) + 0x38000000));
-    float tiny = (float)rest * 5.9604644775390625e-8f; /* rest * 2^-24 */
-    return bits_float(sign | float_bits(tiny));
-}
-
 /* The i-th of an array of F16, BF16 or F32. */
 static inline float float_at(const void *array, uint32_t kind, size_t i) {
     uint16_t h;
@@ -131,7 +110,7 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
         return x;
     }
     memcpy(&h, (const uint8_t *)array + 2 * i, 2);
-    return kind == RVM_F16 ? half_to_float(h) : bits_float((uint32_t)h << 16);
+    return kind == RVM_F16 ? half_to_float(h) : float_of((uint32_t)h << 16);
 }
 
 #define INLINE static inline __attribute__((always_inline))

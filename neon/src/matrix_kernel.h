@@ -113,7 +113,7 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
     }
     UNROLL for (size_t r = 0; r < R; r++)
         UNROLL for (size_t t = 0; t < T; t++)
-            f_store(y + t * y_stride + r * TILE, sum[r * T + t], smaller(TILE, rows - r * TILE));
+            f_store(y + t * y_stride + r * TILE, sum[r * T + t], min_size(TILE, rows - r * TILE));
 }
 
 /* All tokens of a panel, as many at a time as there are registers for. */
@@ -209,7 +209,7 @@ static void quantised_chunk(const rvm_matrix *w, size_t planes, const void *acts
         const size_t n = panel_tokens(tokens, t);
         const uint8_t *act = acts_panel(acts, planes, spec->cols, t), *p = tile_at(w, begin);
         for (size_t tile = begin; tile < end; tile++, p += apart)
-            panel(spec, p, act, n, y + t * y_stride + tile * TILE, y_stride, smaller(TILE, spec->rows - tile * TILE));
+            panel(spec, p, act, n, y + t * y_stride + tile * TILE, y_stride, min_size(TILE, spec->rows - tile * TILE));
     }
 }
 
@@ -233,7 +233,7 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     if (rvm_matmul_refuses(w, kind, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;
     const size_t step = tokens <= PANEL ? tile_end - tile_begin : chunk_tiles(&w->spec);
     for (size_t tile = tile_begin; tile < tile_end; tile += step) {
-        const size_t end = smaller(tile + step, tile_end);
+        const size_t end = min_size(tile + step, tile_end);
         if (kind == RVM_ACTS_FLOAT) float_chunk(w, acts, tokens, tile, end, y, y_stride);
         else quantised_chunk(w, act_planes(kind), acts, tokens, tile, end, y, y_stride);
     }
@@ -244,7 +244,7 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
 INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
     const f32x a = f_load((const uint8_t *)x, RVM_F32), b = f_load((const uint8_t *)(x + 16), RVM_F32);
     const uint32_t top = (uint32_t)i_most(i_larger(i_larger(i_all(0), a), b));
-    const float most = bits_float(top);
+    const float most = float_of(top);
     if (top >= 0x7f800000 || most < 1e-30f) {
         memset(q, 0, 32 * planes);
         *sum = 0;

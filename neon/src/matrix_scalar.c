@@ -8,10 +8,10 @@
 static float quantise_block(const float *x, size_t planes, int8_t *q) {
     uint32_t top = 0;
     for (size_t k = 0; k < 32; k++) {
-        const uint32_t magnitude = float_bits(x[k]) & 0x7fffffff;
+        const uint32_t magnitude = bits_of(x[k]) & 0x7fffffff;
         if (magnitude > top) top = magnitude;
     }
-    const float most = bits_float(top);
+    const float most = float_of(top);
     memset(q, 0, 32 * planes);
     if (top >= 0x7f800000) return NAN;
     if (most < 1e-30f) return 0;
@@ -106,7 +106,7 @@ static int matmul_scalar(const rvm_matrix *w, rvm_acts_kind kind, const void *ac
     const size_t planes = act_planes(kind);
     for (size_t t = 0; t < tokens; t++) {
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
-        for (size_t row = tile_begin * TILE; row < smaller(tile_end * TILE, spec->rows); row++) {
+        for (size_t row = tile_begin * TILE; row < min_size(tile_end * TILE, spec->rows); row++) {
             const uint8_t *tile = tile_at(w, row / TILE);
             const float sum =
                 kind == RVM_ACTS_FLOAT

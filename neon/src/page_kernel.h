@@ -70,7 +70,7 @@ INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_
     sums[0] = sums[1] = i_all(0);
     for (size_t k = 0; k < n; k += TILE) top = i_larger(top, load_floats(x + k));
     const uint32_t bits = (uint32_t)i_most(top);
-    const float most = bits_float(bits);
+    const float most = float_of(bits);
     if (bits >= 0x7f800000 || most < 1e-30f) {
         for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart) memset(codes, 0, PAGE_BLOCK * terms);
         return bits >= 0x7f800000 ? NAN : 0;

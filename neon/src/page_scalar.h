@@ -8,8 +8,8 @@ static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
     uint32_t top = 0;
     memset(to, 0, n * sizeof *to);
     for (size_t k = 0; k < n; k++)
-        if ((float_bits(x[k]) & 0x7fffffff) > top) top = float_bits(x[k]) & 0x7fffffff;
-    const float most = bits_float(top);
+        if ((bits_of(x[k]) & 0x7fffffff) > top) top = bits_of(x[k]) & 0x7fffffff;
+    const float most = float_of(top);
     if (top >= 0x7f800000) return NAN;
     if (most < 1e-30f) return 0;
     const float inverse = full / most;

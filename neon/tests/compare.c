@@ -12,8 +12,8 @@ typedef struct {
     size_t tokens, dim, vocab, rank;
 } sizes;
 
-enum { N_ARRAYS = 17, N_SCALARS = 8 };
-enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, EXP, HELD, MORE, THETA, PLACED };
+enum { N_ARRAYS = 16, N_SCALARS = 8 };
+enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, HELD, MORE, THETA, PLACED };
 
 /* The inputs and outputs of one round of all kernels. */
 typedef struct {
@@ -22,7 +22,7 @@ typedef struct {
     size_t len[N_ARRAYS];
     int32_t *y;
     double *logprob, trace[2], scalar[N_SCALARS];
-    int rc[16];
+    int rc[14];
 } world;
 
 static uint32_t state;
@@ -41,7 +41,7 @@ static float *array(size_t n, float spread) {
 static world make(sizes n, uint32_t seed) {
     const size_t a = n.dim * n.rank, b = n.rank * n.vocab, z = n.tokens * n.vocab;
     world w = {.n = n,
-               .len = {n.tokens * n.dim, z, a, b, a, b, a, b, b, z, n.tokens * n.rank, z, n.vocab, 3 * b, 3 * b, b, b}};
+               .len = {n.tokens * n.dim, z, a, b, a, b, a, b, b, z, n.tokens * n.rank, z, 3 * b, 3 * b, b, b}};
     state = seed;
     for (int i = 0; i < N_ARRAYS; i++) w.x[i] = array(w.len[i], i == Z ? 5.0f : 0.5f);
     for (size_t i = 0; i < z; i++) w.x[P0][i] = (1.001f + uniform()) / (float)n.vocab;
@@ -64,17 +64,15 @@ static void run(const rvm_kernels *k, world *w) {
     const sizes n = w->n;
     rvm_param step[2] = {{x[A], NULL, x[G_A], w->len[A]}, {x[B], x[V_B], x[G_B], w->len[B]}};
     int *rc = w->rc;
-    *rc++ = k->exp(x[Z], n.vocab, x[EXP]);
-    *rc++ = k->dot(x[B], x[G_B], w->len[B], &w->scalar[0]);
-    *rc++ = k->scale(x[G_B], w->len[G_B], 0.7f);
+    *rc++ = k->dot(x[B], x[G_B], w->len[B], &w->scalar[7]);
     *rc++ = k->all_within(x[LOGITS], w->len[LOGITS], 100);
     *rc++ = k->all_within(x[Z], w->len[Z], 1e38f);
     *rc++ = k->micro_update(step, 2, 0.3f, 0.9f);
     *rc++ = k->head_add(x[H], x[A], x[B], 0.8f, n.tokens, n.dim, n.vocab, n.rank, x[LOGITS]);
     *rc++ = k->trace_accumulate(x[H], x[Z], x[A], x[B], 0.8f, n.dim, n.vocab, n.rank, (size_t)w->y[0], x[E_A],
                                 x[E_B], w->trace);
-    *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[1]);
-    *rc++ = k->kl_to_frozen(x[P0], NULL, x[U], x[B], 0.1f, n.tokens, n.vocab, n.rank, &w->scalar[6]);
+    *rc++ = k->kl_to_frozen(x[P0], x[Z], x[U], x[B], 0.5f, n.tokens, n.vocab, n.rank, &w->scalar[0]);
+    *rc++ = k->kl_to_frozen(x[P0], NULL, x[U], x[B], 0.1f, n.tokens, n.vocab, n.rank, &w->scalar[5]);
     const size_t half = (n.vocab + 1) / 2;
     *rc++ = k->evidence_add(x[HELD], x[B], x[V_B], 0.7f, 0.9f, w->len[B], x[MORE]);
     *rc++ = k->evidence_push(x[HELD], x[P0], 1.5f, 12, 0, n.rank, n.vocab, 0, half, x[THETA]);
@@ -82,7 +80,7 @@ static void run(const rvm_kernels *k, world *w) {
     *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e8f, x[PLACED]);
     *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e-9f, x[THETA]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
-    w->scalar[3] = w->trace[0], w->scalar[4] = w->trace[1], w->scalar[5] = w->logprob[n.tokens - 1];
+    w->scalar[2] = w->trace[0], w->scalar[3] = w->trace[1], w->scalar[4] = w->logprob[n.tokens - 1];
 }
 
 static int differ(double got, double want) {

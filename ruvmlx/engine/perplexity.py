@@ -84,9 +84,3 @@ def kl_divergence(log_p: np.ndarray, log_q: np.ndarray) -> float:
     """KL(p || q) in nats, from log-probabilities [V]."""
     log_p = log_p.astype(np.float64)
     return float(np.exp(log_p) @ (log_p - log_q))
-
-
-def mean_kl(p_logits: np.ndarray, q_logits: np.ndarray) -> float:
-    """Mean over rows of KL(p || q), nats.  p_logits, q_logits: [T, V]."""
-    rows = zip(p_logits, q_logits, strict=True)
-    return float(np.mean([kl_divergence(log_softmax(p), log_softmax(q)) for p, q in rows]))

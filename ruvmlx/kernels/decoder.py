@@ -2,7 +2,7 @@
 
 Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
 alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
-in a kernels.pages.NativePageTable. One call at a time for a decoder.
+in a kernels.page_table.NativePageTable. One call at a time for a decoder.
 """
 
 import ctypes as C
@@ -24,7 +24,6 @@ Array = NDArray[np.float32]
 CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LM_HEAD = len(MODULES)
-PARTS = ("embed", "qkv", "attend", "o", "gate_up", "down", "head")
 
 # struct rvm_row
 ROW = np.dtype([("pages", np.uint64), ("offset", np.uint64), ("token", np.int32)], align=True)
@@ -77,7 +76,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_create": (_I, [_P, _P, _P]),
     "rvm_decoder_destroy": (None, [_P]),
     "rvm_decoder_matmul_name": (C.c_char_p, [_P]),
-    "rvm_decoder_layers_name": (C.c_char_p, [_P]),
     "rvm_decoder_bytes": (_N, [_P]),
     "rvm_decoder_use_threads": (_I, [_P, _U]),
     "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
@@ -86,7 +84,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
     "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
     "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _N, _F]),
-    "rvm_decoder_profile": (None, [_P, _P]),
     "rvm_matmul_impl_name": (C.c_char_p, [_N]),
 }
 
@@ -209,10 +206,6 @@ class Decoder:
         return _lib().rvm_decoder_matmul_name(self.handle).decode()
 
     @property
-    def layers_name(self) -> str:
-        return _lib().rvm_decoder_layers_name(self.handle).decode()
-
-    @property
     def nbytes(self) -> int:
         """Activations and scratch memory."""
         return _lib().rvm_decoder_bytes(self.handle)
@@ -326,12 +319,6 @@ class Decoder:
     def use_threads(self, n: int) -> None:
         """Use n of the threads from the next call on."""
         _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
-
-    def profile(self) -> dict[str, float]:
-        """Seconds that each part took since the last reading."""
-        seconds = (C.c_double * len(PARTS))()
-        _lib().rvm_decoder_profile(self.handle, seconds)
-        return dict(zip(PARTS, seconds, strict=True))
 
 
 def _done(what: str, rc: int) -> None:

@@ -22,16 +22,12 @@ Half = NDArray[np.uint16]  # the bits of float16
 PAGE_TOKENS = 64
 COLD, WARM, HOT = 0, 1, 2  # rvm_tier
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
-_U16 = np.dtype(np.uint16)
 
 # Field order and argument types of struct rvm_layers.
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _F, _N, _N, _P],
     "rope": [_P, _P, _N, _N, _N, _I, _P],
     "swiglu": [_P, _P, _N, _P],
-    "softmax": [_P, _N, _P],
-    "argmax": [_P, _N, _P],
-    "top_k": [_P, _N, _N, _P],
     "to_half": [_P, _N, _P],
     "from_half": [_P, _N, _P],
     "lora_project": [_P, _P, _F, _N, _N, _N, _P],
@@ -142,50 +138,6 @@ def swiglu(gate: Array, up: Array, impl: str | None = None) -> Array:
 def swiglu_ref(gate: Array, up: Array) -> Array:
     g = gate.astype(np.float64)
     return (g / (1 + np.exp(-np.clip(g, -700, 700))) * up).astype(np.float32)
-
-
-def softmax(x: Array, impl: str | None = None) -> Array:
-    """e^x / sum e^x over all of x: [n]."""
-    y = np.empty_like(x)
-    _done("softmax", functions(impl).softmax(_in(x), x.size, _inout(y)))
-    return y
-
-
-def softmax_ref(x: Array) -> Array:
-    e = np.exp(x.astype(np.float64) - x.max())
-    return (e / e.sum()).astype(np.float32)
-
-
-def argmax(x: Array, impl: str | None = None) -> int:
-    """Index of the first largest. NaN raises NotFinite."""
-    out = C.c_size_t()
-    _done("argmax", functions(impl).argmax(_in(x), x.size, C.addressof(out)))
-    return out.value
-
-
-def top_k(x: Array, k: int, impl: str | None = None) -> NDArray[np.uint32]:
-    """Indices of the k largest, in falling order; the first of equals first. NaN raises NotFinite."""
-    out = np.empty(k, np.uint32)
-    _done("top_k", functions(impl).top_k(_in(x), x.size, k, out.ctypes.data))
-    return out
-
-
-def top_k_ref(x: Array, k: int) -> NDArray[np.uint32]:
-    return np.argsort(-x, kind="stable")[:k].astype(np.uint32)
-
-
-def to_half(x: Array, impl: str | None = None) -> Half:
-    """float32 -> the bits of float16, to nearest, ties to even."""
-    y = np.empty(x.shape, np.uint16)
-    _done("to_half", functions(impl).to_half(_in(x), x.size, _inout(y, _U16)))
-    return y
-
-
-def from_half(x: Half, impl: str | None = None) -> Array:
-    """The bits of float16 -> float32, exactly."""
-    y = np.empty(x.shape, np.float32)
-    _done("from_half", functions(impl).from_half(_in(x, _U16), x.size, _inout(y)))
-    return y
 
 
 def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 
@@ -19,9 +19,7 @@ _P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
 
 # Field order and argument types of struct rvm_kernels. All pointers travel as plain addresses.
 _SIGNATURES: dict[str, list[Any]] = {
-    "exp": [_P, _N, _P],
     "dot": [_P, _P, _N, _P],
-    "scale": [_P, _N, _F],
     "all_within": [_P, _N, _F],
     "micro_update": [_P, _N, _F, _F],
     "head_add": [_P, _P, _P, _F, _N, _N, _N, _N, _P],

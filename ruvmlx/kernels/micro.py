@@ -29,30 +29,6 @@ class NotFinite(ArithmeticError):
     """NaN or Inf came in, or would have come out; nothing was changed."""
 
 
-def exp(x: Array, impl: str | None = None) -> Array:
-    """e^x within 2 ulp on [-87, 88.37]; 0 below, inf above. What most other kernels use inside."""
-    y = np.empty_like(x)
-    _done("exp", functions(impl).exp(_in(x), x.size, _in(y)))
-    return y
-
-
-def dot(x: Array, y: Array, impl: str | None = None) -> float:
-    """Sum of x * y over all elements."""
-    _shape("y", y, x.shape)
-    out = C.c_double()
-    _done("dot", functions(impl).dot(_in(x), _in(y), x.size, _address(out)))
-    return out.value
-
-
-def dot_ref(x: Array, y: Array) -> float:
-    return float(np.sum(x.astype(np.float64) * y))
-
-
-def scale(x: Array, c: float, impl: str | None = None) -> None:
-    """x *= c, in place."""
-    _done("scale", functions(impl).scale(_inout(x), x.size, c))
-
-
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
     """Is every |x| <= most, which is finite? NaN is not."""
     rc = functions(impl).all_within(_in(x), x.size, most)

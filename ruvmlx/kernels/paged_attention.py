@@ -16,10 +16,18 @@ from . import matmul
 from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
-from .pages_native import head_page_bytes
 
 SHARED = 1 << 15  # queries times tokens from which threads share the heads
 F32 = np.dtype(np.float32)
+
+
+def head_page_bytes(tier: int, head_dim: int) -> int:
+    """Bytes of one layer and head's page in the library's own order; a multiple of 64."""
+    size = _load().rvm_head_page_bytes
+    size.restype, size.argtypes = C.c_size_t, [C.c_int, C.c_size_t]
+    if n := int(size(tier, head_dim)):
+        return n
+    raise ValueError(f"no pages of tier {tier} for head_dim {head_dim}: it must be even, from 2 to 512")
 
 
 class PagedAttention:

@@ -17,7 +17,6 @@ import numpy as np
 from ..errors import CorruptFile
 from .gguf import GGUFTensor
 
-GROUP_SIZE = 32
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of a weight: a block of 32 is as many uint32
 BLOCKS = 1 << 17  # that are unpacked at a time
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}

@@ -12,8 +12,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform import cpu
 from ruvmlx.platform.mx import nn
 from tests.models.make_models import make_safetensors_model
-
-from .oracle import mlx_lm_logits, mlx_lm_model
+from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
 # 3 layers, 6 heads over 2 (groups of 3), head_dim 16: attention is 96 wide in a model of 64.
 SIZES = {

@@ -60,7 +60,7 @@ def test_mlx_is_bound_to_openblas():
 
 @linux
 @needs_shim
-def test_switched_off():
+def test_without_the_shim_no_product_is_counted():
     """Without the shim the same product is not counted, and no OpenBLAS of ours is in the process."""
     seen = probe(RUVMLX_BLAS_SHIM="off")
     assert (seen["name"], seen["calls"], seen["mapped"]) == ("reference", 0, False)
@@ -69,7 +69,7 @@ def test_switched_off():
 
 @linux
 @needs_shim
-def test_too_late():
+def test_mlx_imported_first_keeps_its_own_blas_and_we_say_so():
     """MLX that was imported first is bound for good; we say so and do not pretend."""
     seen = probe(before="import mlx.core")
     assert seen["name"] == "reference"
@@ -78,7 +78,7 @@ def test_too_late():
 
 
 @linux
-def test_missing_library(tmp_path):
+def test_without_the_c_library_mlx_works_and_the_path_is_named(tmp_path):
     """No C library: MLX works on, slowly, and the reason names the path."""
     seen = probe(RUVMLX_BLAS_SHIM=str(tmp_path / "no.so"))
     assert seen["name"] == "reference"
@@ -95,7 +95,7 @@ def test_not_a_library(tmp_path):
 
 @linux
 @needs_shim
-def test_threads():
+def test_blas_gets_one_thread_per_core_unless_told_otherwise():
     """One thread per core that is ours, unless OPENBLAS_NUM_THREADS says otherwise."""
     clean = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     if "OPENBLAS_NUM_THREADS" not in clean:

@@ -77,7 +77,7 @@ def test_native_rows_in_every_format(tmp_path, shape, stored):
 
 
 @pytest.mark.parametrize("kind", [NativeBackend, ReferenceBackend, MLXBackend])
-def test_adapter(tmp_path, shape, kind):
+def test_a_batch_adds_the_adapter_as_single_rows_do(tmp_path, shape, kind):
     backend = kind(made(tmp_path, **shape, **STORED["8-bit"]))
     rng, c = np.random.default_rng(0), backend.config
     a, b = rng.normal(size=(c.hidden_size, 3)), rng.normal(size=(3, c.vocab_size))

@@ -48,7 +48,7 @@ def backend(request, model):
     return kind(model, chunk=32)
 
 
-def test_progress(backend):
+def test_progress_is_called_after_each_chunk(backend):
     """Called after each chunk with the tokens done so far; the last call says all."""
     seen, cache = [], backend.new_cache()
     backend.prefill(TOKENS, cache, progress=seen.append)
@@ -72,7 +72,7 @@ def test_progress_may_stop(backend):
     np.testing.assert_allclose(resumed.logits, expected.logits, atol=1e-4)
 
 
-def test_adapter(backend):
+def test_prefill_decode_and_verify_add_the_same_adapter(backend):
     """prefill, decode and verify add the same low-rank change; hidden states and the frozen head stay."""
     adapter = Rank2()
     plain, changed = backend.new_cache(), backend.new_cache()
@@ -106,7 +106,7 @@ def test_head_of_hidden_is_verify(backend):
     np.testing.assert_allclose(backend.embed(TOKENS), hidden.mean(0), atol=1e-5)
 
 
-def test_trim(backend):
+def test_trim_forgets_the_newest_tokens(backend):
     """Forgets the newest tokens, not more than there are; nbytes follows the content."""
     cache = backend.new_cache()
     assert cache.nbytes == 0
@@ -121,7 +121,7 @@ def test_trim(backend):
     np.testing.assert_allclose(again.logits, fresh.logits, atol=1e-5)
 
 
-def test_bad_tokens(backend):
+def test_bad_tokens_are_usage_errors(backend):
     """An empty prompt and an id outside the vocabulary are usage errors, and change nothing."""
     cache = backend.new_cache()
     for tokens in ([], [320], [-1]):
@@ -207,7 +207,7 @@ def test_one_thread_after_another(model):
 
 @pytest.mark.parametrize("kind", [MLXBackend, ReferenceBackend])
 @pytest.mark.parametrize("name", ["model", "sliding"])
-def test_fork(request, name, kind):
+def test_forks_do_not_see_each_others_tokens(request, name, kind):
     """Two sequences go on from the same tokens, and neither sees the other's."""
     backend = kind(request.getfixturevalue(name), chunk=32)
     one = backend.new_cache(F16)

@@ -92,7 +92,7 @@ def off_by(logits, sampling: Sampling, token: int, u: float) -> float:
     return max(0.0, (mass[at - 1] if at else 0.0) - u, u - mass[at])
 
 
-def test_seeds_differ():
+def test_other_seeds_draw_other_tokens():
     z = mx.zeros((1, 1000))
     one, two = ([int(draw(z).item()) for _ in range(9)] for draw in map(MLXSampler, map(seeded, (1, 2))))
     assert one != two
@@ -104,7 +104,7 @@ def seeded(seed: int) -> Sampling:
 
 @pytest.mark.parametrize("size", [12, 49_152])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_frequencies(size, temperature):
+def test_draws_follow_the_exact_distribution(size, temperature):
     """20,000 draws against the exact distribution: chi-square over ids, or over 96 groups of them."""
     z, n = random(8, size, 1.5), 20_000
     exact = np.exp((z.astype(np.float64) - z.max()) / temperature)

@@ -10,7 +10,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_no_transformers():
+def test_the_mlx_backend_does_not_import_transformers():
     """Our MLX backend imports neither transformers nor mlx-lm's own __init__."""
     found = "print({'transformers', 'mlx_lm.generate'} & set(sys.modules))"
     assert run(f"import sys, ruvmlx.backends.mlx.backend; {found}") == "set()"

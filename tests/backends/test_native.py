@@ -53,7 +53,7 @@ def test_agrees_with_the_oracle(tmp_path, shape, stored):
 
 @pytest.mark.parametrize("stored", ["float32", "4-bit"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_head_shapes(tmp_path, heads, stored):
+def test_every_grouping_and_size_of_heads_agrees(tmp_path, heads, stored):
     """Every grouping of heads and every head size."""
     sizes = {"hidden_size": 192, "n_layers": 2, "intermediate_size": 320}
     model = made(tmp_path, **sizes, **HEADS[heads], **STORED[stored])
@@ -63,7 +63,7 @@ def test_head_shapes(tmp_path, heads, stored):
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16"])
-def test_gguf(tmp_path, quant):
+def test_a_gguf_model_runs(tmp_path, quant):
     model = load_model(str(make_gguf_model(tmp_path / "m.gguf", quant=quant, **SIZES)))
     oracle = ReferenceBackend(model)
     want = oracle.verify(TOKENS[:90], oracle.new_cache())
@@ -185,7 +185,7 @@ def test_lora_shapes_are_checked(tmp_path):
         backend.decoder.set_lora("q_proj", 3, a, np.zeros((2, 96), np.float32))
 
 
-def test_cancel(tmp_path):
+def test_a_cancelled_call_leaves_the_cache_as_it_was(tmp_path):
     """A raised flag stops the call; the cache is as it was, and going on is exact."""
     backend = NativeBackend(made(tmp_path, **SIZES))
     cache, fresh = backend.new_cache(), backend.new_cache()
@@ -295,7 +295,7 @@ def test_a_forked_child_computes_too(tmp_path):
     np.testing.assert_array_equal(backend.prefill(TOKENS, backend.new_cache()).logits, want)
 
 
-def test_usage(tmp_path):
+def test_wrong_calls_are_refused(tmp_path):
     backend = NativeBackend(made(tmp_path, **SIZES))
     with pytest.raises(UsageError, match="token 320 is outside"):
         backend.decode(320, backend.new_cache())

@@ -7,8 +7,9 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.model import Message
+from tests.oracles.divergence import log_softmax, mean_kl
 
-from .test_starter import TEXT, log_softmax, mean_kl
+from .test_starter import TEXT
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tests.models.make_models import LLAMA3, Shape, quantize_affine
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_dequantise(bits):
+def test_packed_numbers_become_scale_times_code_plus_bias(bits):
     """Each packed number by hand: shift, mask, scale, add."""
     w = np.random.default_rng(1).standard_normal((5, 96)).astype(np.float32)
     packed, scales, biases = quantize_affine(w, bits, 32)
@@ -62,7 +62,7 @@ def test_llama3_frequencies():
     assert ((scaled[between] < plain[between]) & (scaled[between] > plain[between] / LLAMA3.factor)).all()
 
 
-def test_visible():
+def test_a_window_hides_older_tokens():
     """Token 5 with a window of 3 sees 3, 4 and 5."""
     seen = reference.visible(4, 2, 3)
     assert seen.tolist() == [[False, False, True, True, True, False], [False, False, False, True, True, True]]

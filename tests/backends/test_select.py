@@ -14,7 +14,7 @@ from tests.models.make_models import make_safetensors_model
     ("metal", "cuda", "name", "device"),
     [(1, 1, "mlx", "metal"), (0, 1, "mlx", "cuda"), (0, 0, "native", "cpu")],
 )
-def test_auto(monkeypatch, metal, cuda, name, device):
+def test_auto_picks_metal_then_cuda_then_native(monkeypatch, metal, cuda, name, device):
     """Metal, else CUDA, else the native decoder, with a reason."""
     from ruvmlx.platform.mx import mx
 
@@ -61,17 +61,17 @@ def test_native_names_instruction_set_and_threads():
     assert select.describe("native", 1).kernels.endswith("1 thread")
 
 
-def test_not_built():
+def test_a_backend_that_is_not_built_is_refused():
     with pytest.raises(UsageError, match="not built into this version"):
         select.describe("hybrid")
 
 
-def test_unknown():
+def test_an_unknown_backend_is_refused():
     with pytest.raises(UsageError, match="'tpu'"):
         select.describe("tpu")
 
 
-def test_open(tmp_path):
+def test_the_opened_backend_is_the_described_one(tmp_path):
     """The opened backend is the described one."""
     model = load_model(str(make_safetensors_model(tmp_path / "m")))
     for name in ("auto", "mlx", "native", "reference"):

@@ -7,20 +7,9 @@ import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.models.model import Message
+from tests.oracles.divergence import log_softmax, mean_kl
 
 TEXT = Path(__file__).parents[1] / "data" / "teacher_forced.txt"
-
-
-def log_softmax(logits):
-    x = logits.astype(np.float64)
-    x = x - x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-
-
-def mean_kl(p_logits, q_logits):
-    """mean over positions of KL(p || q), in nats."""
-    p, q = log_softmax(p_logits), log_softmax(q_logits)
-    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
 @pytest.fixture(scope="module")

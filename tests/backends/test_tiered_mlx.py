@@ -139,7 +139,7 @@ def counted(walks) -> list[int]:
 
 
 @pytest.mark.parametrize(("way", "seed"), [("cpu", 0), ("cpu", 1), ("graph", 2)])
-def test_random_walk(shape, seed, way):
+def test_logits_survive_failures_trims_forks_and_closings(shape, seed, way):
     """Failures, trims, forks and closings at random points: the logits stay the judge's, who sees only the
     calls that ended well; no page is lost."""
     backend, rng = opened(shape, way), random.Random(seed)
@@ -173,7 +173,7 @@ def test_random_walk(shape, seed, way):
     assert way != "graph" or backend.pool.storage.in_use == 0
 
 
-def test_policies(shape):
+def test_no_policy_and_f16_are_the_plain_cache(shape):
     """No policy and f16 are the plain cache; the NumPy backend has nothing else."""
     backend = opened(shape)
     assert backend.new_cache().stats().policy == backend.new_cache(F16).stats().policy == "f16"
@@ -203,9 +203,11 @@ def test_pages_change_threads(shape):
     assert worst(out[0], want) < TO_THE_JUDGE["cpu"]
 
 
-def test_starter(starter, record_property):
+def test_real_text_in_a_small_policy_is_near_the_full_cache(starter, record_property):
     """Real text in a small policy: near the full cache, and mostly the same words."""
-    from .test_starter import TEXT, mean_kl
+    from tests.oracles.divergence import mean_kl
+
+    from .test_starter import TEXT
 
     backend = opened(starter, chunk=128)
     ids = starter.tokenizer.encode(TEXT.read_text())[:600]

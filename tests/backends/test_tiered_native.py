@@ -10,7 +10,6 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
-from ruvmlx.kernels import pages_native
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
 from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
@@ -18,6 +17,7 @@ from ruvmlx.kv.policy import EVERYTHING, PAGE, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model
+from tests.oracles import pages
 
 SMALL, WARMED = TierPolicy("tiered", 64, 128), TierPolicy("tiered", 64, EVERYTHING)
 TOKENS = [int(t) for t in np.random.default_rng(12).integers(0, 320, 700)]
@@ -59,9 +59,9 @@ def head_pages(backend, page) -> np.ndarray:
 
 def numbers(tier, head_page, head_dim):
     """K, V: [64, D] as attention means them."""
-    data = pages_native.canonical(tier, head_page, head_dim)
-    k, v = pages_native.numbers_ref(tier, data, head_dim)
-    return pages_native.rotate_ref(k) if tier == COLD else k, v
+    data = pages.canonical(tier, head_page, head_dim)
+    k, v = pages.numbers_ref(tier, data, head_dim)
+    return pages.rotate_ref(k) if tier == COLD else k, v
 
 
 def as_reference(backend, cache) -> ReferenceCache:
@@ -138,7 +138,7 @@ def test_the_same_bits(model):
 
 
 @pytest.mark.parametrize("impl", matmul_implementations())
-def test_implementations(model, impl):
+def test_every_implementation_agrees_in_the_cold_tier(model, impl):
     """Each against the oracle, deep in the cold tier."""
     backend, oracle = opened(model, impl=impl), ReferenceBackend(model)
     cache = backend.new_cache(SMALL)
@@ -206,7 +206,7 @@ def test_memory_goes_back_to_the_system():
     assert resident() < before + 0.1 * size
 
 
-def test_page_table():
+def test_a_page_table_grows_forgets_and_refuses():
     """It grows, forgets, and says when it is too short."""
     table = NativePageTable()
     table.set(0, 4096, HOT), table.set(70, 8192, COLD), table.clear(0)

@@ -236,7 +236,7 @@ def test_a_torn_line_and_others_words_are_passed_over(monkeypatch):
 
 
 @pytest.mark.parametrize("code", ["os.abort()", "sys.exit(3)", "print('hm')", "pass"])
-def test_nothing_said(monkeypatch, code):
+def test_an_unknown_machine_gets_no_kernels_and_no_verdict(monkeypatch, code):
     """Nothing is known of the machine: no kernels, and no verdict to keep."""
     child(monkeypatch, code)
     found = gpu_check.ask(SHAPES)

@@ -76,7 +76,7 @@ def test_two_models_one_after_the_other():
     ],
     ids=["unknown", "old macOS", "too large a model"],
 )
-def test_why_not(metal, nbytes, why):
+def test_a_limit_that_cannot_be_set_is_one_line(metal, nbytes, why):
     """One line; what could be set is restored all the same."""
     holder = Holder()
     memory = GPUMemory(holder, nbytes, metal)

@@ -3,7 +3,7 @@
 from ruvmlx.apps.bench import host
 
 
-def test_rows(monkeypatch):
+def test_the_host_suite_has_named_rows_and_bars(monkeypatch):
     """One short turn each: names, a bar for the plain cache and for what a GPU runs, times that are times."""
     monkeypatch.setattr(host, "TOKENS", 4)
     said = []

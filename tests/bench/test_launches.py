@@ -26,7 +26,7 @@ def test_at_most_15_percent_more_than_mlx_lm(name):
         assert ours.nodes < theirs.nodes
 
 
-def test_a_layer():
+def test_a_layer_launches_three_of_our_kernels_and_no_conversion():
     """15 launches, of which three are our kernels and none turns one type into another; mlx-lm has 17."""
     two, one = (launches.ours(launches.DecoderSize(n, 32, 8, 64)) for n in (2, 1))
     layer = {

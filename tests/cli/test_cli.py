@@ -335,7 +335,7 @@ def test_the_router_is_seen_where_it_is_on(run, tiny_folder):
     assert run("learn", "router", "--adapter", "none", *model)[0] == 2
 
 
-def test_learn_consolidate(run, tiny_folder):
+def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     """Says what it needs, then does it; the report is the last one in `learn status`."""
     model = ("--model", str(tiny_folder))
     command = ("learn", "consolidate", "--steps", "2", "--ewc", "1", "--json", *model)
@@ -367,7 +367,7 @@ def test_learn_consolidate(run, tiny_folder):
     assert status["pending"] == (0 if report["promoted"] else 12)
 
 
-def test_learn_kv(run, tiny_folder, monkeypatch):
+def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch):
     """Says what new caches get and why; measures when asked to; a policy that was named is shown as such."""
     monkeypatch.setattr(
         tier_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))

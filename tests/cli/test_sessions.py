@@ -48,7 +48,7 @@ def test_sessions_ls_show_search(run, chats):
     assert run("sessions", "search", "unicorn") == (0, "", "nothing found.\n")
 
 
-def test_sessions_change(run, chats):
+def test_sessions_are_renamed_copied_and_deleted(run, chats):
     """Renamed, copied, deleted; an id that is none is one line."""
     first, second = chats
     assert run("sessions", "rename", first, "Stripes")[0] == 0

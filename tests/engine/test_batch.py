@@ -163,7 +163,7 @@ def test_a_step_that_fails_leaves_no_half_cache(engine, tiny_backend, monkeypatc
         ({"session_id": "s"}, "one request at a time"),
     ],
 )
-def test_bad_requests(engine, bad, message):
+def test_bad_requests_of_a_batch_are_refused(engine, bad, message):
     with pytest.raises(UsageError, match=message):
         list(generate_many(engine, [request(session_id="s"), request(**bad)]))
     with pytest.raises(UsageError, match="width is 0"):

@@ -182,7 +182,7 @@ def test_memory_is_tidied(full, monkeypatch):
     assert len(calls) == 2 * others + 2
 
 
-def test_times(models, full):
+def test_the_prompts_end_is_known_without_waiting_for_it(models, full):
     """The prompt's end is known, though nobody waited for it on the way."""
     engine, _ = engines(models, full)
     run = Run(engine, request(prompt="word " * 300))
@@ -293,7 +293,7 @@ def test_what_stays_ahead_would_be_seen(models, full, monkeypatch):
         assert state(with_) == state(without)
 
 
-def test_memory_pressure(models, full):
+def test_pages_demoted_early_do_not_cut_the_reply(models, full):
     """Pages that were demoted early: a trim would cut the reply back to where they begin."""
     with_, without = engines(models, full, TIERED)
     try:

@@ -74,7 +74,7 @@ def test_a_trace_in_pieces_is_the_same(models, full):
     assert_same_trace(trace, want)
 
 
-def test_logprobs(models, full):
+def test_logprobs_come_from_the_traces_logits(models, full):
     """Of every token of the reply, from the same logits as the trace."""
     adapter = random_adapter(full.config)
     one, two = (e.generate(request(logprobs=3, max_new_tokens=70), adapter) for e in engines(models, full))
@@ -111,7 +111,7 @@ def test_a_fresh_adapter_costs_nothing(full):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
-def test_sixteen_bits(tmp_path, monkeypatch, dtype, policy):
+def test_sixteen_bits_give_the_traces_logits(tmp_path, monkeypatch, dtype, policy):
     """What a GPU runs, on the CPU. The trace's logits, many tokens in one product, round otherwise."""
     model = load_model(str(make_safetensors_model(tmp_path / "m", dtype=dtype, bits=4, group_size=32)))
     as_on_metal = functools.partial(mlx.plan, device="metal")

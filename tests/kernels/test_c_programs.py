@@ -97,7 +97,7 @@ def implementations(*command, **environment):
     return [line.split(":")[0] for line in lines if line.endswith(": compared")]
 
 
-def test_decoder():
+def test_the_decoder_agrees_allocates_nothing_and_stops():
     """Implementations agree, threads change no bit, no allocation while decoding, cancel, fork."""
     assert implementations(build(DECODER, compiler("gcc", "clang")))[-1] == "scalar"
 

@@ -48,9 +48,9 @@ def test_read_only_arrays_can_be_read_but_not_written():
     """mmapped weights are read-only; a kernel must not write through them."""
     x = np.arange(5, dtype=F)
     x.flags.writeable = False
-    assert micro.dot(x, x) == 30
+    assert micro.all_within(x, 4)
     with pytest.raises(ValueError, match="read-only"):
-        micro.scale(x, 2.0)
+        micro.micro_update(x, None, x.copy(), 1.0)
 
 
 @pytest.mark.parametrize("impl", library.implementations())
@@ -59,8 +59,9 @@ def test_the_c_functions_check_their_own_arguments(impl):
     f, x = library.functions(impl), zeros(100)
     p, out = x.ctypes.data, ctypes.addressof((ctypes.c_double * 2)())
     ids = np.int32([3]).ctypes.data
-    assert f.exp(None, 4, p) == f.exp(p, 0, p) == library.BAD_ARGUMENT
-    assert f.dot(p, p, 4, None) == f.scale(p, 0, 1.0) == f.all_within(None, 1, 1.0) == library.BAD_ARGUMENT
+    assert (
+        f.dot(p, p, 4, None) == f.all_within(None, 1, 1.0) == f.all_within(p, 0, 1.0) == library.BAD_ARGUMENT
+    )
     assert f.micro_update(None, 1, 1.0, 0.0) == library.BAD_ARGUMENT
     assert f.head_add(p, p, p, 1.0, 1, 1, 1, 65, p) == library.BAD_ARGUMENT
     assert f.trace_accumulate(p, p, p, p, 1.0, 1, 3, 1, 3, p, p, out) == library.BAD_ARGUMENT

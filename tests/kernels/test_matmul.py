@@ -177,7 +177,7 @@ def test_tiny_activations_count_as_zero(impl, acts):
     assert np.array_equal(m.matmul(w, 0 * x, impl, acts), np.zeros((1, 16), np.float32))
 
 
-def test_unaligned_arrays():
+def test_unaligned_arrays_give_the_same_bits():
     """x and y 4 bytes off, weights and scales from odd addresses: the same bits."""
     rng = np.random.default_rng(9)
     arrays = quantised(rng, 17, 96, 4, 32)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from ruvmlx.kernels import layers, paged_attention, pages_native
+from ruvmlx.kernels import layers, paged_attention
 from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
 from ruvmlx.kernels.paged_attention import PagedAttention
+from tests.oracles import pages
 
 SHAPES = [(1, 1, 2), (3, 1, 30), (6, 2, 64), (4, 4, 80), (9, 3, 64), (8, 1, 128), (2, 1, 256), (2, 2, 512)]
 LAYERS = 2
@@ -77,7 +78,7 @@ def off(ours, want) -> float:
 
 @pytest.mark.parametrize("window", [0, 1, 50, 200])
 @pytest.mark.parametrize("sequence", SHAPES, indirect=True, ids=str)
-def test_hot_pages(sequence, window):
+def test_attention_over_hot_pages_matches_the_twin(sequence, window):
     """Chunks and single tokens, across page ends."""
     for n in (1, 62, 1, 1, 70, 129, 1, 3):
         assert off(*sequence.step(n, window)) < TOLERANCE[HOT]
@@ -85,7 +86,7 @@ def test_hot_pages(sequence, window):
 
 @pytest.mark.parametrize("tier", [WARM, COLD])
 @pytest.mark.parametrize("sequence", [s for s in SHAPES if s[2] >= 30], indirect=True, ids=str)
-def test_lowered_pages(sequence, tier):
+def test_attention_over_lowered_pages_matches_the_twin(sequence, tier):
     """The twin reads the numbers that the lowered pages hold."""
     sequence.step(150)
     k, d = sequence.kernels, sequence.kernels.head_dim
@@ -99,8 +100,8 @@ def test_lowered_pages(sequence, tier):
     rows = sequence.rows.reshape(150, -1, d)
     unturned = sequence.turn[:64] * np.repeat([1, -1], d // 2).astype(np.float32)
     for head in range(k.n_kv_heads):
-        keys, values = pages_native.numbers_ref(tier, pages_native.canonical(tier, last[head], d), d)
-        keys = pages_native.rotate_ref(keys) if tier == COLD else keys
+        keys, values = pages.numbers_ref(tier, pages.canonical(tier, last[head], d), d)
+        keys = pages.rotate_ref(keys) if tier == COLD else keys
         rows[:64, k.n_heads + head] = layers.rope_ref(keys[:, None], unturned)[:, 0]
         rows[:64, k.n_heads + k.n_kv_heads + head] = values
     for n in (1, 5, 64, 1):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ruvmlx.kernels import pages_native as p
 from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import implementations
+from tests.oracles import pages as p
 
 IMPLS = implementations()
 DIMS = (2, 18, 32, 64, 80, 96, 128, 256, 512)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels import layers, matmul
-from ruvmlx.kernels import pages_native as p
 from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import implementations
+from tests.oracles import pages as p
 
 IMPLS = matmul.implementations()
 DIMS = (2, 18, 32, 64, 80, 96, 128, 256, 512)
@@ -58,7 +58,7 @@ def test_a_row_does_not_depend_on_its_neighbours(tier):
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("tier", [WARM, COLD])
-def test_odd_values(tier, impl):
+def test_nan_and_infinities_spoil_only_their_row(tier, impl):
     """NaN and infinities spoil their row only; what is tiny counts as zero."""
     page, *_ = random_page(tier, 80)
     q, w = random(5, 80), np.abs(random(5, PAGE_TOKENS))

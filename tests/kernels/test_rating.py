@@ -128,7 +128,7 @@ def some_text(rng, rank, vocab, sizes, whole=True):
 @pytest.mark.parametrize("sizes", [(3, 2, 5), (4, 0, 7), (1, 1, 33), (0, 2, 5), (3, 2, 0)])
 @pytest.mark.parametrize("rank,vocab", [(1, 9), (2, 2049), (3, 1025), (2, 9001)])  # 9001: wide
 @pytest.mark.parametrize("whole", [True, False])
-def test_distance(impl, sizes, rank, vocab, whole, rng):
+def test_distance_matches_its_twin(impl, sizes, rank, vocab, whole, rng):
     text, b = some_text(rng, rank, vocab, sizes, whole), odd(rng, rank, vocab)
     for s in (0.0, 0.3, -1.0):
         want = text.distance_ref(b, s)

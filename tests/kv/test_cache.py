@@ -7,8 +7,7 @@ import pytest
 from ruvmlx.kv.cache import SLACK, PagedCache
 from ruvmlx.kv.policy import COLD, F16, HOT, PAGE, TIERED, WARM, TierPolicy, tightened
 from ruvmlx.kv.pool import PagePool
-
-from .plain_storage import PlainStorage
+from tests.oracles.plain_storage import PlainStorage
 
 SMALL = TierPolicy("tiered", 128, 256)
 
@@ -58,7 +57,7 @@ def new_pool(budget: int = 0, pressure=lambda: 0.0) -> PagePool:
 
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_walk(seed, window):
+def test_tokens_survive_failures_trims_forks_and_closings(seed, window):
     """Appends, failures, trims, forks and closings at random points: the tokens are always the right ones,
     and no page is lost or freed twice."""
     pool, rng, next_token = new_pool(), random.Random(seed), iter(range(10**9))

@@ -37,7 +37,7 @@ def filled(storage, seed: int) -> int:
     return number
 
 
-def test_bytes(storage):
+def test_bytes_are_those_of_the_pages(storage):
     assert [storage.page_bytes(tier) for tier in (COLD, WARM, HOT)] == [
         3 * 2 * size for size in (64 * 80 + 512, 128 * 80 + 256, 256 * 80)
     ]
@@ -130,7 +130,7 @@ def test_growth_gives_back_what_it_leaves_behind(monkeypatch):
     assert mx.get_peak_memory() - before <= 2.05 * old
 
 
-def test_compacting(storage):
+def test_compacting_gives_back_what_a_prompt_left(storage):
     """What a prompt filled and left goes back; the pages in use move to the front, with their bytes."""
     numbers = [filled(storage, seed) for seed in range(40)]
     kept = {number: [page(storage, layer, number, HOT) for layer in range(3)] for number in (5, 17, 39)}
@@ -181,7 +181,7 @@ def test_writes_are_in_place(storage):
         assert mx.get_peak_memory() - before < storage.pools(0)[HOT].nbytes
 
 
-def test_open_pages(storage):
+def test_an_open_page_is_empty_or_what_the_pool_holds(storage):
     """A table's open page is empty, or what the pool holds; it goes back when it is full, or when asked."""
     table, other = storage.new_table(), storage.new_table()
     for i in range(2):
@@ -212,7 +212,7 @@ def test_open_pages(storage):
     )
 
 
-def test_table(storage):
+def test_a_table_lists_pages_by_tier(storage):
     """Pages by tier, whole or as a shorter sequence sees them; gone ones keep the places right."""
     table = storage.new_table()
     for i, (number, tier) in enumerate([(9, COLD), (4, WARM), (5, WARM), (0, HOT), (7, HOT)]):

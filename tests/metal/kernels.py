@@ -1,14 +1,12 @@
 """All kernels, with those of their template values that the simulator runs."""
 
-from ruvmlx.backends.mlx.kernels import decode, export, lora
+from ruvmlx.backends.mlx.kernels import decode, export
 from ruvmlx.backends.mlx.kernels.source import FLOATS, Kernel, Template
 from ruvmlx.backends.mlx.kernels.source import HEAD_DIMS as DIMS
 
 GROUPS = 1, 3, 4, 8
 TYPES = FLOATS
-RANKS = [(1, 1), (8, 2), (16, 1), (3, 2)]
 SOME = {kernel: [(d, g) for d in DIMS for g in (*GROUPS, 6, 2)] for kernel in (decode.ATTEND, decode.MATRIX)}
-SOME |= {kernel: RANKS for kernel in (lora.PROJECT, lora.ADD)}
 
 
 def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
@@ -18,4 +16,4 @@ def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
 
 CUDA_ONLY = {decode.MATRIX}
 KERNELS = {kernel: simulated(kernel) for kernel in (*export.KERNELS, *CUDA_ONLY)}
-__all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS", "RANKS"]
+__all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS"]

@@ -40,7 +40,7 @@ def turned(x, turn, traditional):
 
 @pytest.mark.parametrize("tokens", [1, 3, 65])
 @pytest.mark.parametrize("d,traditional,kind", KERNELS[append.APPEND])
-def test_append(run, rng, d, traditional, kind, tokens):
+def test_append_matches_its_twin(run, rng, d, traditional, kind, tokens):
     k, v = rng.normal(size=(2, tokens, 3, d)).astype(NUMPY[kind])
     turn, array = angles_of(rng, tokens, d)
     want = turned(k, turn, traditional).swapaxes(0, 1)
@@ -55,7 +55,7 @@ def test_append(run, rng, d, traditional, kind, tokens):
 
 @pytest.mark.parametrize("lengths", [[1], [65, 128, 70]], ids=["one", "several"])
 @pytest.mark.parametrize("d,traditional,kind", KERNELS[rope_append.ROPE_APPEND])
-def test_rope_append(run, rng, d, traditional, kind, lengths):
+def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
     """Turned queries, the same rotated, and an open page that differs in the new row alone."""
     b, n_kv, heads = len(lengths), 2, 6
     views = [SequencePages([], [], range(-(-n // PAGE)), n) for n in lengths]

@@ -54,7 +54,7 @@ def test_hot_to_warm(run, d):
 
 @pytest.mark.parametrize("source", [WARM, HOT])
 @pytest.mark.parametrize("d", DIMS)
-def test_to_cold(run, d, source):
+def test_demotion_to_cold_matches_its_twin(run, d, source):
     rng = np.random.default_rng(d + source)
     pool, ids = pool_of(rng, source, d), [14, 0, 5, 7, 9, 12, 3]
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mlx.kernels import append, decode, demote, gather, lora, micro, rope_append, source
+from ruvmlx.backends.mlx.kernels import append, decode, demote, gather, rope_append, source
 from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM
 from ruvmlx.backends.mlx.kernels.rope_append import Turned
 from ruvmlx.platform.mx import mx
@@ -98,18 +98,3 @@ def test_demotion_gives_the_twins_bytes(gpu, d):
 
 def source_bytes(tier: int, d: int) -> int:
     return {COLD: 64 * d + 512, WARM: 128 * d + 256, HOT: 256 * d}[tier]
-
-
-@needs_gpu
-def test_adapters(gpu):
-    rng = np.random.default_rng(9)
-    f = lambda *shape: mx.array(rng.normal(size=shape).astype(np.float32))  # noqa: E731
-    x, y = f(2, 576), f(2, 1536)
-    base, fine = lora.Tier(f(576, 8), f(8, 1536), 0.5), lora.Tier(f(576, 2), f(2, 1536), 2.0)
-    got = lora.lora_add(x, y, base, fine)
-    with mx.stream(mx.cpu):
-        np.testing.assert_allclose(got, lora.lora_add_ops(x, y, base, fine), rtol=1e-4, atol=1e-2)
-    w, v, g = f(2, 49152), f(2, 49152), f(2, 49152)
-    ((w_new, v_new),) = micro.micro_step([(w, v, g)], 0.1, 0.9)
-    np.testing.assert_allclose(v_new, 0.9 * np.array(v) + 0.1 * np.array(g), atol=1e-6)
-    np.testing.assert_allclose(w_new, np.array(w) + np.array(v_new), atol=1e-6)

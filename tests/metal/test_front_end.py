@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ruvmlx.backends.mlx.kernels import micro
+from ruvmlx.backends.mlx.kernels import decode
 from ruvmlx.backends.mlx.kernels.export import KERNELS, source, title
 from ruvmlx.backends.mlx.kernels.source import folder
+from ruvmlx.platform.mx import mx
 
 from .front_end import clang, complaints, concrete, size
 
@@ -120,11 +121,11 @@ IN_HEADER = {
         "as_type between types of different sizes",
     ),
 }
-# ... and in micro_update's body, before its own threadgroup memory (8 floats).
+# ... and in attend_merge's body for 64 numbers a head, before its own threadgroup memory (512 floats).
 IN_BODY = {
     "too much threadgroup memory": (
         "SHARED(float, much, 8192); (void)much;",
-        "32800 bytes of threadgroup memory, 32768 at most",
+        "34816 bytes of threadgroup memory, 32768 at most",
     ),
     "threadgroup memory in a block": (
         "if (lane) { SHARED(float, inner, 8); }",
@@ -135,25 +136,26 @@ IN_BODY = {
         "automatic variable qualified with an address space: 'constant constexpr int LIMIT =",
     ),
     "a device array as a threadgroup pointer": (
-        "threadgroup float *p = w_new;",
+        "threadgroup float *p = out;",
         "cannot initialize a variable of type '__local float *",
     ),
     "a pointer without an address space": (
         "float *p = 0;",
         "pointer type must have explicit address space qualifier: 'float *'",
     ),
-    "writing to an input": ("w[0] = 1;", "read-only variable is not assignable"),
+    "writing to an input": ("o[0] = 1;", "read-only variable is not assignable"),
     "a variable of a reserved name": ("int kernel = 0;", "expected unqualified-id"),
-    "a swizzle of a scalar": ("float y = w.x;", "is not a structure"),
+    "a swizzle of a scalar": ("float y = o.x;", "is not a structure"),
 }
-HELPER, SHARED = "FN float as_f32(", "SHARED(float, counts, 8);"
+MERGED = (64, mx.float32)
+HELPER, SHARED = "FN float as_f32(", "SHARED(float, sums, SIMDS * D);"
 MISTAKES = [pytest.param(HELPER, *mistake, id=f"header: {name}") for name, mistake in IN_HEADER.items()]
 MISTAKES += [pytest.param(SHARED, *mistake, id=f"body: {name}") for name, mistake in IN_BODY.items()]
 
 
 @pytest.mark.parametrize("at,wrong,complaint", MISTAKES)
 def test_a_planted_mistake_is_refused(at, wrong, complaint):
-    whole = source(micro.UPDATE, ())
+    whole = source(decode.MERGE, MERGED)
     assert whole.count(at) == 1
     said = complaints(whole.replace(at, f"{wrong}\n{at}"))
     assert complaint in "\n".join(said)
@@ -161,7 +163,7 @@ def test_a_planted_mistake_is_refused(at, wrong, complaint):
 
 def test_what_is_right_is_taken():
     """The mistakes' nearest right relatives, all at once: no check refuses everything of its kind."""
-    whole = source(micro.UPDATE, ())
+    whole = source(decode.MERGE, MERGED)
     right = """CONSTANT int LIMIT = 3, TABLE_OF[2] = {1, 2};
         FN float one(THREAD float *x, LOCAL(float) y, GLOBAL_IN(float) z, constant int &n) {
             float rows[2][2] = {{x[0], y[n]}, {z[0], 1}};
@@ -174,7 +176,7 @@ def test_what_is_right_is_taken():
         FN int three(int n) { return min(two<8>(n), LIMIT & TABLE_OF[0]); }
         FN float clamped(float x) { return metal::clamp(x, 0.0f, 1.0f) * dot(float4(x), float4(2)); }"""
     assert complaints(whole.replace(HELPER, f"{right}\n{HELPER}")) == []
-    assert complaints(whole.replace(SHARED, f"{SHARED} SHARED(float, more, 8184); (void)more;")) == []
+    assert complaints(whole.replace(SHARED, f"{SHARED} SHARED(float, more, 7680); (void)more;")) == []
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
@@ -200,7 +202,7 @@ def test_types_as_template_values():
     )
 
 
-def test_sizes():
+def test_sizes_of_llvm_types_are_counted():
     assert [size(x) for x in ("float", "[3 x i16]", "[2 x [5 x float]]", "[4 x <4 x half>]")] == [
         4,
         6,

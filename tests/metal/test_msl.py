@@ -126,7 +126,7 @@ def test_every_body_has_a_row():
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
-def test_threadgroup_memory(kernel, tmp_path):
+def test_threadgroup_memory_is_within_the_limit(kernel, tmp_path):
     """Counted by clang++ or g++ from the declarations, for every template value."""
     declared = re.findall(r"^SHARED\((\w+), \w+, (.*)\);", kernel.body(), flags=re.M)
     before = kernel.body().split("SHARED(")[0]

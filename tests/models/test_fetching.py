@@ -153,7 +153,7 @@ def test_not_enough_room_on_the_disk(served, monkeypatch):
     assert served.ranges == []
 
 
-def test_two_processes(served, tmp_path):
+def test_a_second_download_waits_for_the_first(served, tmp_path):
     """The second is told to wait; it does not write into the first one's file."""
     served.pace = 0.02
     with pytest.raises(Interrupted):

@@ -79,7 +79,7 @@ def header(n_tensors: int, n_kv: int, rest: bytes = bytes(64), magic=b"GGUF", ve
         (header(0, 1, struct.pack("<Q", 1 << 63) + bytes(64)), "metadata key is 9223372036854775808 bytes"),
     ],
 )
-def test_bad_preambles(tmp_path, data, words):
+def test_counts_larger_than_the_file_are_refused(tmp_path, data, words):
     """Counts larger than the file could hold are refused before anything is made of them."""
     refuse(tmp_path, data, words)
 
@@ -107,12 +107,12 @@ def kv(key: bytes, value: bytes) -> bytes:
         (struct.pack("<IIQQ", 9, 8, 1, 2) + b"\xff\xfe", "string 0 of k is not UTF-8"),
     ],
 )
-def test_bad_values(tmp_path, value, words):
+def test_bad_metadata_values_are_refused(tmp_path, value, words):
     """Lengths, nesting, types and encodings of metadata values."""
     refuse(tmp_path, kv(b"k", value), words)
 
 
-def test_duplicate_names(tmp_path):
+def test_duplicate_names_are_refused(tmp_path):
     """A key or a tensor that occurs twice could mean two things."""
     data = gguf_bytes({"key1": u32(1), "key2": u32(1)}, {})
     refuse(tmp_path, data.replace(b"key2", b"key1"), "'key1' occurs twice")
@@ -121,7 +121,7 @@ def test_duplicate_names(tmp_path):
 
 
 @pytest.mark.parametrize("alignment", [u32(0), u32(1), u32(48), u32(1 << 20), True, "32"])
-def test_bad_alignment(tmp_path, alignment):
+def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path, alignment):
     """Only powers of two from 8 up are alignments."""
     refuse(tmp_path, gguf_bytes({"general.alignment": alignment}, TENSORS), "general.alignment")
 

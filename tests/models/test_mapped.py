@@ -22,7 +22,7 @@ def resident(path):
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="no madvise here")
-def test_release(tmp_path):
+def test_released_pages_come_back_with_the_same_contents(tmp_path):
     """Pages of a view leave memory and come back with the same contents; other arrays are left alone."""
     path = tmp_path / "file"
     want = np.arange(1 << 18, dtype=np.uint32)
@@ -41,7 +41,7 @@ def test_release(tmp_path):
 
 
 @pytest.mark.parametrize("quant", ["Q4_1", "Q8_0", "F16"])
-def test_lazy_weights(tmp_path, quant):
+def test_lazy_weights_are_the_same_arrays_in_any_order(tmp_path, quant):
     """A mapping like any other; in order or not, twice or once: the same arrays."""
     weights = load_gguf(make_gguf_model(tmp_path / "m.gguf", quant=quant)).load_weights()
     eager = dict(weights)

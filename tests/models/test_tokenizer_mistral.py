@@ -63,7 +63,7 @@ def test_same_ids_as_sentencepiece(pair):
     assert ours.encode("a")[0] == sp.bos_id()
 
 
-def test_control_pieces(pair):
+def test_control_pieces_are_never_read_from_typed_text(pair):
     """<s>, [INST]... are never read from typed text, and always where they are asked for."""
     sp, ours = pair
     control = [i for i in range(sp.vocab_size()) if sp.is_control(i)]

@@ -83,7 +83,7 @@ def test_typed_special_tokens_stay_text(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_odd_input(kind, tmp_path):
+def test_odd_input_becomes_replacement_characters(kind, tmp_path):
     """Lone surrogates become U+FFFD; ids outside the vocabulary and broken UTF-8 decode without an error."""
     tokenizer = make(kind, tmp_path)
     assert tokenizer.decode(tokenizer.encode("a\udcffb", add_bos=False)) == "a\ufffdb".replace("\ufffd", "?")

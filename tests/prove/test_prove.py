@@ -57,7 +57,7 @@ def prove_here(files, bench, monkeypatch):
     return run
 
 
-def test_report(prove, home):
+def test_the_report_of_two_seeds_leaves_the_users_adapter_alone(prove, home):
     """Of two seeds; the user's own adapter is not touched."""
     done = prove("--scorer", "taste.py:shorter", "--ratings", "2", "--every", "1", "--seeds", "2")
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_report(prove, home):
         (["--oracle", "Be brief.", "--learn", "off"], "oracle prompt"),
     ],
 )
-def test_arms(prove_here, flags, arm):
+def test_the_report_names_the_arm_that_the_flags_choose(prove_here, flags, arm):
     done = prove_here("--scorer", "taste.py:shorter", "--ratings", "2", *flags)
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)

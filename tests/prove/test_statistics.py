@@ -31,7 +31,7 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
     assert copied == one
 
 
-def test_distinct_2():
+def test_distinct_2_is_the_share_of_different_bigrams():
     assert distinct_2([[1, 2, 3], [1, 2]]) == pytest.approx(2 / 3)
     assert distinct_2([[1, 1, 1, 1]]) == pytest.approx(1 / 3)
     assert distinct_2([[1]]) == 1.0

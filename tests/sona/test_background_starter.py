@@ -12,7 +12,7 @@ from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.store import Store
 
 
-def test_consolidate(starter, home, whole_text):
+def test_twelve_short_replies_are_consolidated(starter, home, whole_text):
     """Twelve short replies, three steps on the last four layers."""
     backend = open_backend("native", starter)
     with Runtime(Store(home / "ruvmlx.db"), starter, backend, RuntimeSettings(kv_disk=None)) as runtime:

@@ -69,7 +69,7 @@ def test_ratings_are_no_input():
     assert not [name for name in known if "rating" in name or "reward" in name or "quality" in name]
 
 
-def test_candidates():
+def test_the_default_policy_is_a_candidate_and_f16_is_not():
     """The default is one of them, f16 is none."""
     assert TIERED in CANDIDATES and all(c.hot < EVERYTHING for c in CANDIDATES)
     assert len(set(CANDIDATES)) == len(CANDIDATES)

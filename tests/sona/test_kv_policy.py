@@ -8,7 +8,6 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.engine.perplexity import mean_kl
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
@@ -16,6 +15,7 @@ from ruvmlx.sona.optional import tier_choice, tier_measurement
 from ruvmlx.sona.optional.tier_measurement import TIMED, Stopped, TierComparison, long_enough, reach
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
+from tests.oracles.divergence import mean_kl
 
 SOON, LATER, NEVER = (TierPolicy("tiered", 64, warm) for warm in (64, 128, EVERYTHING))
 COLD_FROM = reach(LATER)

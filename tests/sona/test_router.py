@@ -272,7 +272,7 @@ def test_the_probability_is_how_often_it_is_chosen(routed):
     assert all(route.probability == route.best[route.arm] for route in routes)
 
 
-def test_speed_counts(routed):
+def test_the_faster_of_two_equally_liked_arms_wins(routed):
     """As well liked, but twice as slow as usual: the other arm becomes the better one."""
     store, history, router = routed
     rng = np.random.default_rng(3)

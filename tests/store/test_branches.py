@@ -110,7 +110,7 @@ def test_a_head_of_another_chat_is_refused(store):
         ("", []),
     ],
 )
-def test_search(store, words, found):
+def test_search_finds_all_words_in_any_script(store, words, found):
     """All words, anywhere, in any script; nothing that is typed is taken for a query's own language."""
     chat = store.chats.new("m")
     for text in ("A Zebra_crossing, 100%", "日本語のテスト", 'say "quoted" AND or NOT(x*'):

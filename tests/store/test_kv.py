@@ -48,7 +48,7 @@ def test_another_policy_than_before_is_witnessed(store):
     assert (row.body["reply"], row.body["hot"], row.body["before"]) == ("r3", 64, [256, 2048])
 
 
-def test_long_replies(store):
+def test_long_replies_come_newest_first_with_token_counts(store):
     """The newest first, of this model, the prompt's and the reply's tokens together."""
     for i, n in enumerate([8, 9, 3, 12]):
         store.replies.add(a_reply(f"r{i}", prompt_ids=list(range(n)), sampled_ids=[70000]), None)

@@ -6,7 +6,6 @@ system behind us, converted ones are dropped.
 
 import contextlib
 import mmap
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,8 +19,6 @@ from ...models.mapped import release
 from ...models.model import ModelConfig, Weights
 
 Arrays = dict[str, np.ndarray]
-# Address space that is not counted until it is written to; Python knows the name from 3.13 on.
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if sys.platform == "darwin" else 0x4000)
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:

@@ -12,14 +12,13 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.platform.mx import mx
 
-from . import append, decode, demote, gather, lora, micro, rope_append
+from . import append, decode, demote, gather, rope_append
 from .source import Kernel, Template, for_metal
 
 # What Metal runs. Each declares its template values where it is defined: Kernel.values.
 KERNELS = (
     *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
     *(demote.DEMOTE_WARM, demote.DEMOTE_COLD),
-    *(lora.PROJECT, lora.ADD, micro.UPDATE),
 )
 PREAMBLE = """\
 // {title}: the source as MLX compiles it, but for MLX's own preamble. These lines stand in for that:

@@ -18,6 +18,7 @@ from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import OK, _load
 from ruvmlx.kernels.matmul import aligned
 from ruvmlx.kernels.micro import _in
+from ruvmlx.kernels.paged_attention import head_page_bytes
 
 Bytes = NDArray[np.uint8]
 Array = NDArray[np.float32]
@@ -28,19 +29,11 @@ F16, F32 = np.float16, np.float32
 @functools.cache
 def _lib() -> C.CDLL:
     lib = _load()
-    lib.rvm_head_page_bytes.restype, lib.rvm_head_page_bytes.argtypes = _N, [_I, _N]
     lib.rvm_pages_demote.argtypes = [_I, _P, _I, _P, _N, _N]
     lib.rvm_page_codes_bytes.restype, lib.rvm_page_codes_bytes.argtypes = _N, [_I, _N, _N]
     for name in ("rvm_page_canonical", "rvm_page_from_canonical"):
         getattr(lib, name).argtypes = [_I, _P, _N, _P]
     return lib
-
-
-def head_page_bytes(tier: int, head_dim: int) -> int:
-    """Of the library's own form; a multiple of 64."""
-    if n := int(_lib().rvm_head_page_bytes(tier, head_dim)):
-        return n
-    raise ValueError(f"no pages of tier {tier} for head_dim {head_dim}: it must be even, from 2 to 512")
 
 
 def canonical_bytes(tier: int, head_dim: int) -> int:

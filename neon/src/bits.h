@@ -1,0 +1,32 @@
+/* The bits of floats and halves, for every source alike. */
+#ifndef RVM_BITS_H
+#define RVM_BITS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+static inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* IEEE half to float, exactly; subnormals too, whatever the processor does with those of a float. */
+static inline float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    if (rest >= 0x7c00) return float_of(sign | 0x7f800000u | (rest & 0x3ff) << 13);
+    if (rest >= 0x0400) return float_of(sign | ((rest << 13) + 0x38000000u));
+    const float tiny = (float)rest * 5.9604644775390625e-8f; /* rest * 2^-24 */
+    return float_of(sign | bits_of(tiny));
+}
+
+#endif

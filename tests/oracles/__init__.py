@@ -1,0 +1,1 @@
+"""Slow twins, other programs as judges, and calls into the C library that only the tests need."""
