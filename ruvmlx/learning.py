@@ -12,6 +12,7 @@ from .engine.types import GenerationRequest
 from .errors import NotFound, UsageError
 from .lora.residency import Residency
 from .models.model import Model
+from .pausing import Stopped, stop_when
 from .progress import QUIET, Watch
 from .settings import Settings
 from .sona.adapter_history import LearnStatus
@@ -19,10 +20,11 @@ from .sona.learner import Learner
 from .sona.loops import Loops
 from .sona.optional.routing import Routing
 from .sona.rating_index import MemoryStatus
+from .sona.wiring import open_learner
 from .store import Store
 
 if TYPE_CHECKING:
-    from .sona.background import Settings as Training
+    from .sona.background import TrainingSettings as Training
     from .sona.optional.router import Route, RouterStatus
 
 
@@ -56,7 +58,7 @@ class Learning:
         """learn: False records ratings, for examples and for later, but leaves the weights as they are."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns, self._watch = learn, watch
-        self.residency = Residency(self._load, lambda learner: learner.nbytes)
+        self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
         self._watch = QUIET  # loading a later adapter measures nothing, so there is nothing to tell
@@ -67,14 +69,14 @@ class Learning:
 
     def _load(self, name: str) -> Learner:
         implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
-        return Learner(
+        return open_learner(
             self._store, self._model, self._backend, name, self._learns, implicit, targets, self._watch
         )
 
     @property
     def label(self) -> str | None:
         """ "default@3": the adapter in use and its version; None without one."""
-        return f"{self.learner.ledger.name}@{self.learner.version}" if self.learner else None
+        return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
 
     def required(self) -> Learner:
         """The learner in use; NotFound without one."""
@@ -111,7 +113,7 @@ class Learning:
         """
         if self.learner is None:
             return
-        if self.learner.targets.places or self.learner.body:
+        if self.learner.targets.places or self.learner.layer_lora:
             self._settle_layers(self.learner, cancel)
         else:
             self.learner.settle()
@@ -120,11 +122,8 @@ class Learning:
 
     @staticmethod
     def _settle_layers(learner: Learner, cancel: threading.Event | None) -> None:
-        """Imported when wanted: MLX starts with it."""
-        from .sona.background import Stopped, stopping
-
         with contextlib.suppress(Stopped):
-            learner.settle(stopping(cancel))
+            learner.settle(stop_when(cancel))
 
     def notice(self, reply_id: str, what: str) -> bool:
         """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
@@ -133,17 +132,18 @@ class Learning:
         if self.learner is None:
             return False
         reply = self._store.replies.get(reply_id)
-        return reply.fingerprint == self._model.fingerprint and self.learner.memory.noticed(reply, what)
+        return reply.fingerprint == self._model.fingerprint and self.learner.rating_index.noticed(reply, what)
 
     def state(self, recent: int = 8) -> LearningState:
         """All that is shown of it: the state, and the newest ratings."""
         learner = self.required()
-        ledger = learner.ledger
+        history = learner.history
         rated = [
             Rated(r.reply_id, r.rating, r.note, self._store.replies.get(r.reply_id).prompt)
-            for r in ledger.ratings()[: -recent - 1 : -1]
+            for r in history.ratings()[: -recent - 1 : -1]
         ]
-        return LearningState(ledger.name, ledger.status(), learner.memory.status(), ledger.missing(), rated)
+        memory = learner.rating_index.status()
+        return LearningState(history.name, history.status(), memory, history.missing(), rated)
 
     # -- the router ----------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Learning:
         """What was stopped, and what was noticed, goes to the store."""
         self._close_loops()
         for learner in self.residency.loaded():
-            learner.memory.flush()
+            learner.rating_index.flush()
 
     def _close_loops(self) -> None:
         if self._loops is not None:

@@ -116,7 +116,7 @@ class ReplyWriter:
         assert self._learning.learner is not None and request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
-        found = self._learning.learner.memory.examples(
+        found = self._learning.learner.rating_index.examples(
             question_of(request),
             self._settings.examples,
             min(context // 4, free),
@@ -150,14 +150,14 @@ class ReplyWriter:
             id=request.request_id,
             model=self._model.name,
             fingerprint=self._model.fingerprint,
-            adapter=learner.ledger.name if learner else None,
+            adapter=learner.history.name if learner else None,
             adapter_version=trace.version if trace else 0,  # a rating may have come in since
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(drawn),
             prompt=question,
             text=text,
             finish_reason=finish_reason,
-            query=learner.memory.known_state(question) if learner else None,
+            query=learner.rating_index.known_state(question) if learner else None,
             logprob=trace.logprob if trace else None,
             examples=request.examples,
         )
@@ -183,5 +183,5 @@ class ReplyWriter:
         self.last_reply_id = reply.id
         learner = self._learning.learner
         if learner is not None and trace is not None:
-            learner.keep(reply.id, trace)
-            learner.memory.committed(reply)
+            learner.traces.keep(reply.id, trace)
+            learner.rating_index.committed(reply)

@@ -35,7 +35,7 @@ from .store import NamedRow, Store
 from .tier_review import TierReview
 
 if TYPE_CHECKING:
-    from .sona.background import Settings as Training
+    from .sona.background import TrainingSettings as Training
 
 __all__ = ["LearnStatus", "LearningState", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
 
@@ -163,19 +163,19 @@ class Runtime:
 
     def undo(self) -> LearnStatus:
         """Take the newest rating back, bit for bit. NotFound when there is none."""
-        return self.learning.required().ledger.undo()
+        return self.learning.required().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use an earlier version of the adapter again; 0 is the untouched model."""
-        return self.learning.required().ledger.rollback(version)
+        return self.learning.required().history.rollback(version)
 
     def status(self) -> LearnStatus:
         """What was learned so far."""
-        return self.learning.required().ledger.status()
+        return self.learning.required().history.status()
 
     def memory(self) -> MemoryStatus:
         """Rated questions that are remembered, and the patterns that they form."""
-        return self.learning.required().memory.status()
+        return self.learning.required().rating_index.status()
 
     def notice(self, reply_id: str, what: str) -> bool:
         """The user "copied", "edited" ... a reply; True if that counts: `Learning.notice`."""

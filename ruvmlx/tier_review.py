@@ -6,7 +6,7 @@ from typing import Any
 from .backends.select import asked_policy, cache_policy
 from .engine import GenerationResponse, LLMInferenceEngine
 from .settings import Settings
-from .sona.optional.tier_measurement import KVLedger, KVLoop, KVStatus
+from .sona.optional.tier_measurement import KVLoop, KVStatus, TierHistory
 from .store import KVObservation, Store
 
 
@@ -17,11 +17,11 @@ class TierReview:
         """UsageError for tiers that the settings ask for and nobody can have."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, settings.kv_tiers)
-        self._ledger = KVLedger(store, model.fingerprint, backend.name, asked)
-        self._loop = KVLoop(self._ledger, model, backend, settings.kv_limit)
+        self._history = TierHistory(store, model.fingerprint, backend.name, asked)
+        self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
         self._sessions = engine.sessions
         if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
-            self._sessions.policy = self._ledger.policy
+            self._sessions.policy = self._history.policy
 
     def observed(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
         """What the cache of a reply was like when the reply ended."""
@@ -34,7 +34,7 @@ class TierReview:
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:
-            self._sessions.policy = self._ledger.policy
+            self._sessions.policy = self._history.policy
         return report
 
     def due(self) -> bool:
@@ -43,4 +43,4 @@ class TierReview:
 
     def status(self) -> KVStatus:
         """The policy in use, why, and what was measured."""
-        return self._ledger.status()
+        return self._history.status()

@@ -91,7 +91,7 @@ _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
 
 @pytest.fixture
 def whole_text() -> None:
-    """Ask for it to read all of the neutral text, as users do."""
+    """Ask for it to read all of the reference text, as users do."""
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ def test_the_parts_of_a_runtime(open_tiny):
         empty = runtime.held()
         say(runtime, runtime.chats.new_chat(), "hello")
         held = runtime.held()
-        assert held.model == runtime.backend.nbytes > 0 and held.adapters == runtime.learner.nbytes > 0
+        assert held.model == runtime.backend.nbytes > 0 and held.adapters == runtime.learner.active.nbytes > 0
         assert empty.kv == 0 < held.kv == runtime.engine.sessions.nbytes
         assert held.resident <= held.peak and held.resident < held.budget
         assert held.model + held.kv + held.adapters + held.rest == held.resident

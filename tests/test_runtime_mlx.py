@@ -48,7 +48,7 @@ def chat_of(open_on, backend, name: str):
         seen.append(say(runtime, chat, "after a restart", n=40))
         reply = runtime.store.replies.get("last")
         runtime.settle()
-        traces = runtime.learner._traces
+        traces = runtime.learner.traces.held
         return seen, reply, traces[reply.id], runtime.learner.micro
 
 

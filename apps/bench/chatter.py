@@ -160,7 +160,7 @@ def _rate_replies(runtime: Runtime, ratings: int) -> None:
 
 
 def _train_on_and_on(runtime: Runtime) -> None:
-    from ruvmlx.sona.background import Settings as Training
+    from ruvmlx.sona.background import TrainingSettings as Training
 
     consolidate, endless = runtime.consolidate, Training(steps=ENDLESS)
     runtime.consolidate = lambda progress, cancel: consolidate(  # type: ignore[method-assign, misc, assignment]

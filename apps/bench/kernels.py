@@ -16,7 +16,7 @@ import numpy as np
 
 from ruvmlx.kernels import layers, matmul, micro
 from ruvmlx.kernels.library import available, implementations
-from ruvmlx.kernels.rating import Asking, AskingRef, Push, Rule, Text
+from ruvmlx.kernels.rating import EvidenceSolver, EvidenceSolverRef, KLContexts, Push, Rule
 
 from .machine import BLOCK, Limits, reading
 from .rows import Row, measured
@@ -266,14 +266,17 @@ def _rating(make) -> list[BenchKernel]:
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
     features = (make(tokens, along) / 10).astype(np.float16)
-    asking, slow = Asking(precision, matmul.Matrix(features), RANK), AskingRef(precision, features)
+    asking, slow = (
+        EvidenceSolver(precision, matmul.Matrix(features), RANK),
+        EvidenceSolverRef(precision, features),
+    )
     rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 0.05)
     groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # contexts in answers, in prose
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
     rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)
-    text = Text(p, None, u, np.arange(176, dtype=np.int32), groups, rest, rest)
-    answers = Text(p[:48], None, u[:48], np.arange(48, dtype=np.int32), [(48, 0.0)])
+    text = KLContexts(p, None, u, np.arange(176, dtype=np.int32), groups, rest, rest)
+    answers = KLContexts(p[:48], None, u[:48], np.arange(48, dtype=np.int32), [(48, 0.0)])
     rating = held, g, f, block, 0.7, 0.99, rule, answers, 1.0
     place = b, 0.0, block, np.arange(0, VOCAB, VOCAB // tokens, dtype=np.int32)[:tokens], 0.8, 1e8
     return [

@@ -42,17 +42,17 @@ class _Open:
         """Base, body and micro of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combined
-        from ruvmlx.lora.layer_lora import joined, unpacked_body
-        from ruvmlx.sona.adapter_history import Ledger
+        from ruvmlx.lora.layer_lora import joined, unpacked_layers
+        from ruvmlx.sona.adapter_history import AdapterHistory
 
         name = self.chosen()
         row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
             raise UsageError(f"adapter {name!r} is the untouched model; rate some replies first.")
-        ledger, shape = Ledger(self.store, self.model.fingerprint, name), self.model.config
-        found = ledger.adapter(row.version)
-        base = ledger.base(found.base) if found.base else None
-        base = joined(base, unpacked_body(found.state, shape))
+        history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.config
+        found = history.adapter(row.version)
+        base = history.base(found.base) if found.base else None
+        base = joined(base, unpacked_layers(found.state, shape))
         return combined(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
     def facts(self, name: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def export(
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
     """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
     from ruvmlx.lora.interchange import load
-    from ruvmlx.sona.import_adapter import adopt
+    from ruvmlx.sona.import_adapter import import_adapter
     from ruvmlx.sona.instant import KL_CAP
 
     from .options import open_runtime
@@ -196,7 +196,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     settings = resolve(flags)
     change = load(folder, load_model(settings.model).config)  # refused before seconds are spent
     with open_runtime(replace(settings, adapter=name)) as runtime:
-        adopted = adopt(runtime.store, runtime.learning.required(), change, name)
+        adopted = import_adapter(runtime.store, runtime.learning.required(), change, name)
     if adopted.kl > KL_CAP:
         log(f"note: its KL is {adopted.kl:.2f}, over the cap of {KL_CAP}; the first rating will shrink it.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}

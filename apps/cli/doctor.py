@@ -103,21 +103,21 @@ def _model() -> str:
 
 def _adapter() -> str:
     from ruvmlx.lora import MicroLoRA
-    from ruvmlx.lora.layer_lora import unpacked_body
+    from ruvmlx.lora.layer_lora import unpacked_layers
     from ruvmlx.models.load import load_model
-    from ruvmlx.sona.adapter_history import Ledger
+    from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
     name = settings.load().adapter
     model = load_model(settings.load().model)
-    ledger = Ledger(Store(settings.store_file()), model.fingerprint, name)
-    if version := ledger.version():
-        row = ledger.adapter(version)
+    history = AdapterHistory(Store(settings.store_file()), model.fingerprint, name)
+    if version := history.version():
+        row = history.adapter(version)
         MicroLoRA.from_bytes(row.state, model.config.hidden_size, model.config.vocab_size)
-        unpacked_body(row.state, model.config)
+        unpacked_layers(row.state, model.config)
         if row.base:
-            ledger.base(row.base).check(model.config)
-    return f"{name}, version {version}, {len(ledger.ratings())} ratings"
+            history.base(row.base).check(model.config)
+    return f"{name}, version {version}, {len(history.ratings())} ratings"
 
 
 def _witness() -> str:

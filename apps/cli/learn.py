@@ -43,9 +43,9 @@ def learn() -> None:
     """What was learned, and the way back."""
 
 
-def _ledger(flags: dict[str, Any]):
-    """The ledger of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.sona.adapter_history import Ledger
+def _history(flags: dict[str, Any]):
+    """The history of the chosen model's adapter; no weights are loaded."""
+    from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
     settings = resolve(flags)
@@ -53,7 +53,7 @@ def _ledger(flags: dict[str, Any]):
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
     model = load_model(settings.model)
-    return Ledger(Store(config.store_file()), model.fingerprint, name)
+    return AdapterHistory(Store(config.store_file()), model.fingerprint, name)
 
 
 def _facts(status: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """How many ratings, which version, how far from the untouched model."""
-    facts = _facts(_ledger(flags).status()) | {"targets": resolve(flags).learn_targets}
+    facts = _facts(_history(flags).status()) | {"targets": resolve(flags).learn_targets}
     if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)
@@ -103,7 +103,7 @@ def status(as_json: bool, **flags: Any) -> None:
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating back, bit for bit."""
-    _show_status(_ledger(flags).undo(), as_json)
+    _show_status(_history(flags).undo(), as_json)
 
 
 @learn.command()
@@ -112,7 +112,7 @@ def undo(as_json: bool, **flags: Any) -> None:
 @json_option
 def rollback(version: int, as_json: bool, **flags: Any) -> None:
     """Use an earlier adapter VERSION again (0 is the untouched model)."""
-    _show_status(_ledger(flags).rollback(version), as_json)
+    _show_status(_history(flags).rollback(version), as_json)
 
 
 @learn.command()
@@ -149,11 +149,11 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
 
 
 def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
-    from ruvmlx.sona.background import Settings
+    from ruvmlx.sona.background import TrainingSettings
 
     show_step = _progress("step")
     progress = show_step and (lambda done, total, loss: show_step(done, total, f", loss {loss:+.4f}"))
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = TrainingSettings(**{name: value for name, value in given.items() if value is not None})
     return runtime.consolidate(progress, cancel, settings)
 
 
@@ -176,7 +176,7 @@ def _progress(what: str) -> Callable[..., None] | None:
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the untouched model. Versions stay on disk: `learn rollback` brings one back."""
-    _show_status(_ledger(flags).rollback(0), as_json)
+    _show_status(_history(flags).rollback(0), as_json)
 
 
 @learn.command()
@@ -188,7 +188,7 @@ def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""
     from ruvmlx.sona.export_examples import rows
 
-    for row in rows(_ledger(flags), format_):
+    for row in rows(_history(flags), format_):
         print_json(row)
 
 
@@ -245,7 +245,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
 def _router(flags: dict[str, Any]):
     """The router of the chosen model's adapter; no weights are loaded."""
-    from ruvmlx.sona.adapter_history import Ledger
+    from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
 
@@ -254,7 +254,7 @@ def _router(flags: dict[str, Any]):
     if name is None:
         raise UsageError("--adapter none has nothing to choose from; name an adapter.")
     store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
-    return Router(store, Ledger(store, fingerprint, name), fingerprint, settings.examples > 0)
+    return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
 def _show_router(facts: dict[str, Any]) -> None:
@@ -269,13 +269,13 @@ def _show_router(facts: dict[str, Any]) -> None:
 def _kv_ledger(flags: dict[str, Any]):
     """What is known of the chosen model's KV policies; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
-    from ruvmlx.sona.optional.tier_measurement import KVLedger
+    from ruvmlx.sona.optional.tier_measurement import TierHistory
     from ruvmlx.store import Store
 
     settings = resolve(flags)
     asked = asked_policy(settings.kv, settings.kv_tiers)
     model, backend = load_model(settings.model), describe(settings.backend).name
-    return KVLedger(Store(config.store_file()), model.fingerprint, backend, asked)
+    return TierHistory(Store(config.store_file()), model.fingerprint, backend, asked)
 
 
 def _kv_facts(status: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-/* A rating: kernels in a row.  Formulas: rvm.h, ruvmlx/sona/instant.py and neutral.py. */
+/* A rating: kernels in a row.  Formulas: rvm.h, ruvmlx/sona/instant.py and kl_probe.py. */
 #include "rvm.h"
 
 #include <math.h>

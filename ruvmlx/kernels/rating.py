@@ -97,7 +97,7 @@ def _tables(impl: str | None) -> tuple[int, int]:
     return C.addressof(kernels.contents), C.addressof(matrices.contents)
 
 
-class Text:
+class KLContexts:
     """Contexts of neutral text, in groups: the first in answers, the others in prose."""
 
     def __init__(
@@ -138,9 +138,9 @@ class Text:
             (C.c_uint64 * _GROUPS)(*ends.tolist()), (C.c_double * _GROUPS)(*shares), vocab, u.shape[1],
         )  # fmt: skip
 
-    def read_as(self, u: Array) -> "Text":
+    def read_as(self, u: Array) -> "KLContexts":
         """The same contexts with other readings; of them nothing is known but what they say."""
-        return Text(self.p0, self.log_ratio, u, self.following, self.groups)
+        return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
         """Of an adapter that moves by s * lora_b [R, V]: mean KL to the frozen model in answers; rise of the
@@ -169,7 +169,7 @@ class Text:
         return float(kl), float(rise + s * rest), slope
 
 
-class Asking:
+class EvidenceSolver:
     """Who asks evidence [3, R, A + k] what it says of A tokens and k features of them: a block [R, A + 1]. Of
     all other tokens together, its last column, it says 0."""
 
@@ -191,7 +191,7 @@ class Asking:
         self,
         evidence: Array,
         rule: Rule,
-        answers: Text | None = None,
+        answers: KLContexts | None = None,
         scale: float = 1.0,
         impl: str | None = None,
     ) -> Array:
@@ -218,7 +218,7 @@ class Asking:
         weight: float,
         kept: float,
         rule: Rule,
-        answers: Text,
+        answers: KLContexts,
         scale: float,
         most: float,
         impl: str | None = None,
@@ -245,14 +245,14 @@ class Asking:
         return evidence, block
 
 
-class AskingRef:
-    """Asking, slowly: with features [A, k] as an array."""
+class EvidenceSolverRef:
+    """EvidenceSolver, slowly: with features [A, k] as an array."""
 
     def __init__(self, precision: Array, features: np.ndarray, ends: Sequence[int] = ()):
         self.precision, self.features, self.ends = precision, features, list(ends)
 
     def block(
-        self, evidence: Array, rule: Rule, answers: Text | None = None, scale: float = 1.0
+        self, evidence: Array, rule: Rule, answers: KLContexts | None = None, scale: float = 1.0
     ) -> np.ndarray:
         a, theta = len(self.features), np.empty(evidence.shape[1:], np.float32)
         for push, part in (rule.tokens, slice(0, a)), (rule.along, slice(a, None)):
@@ -281,7 +281,7 @@ class AskingRef:
         weight: float,
         kept: float,
         rule: Rule,
-        answers: Text,
+        answers: KLContexts,
         scale: float,
     ) -> tuple[Array, np.ndarray]:
         evidence = micro.evidence_add_ref(held, gradient, information, weight, kept)

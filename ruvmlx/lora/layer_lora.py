@@ -1,11 +1,11 @@
-"""BodyLoRA: a rank-1 change of any linear layers, small enough to be updated by one rating.
+"""LayerLoRA: a rank-1 change of any linear layers, small enough for one rating to update it.
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is measured once and stays: it reads about 1 in replies and about 0 in plain prose
-(sona/optional/layer_gradients.py), so lora_b [out] is what a reply's states are moved by. A random lora_a
-would read mostly what the reply is about. All places are kept as one vector each of n = sum of out numbers:
-an update is a few operations on it.
+lora_a [in] is calibrated once and stays: on average lora_a . x is 1 in replies and 0 in plain prose
+(sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. A random lora_a would
+mostly respond to the topic of a reply. All places are stored as one vector each of n = sum of out numbers, so
+that an update is a few operations on it.
 """
 
 import io
@@ -23,20 +23,19 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merged
 from .micro_lora import MicroLoRA
 
-CURVATURE = 60.0  # before it is measured: places move together, and their KL is far more than its parts
+CURVATURE = 60.0  # before it is measured: places act together, so their KL is far more than the sum of parts
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
 _PREFIX = "body."
 
 
 @dataclass(frozen=True)
-class BodyLoRA:
+class LayerLoRA:
     """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
 
-    evidence [2, n]: G and S of the ratings so far, tokens: of the replies that they were about; fisher [n]:
-    of the untouched model's answers, per token; gain: how much of what ratings ask for is in lora_b;
-    curvature: KL, where it was measured last, over its estimate by the Fisher information
-    (sona/optional/layer_update.py).
+    evidence [2, n]: G and S of the ratings so far. tokens: of the rated replies. fisher [n]: Fisher
+    information of the untouched model's answers, per token. gain: factor from theta to lora_b. curvature: the
+    KL measured last over its estimate by the Fisher information (sona/optional/layer_update.py).
 
     Arrays are never written after construction.
     """
@@ -52,8 +51,8 @@ class BodyLoRA:
     curvature: float = CURVATURE
 
     @classmethod
-    def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "BodyLoRA":
-        """reads: lora_a [in] by place, fisher [out] by place. It changes nothing yet."""
+    def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
+        """reads: lora_a [in] by place, fisher [out] by place. lora_b is zero: no change yet."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_joined(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -71,7 +70,7 @@ class BodyLoRA:
 
     @cached_property
     def frame(self) -> int:
-        """A gradient is of use to adapters of the same frame: the same places, read in the same way."""
+        """Checksum of places and lora_a: a gradient fits only adapters of the same frame."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
@@ -81,7 +80,7 @@ class BodyLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2: the KL that it would cost per token if no two numbers worked together, nats."""
+        """1/2 sum F lora_b^2: KL per token if all numbers acted independently, nats."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -99,22 +98,22 @@ class BodyLoRA:
         """[n] of gradients of `joined` pairs: each place's last row of lora_b, back in our scale."""
         return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
-    def changed(self, **new) -> "BodyLoRA":
-        """`replace` of anything but the places and how they are read: what follows from these stays known."""
+    def changed(self, **new) -> "LayerLoRA":
+        """`replace` of anything but places and lora_a; values cached from these are kept."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
-    def emptied(self) -> "BodyLoRA":
-        """What it did is in the base now. Its evidence stays: later ratings add to that."""
+    def emptied(self) -> "LayerLoRA":
+        """With lora_b zero, after its change was folded into the base. The evidence stays."""
         return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
-    def shrunk(self, factor: float) -> "BodyLoRA":
+    def shrunk(self, factor: float) -> "LayerLoRA":
         """lora_b times factor, and gain with it."""
         return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
-    def extended(self, other: "BodyLoRA") -> "BodyLoRA":
-        """With the places of another one behind it, which were never rated."""
+    def extended(self, other: "LayerLoRA") -> "LayerLoRA":
+        """With the places of another one appended, which were never rated."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -123,7 +122,7 @@ class BodyLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is stored beside the arrays of a MicroLoRA, in one file."""
+        """Arrays to store beside those of a MicroLoRA, in one file."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
@@ -131,7 +130,7 @@ class BodyLoRA:
         return {_PREFIX + name: array for name, array in found.items()}
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "BodyLoRA | None":
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "LayerLoRA | None":
         """None if there is none among them; CorruptFile if damaged, AdapterMismatch if of another shape."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
@@ -165,19 +164,19 @@ class BodyLoRA:
                 )
 
 
-def packed(micro: MicroLoRA, body: BodyLoRA | None) -> bytes:
-    """An adapter's state as it is stored; without a body, the micro's own bytes."""
-    return micro.to_bytes(**(body.arrays() if body else {}))
+def packed(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
+    """An adapter's state as it is stored; without a layer LoRA, the micro's own bytes."""
+    return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
-def unpacked_body(data: bytes, config: ModelConfig) -> BodyLoRA | None:
-    """The body in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
+def unpacked_layers(data: bytes, config: ModelConfig) -> LayerLoRA | None:
+    """The layer LoRA in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
         raise CorruptFile(_DAMAGED) from e
-    return BodyLoRA.from_arrays(stored, config)
+    return LayerLoRA.from_arrays(stored, config)
 
 
 _DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
@@ -187,13 +186,15 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
-def joined(base: BaseLoRA | None, body: BodyLoRA | None, empty: bool = False) -> BaseLoRA | None:
-    """Both as one change, exactly: their directions side by side. The base itself where the body adds
-    nothing, unless `empty` asks for its zeros, to take gradients by them."""
-    if body is None or not (body.moves or empty):
+def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False) -> BaseLoRA | None:
+    """Both as one LoRA, exactly: their directions side by side.
+
+    If the layer LoRA adds nothing, the base itself; `empty`: with its zeros, to take gradients by them.
+    """
+    if layer_lora is None or not (layer_lora.moves or empty):
         return base
     pairs, scale = dict(base.pairs if base else {}), base.scale if base else 1.0
-    for place, (a, b) in body.pairs.items():
+    for place, (a, b) in layer_lora.pairs.items():
         b = b * np.float32(1 / scale)
         if place in pairs:
             a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
@@ -202,20 +203,23 @@ def joined(base: BaseLoRA | None, body: BodyLoRA | None, empty: bool = False) ->
 
 
 def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
-    """Of the gradients of a `joined` change, those of the base's own factors."""
+    """The base's part of the gradients of a `joined` LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
 
 def consolidated(
-    base: BaseLoRA, body: BodyLoRA | None, most: int, pause: Callable[[], None] = lambda: None
+    base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
-    """The base with the body's change in it: pairs grow by a rank, up to `most`; beyond it the smallest
-    directions are lost. `pause` is called after each and may raise to leave."""
-    if body is None or not body.moves:
+    """The base with the layer LoRA's change folded in.
+
+    Pairs grow by a rank, up to `most`; beyond it the smallest directions are lost. `pause` is called after
+    each pair and may raise to leave.
+    """
+    if layer_lora is None or not layer_lora.moves:
         return base
     pairs = dict(base.pairs)
-    for place, (a, b) in body.pairs.items():
+    for place, (a, b) in layer_lora.pairs.items():
         if not b.any():
             continue
         old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))

@@ -1,4 +1,4 @@
-"""The ledger: which ratings are in force, which adapter version they led to, and the way back.
+"""The history of an adapter: ratings in force, the versions that they led to, undo and rollback.
 
 It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
 """
@@ -9,19 +9,19 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import Attempt, DeepRun, RatedReply, RatingRow, Store, VersionRow
+from ..store import Attempt, RatedReply, RatingRow, Store, VersionRow
+from .deep_history import DeepHistory
 from .instant import KL_CAP
-from .optional.ewc import TASKS, Anchor, Fisher
 
-MINIMUM = 10  # ratings that the background loop wants to see
+MINIMUM = 10  # ratings below which the background loop does not train
 DUE = 16  # new ratings after which it starts by itself
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """updates: ratings that moved the weights; pending: ratings that no consolidation has read yet.
-    kl, kl_cap: nats per token on neutral text. versions: those that rollback can reach. last: the newest
-    attempt to consolidate.
+    """updates: ratings that moved the weights. pending: ratings that no consolidation has trained on yet.
+    kl, kl_cap: nats per token on the reference text. versions: those that rollback can reach. last: the
+    newest attempt to consolidate.
     """
 
     ratings: int
@@ -36,59 +36,61 @@ class LearnStatus:
     last: Attempt | None = None
 
 
-class Ledger:
+class AdapterHistory:
     """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default"):
-        self._store, self._mine, self.name = store, (fingerprint, name), name
+        self._store, self._key = store, (fingerprint, name)
+        self.fingerprint, self.name = fingerprint, name
+        self.deep = DeepHistory(store, self._key)
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
-        return self._store.versions.head(*self._mine)
+        return self._store.versions.head(*self._key)
 
     def adapter(self, version: int) -> VersionRow:
-        return self._store.versions.get(*self._mine, version)
+        return self._store.versions.get(*self._key, version)
 
     def base_of(self, version: int) -> int:
-        """Id of the base that a version stands on; 0: none."""
-        return self._store.versions.base_of(*self._mine, version)
+        """Id of the base LoRA of a version; 0: none."""
+        return self._store.versions.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
-        return BaseLoRA.from_bytes(self._store.bases.get(*self._mine, id_))
+        return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
 
     def leads_to(self, version: int, head: int) -> bool:
         """Is the version the head, or an ancestor of it?"""
-        return version == 0 or self._store.versions.is_ancestor(*self._mine, version, head)
+        return version == 0 or self._store.versions.is_ancestor(*self._key, version, head)
 
     def ratings(self) -> list[RatingRow]:
         """Ratings in force, the oldest first."""
-        return self._store.ratings.in_force(*self._mine)
+        return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
         """(version before, version after) of every rating of a reply on the way to a version."""
-        return self._store.ratings.steps_of_reply(*self._mine, head, reply_id)
+        return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
-        return self._store.ratings.texts(*self._mine)
+        return self._store.ratings.texts(*self._key)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
         state: bytes, kl: float, norm: float,
     ) -> int:  # fmt: skip
-        """Write a rating and the weights it made in one transaction; returns their version.
+        """Write a rating and the weights that it made in one transaction; returns their version.
 
         HeadMoved, if the version in use is not `parent` any more: nothing is written then.
         """
         with self._store.transaction():
-            version = self._store.versions.add(*self._mine, parent, state, kl, norm)
-            self._store.ratings.add(*self._mine, version, reply_id, rating, note, weight)
+            version = self._store.versions.add(*self._key, parent, state, kl, norm)
+            self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """A version that no rating made: the same adapter, scaled back. HeadMoved as above."""
+        """Write a version that no rating made: the same adapter, scaled down. HeadMoved as above."""
         with self._store.transaction():
-            return self._store.versions.add(*self._mine, parent, state, kl, norm)
+            return self._store.versions.add(*self._key, parent, state, kl, norm)
 
     def promote(
         self,
@@ -100,7 +102,7 @@ class Ledger:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """A version on a base of its own, in one transaction with what led to it; returns the version.
+        """Write a version on a new base and its report in one transaction; returns the version.
 
         HeadMoved, if the version in use is not `parent` any more: nothing is written then. `pause` may raise
         to leave before anything is written.
@@ -108,119 +110,75 @@ class Ledger:
         data = base.to_bytes()
         pause()
         with self._store.transaction():
-            id_ = self._store.bases.add(*self._mine, data, report)
-            version = self._store.versions.add(*self._mine, parent, state, kl, norm, id_)
-            self._store.bases.add_attempt(*self._mine, parent, version, report)
+            id_ = self._store.bases.add(*self._key, data, report)
+            version = self._store.versions.add(*self._key, parent, state, kl, norm, id_)
+            self._store.bases.add_attempt(*self._key, parent, version, report)
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Remember a consolidation that changed nothing, and why."""
+        """Record a consolidation that changed nothing, and why."""
         with self._store.transaction():
-            self._store.bases.add_attempt(*self._mine, parent, None, report)
+            self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
         """Consolidations that came to an end, the oldest first."""
-        return self._store.bases.attempts(*self._mine)
+        return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """What the background loop trains on, the newest `limit` of them."""
-        return self._store.ratings.replies(*self._mine, limit)
+        """The newest `limit` rated replies, for the background loop."""
+        return self._store.ratings.replies(*self._key, limit)
 
     def last_promotion(self) -> int:
-        """The newest version on the way to the one in use that brought a base; 0: none did."""
-        found = self._store.versions.promotions(*self._mine, self.version())
+        """The newest ancestor of the version in use that was a promotion; 0: there is none."""
+        found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def due(self) -> bool:
-        """Is there work for the background loop: enough new ratings, or a run that was stopped?"""
+        """Is there work for the background loop: enough new ratings, or a stopped run?"""
         return self.missing() == 0
 
     def missing(self) -> int:
-        """Ratings that are still wanted until it is due."""
+        """Ratings that are missing until the background loop is due."""
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
-        enough = 1 if self._store.checkpoints.has_training(*self._mine) else DUE
+        enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
         return max(MINIMUM - len(ratings), enough - new, 0)
 
     def training(self) -> bytes | None:
-        return self._store.checkpoints.training(*self._mine)
+        return self._store.checkpoints.training(*self._key)
 
     def put_training(self, state: bytes | None, pause: Callable[[], None] = lambda: None) -> None:
-        self._store.checkpoints.put_training(*self._mine, state, pause)
-
-    # -- the deep loop -------------------------------------------------------------------------------
-
-    def anchors(self) -> list[Anchor]:
-        """Ends of tasks on the way to the version in use, the oldest first."""
-        rows = self._store.anchors.in_use(*self._mine)
-        return [Anchor(self.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
-
-    def anchor_ids(self) -> list[int]:
-        return [row.id for row in self._store.anchors.in_use(*self._mine)]
-
-    def last_anchor(self) -> int:
-        """The version at which the newest of them was made; 0: there is none."""
-        rows = self._store.anchors.in_use(*self._mine)
-        return rows[-1].version if rows else 0
-
-    def end_deep_run(
-        self, version: int, base: int, fisher: Fisher | None, report: dict[str, Any], pruned: dict[str, str]
-    ) -> bool:
-        """Write a run of the deep loop, and the anchor that it leads to, in one transaction.
-
-        False, and nothing is written, if another base is in use than the one that was measured.
-        """
-        with self._store.transaction():
-            if self.base_of(self.version()) != base:
-                return False
-            if fisher is not None:
-                self._store.anchors.add(*self._mine, version, base, fisher.to_bytes(), TASKS, _joined)
-            self._store.deep_runs.add(*self._mine, version, report, pruned)
-        return True
-
-    def deep_run(self) -> DeepRun | None:
-        """The newest one that came to an end."""
-        return self._store.deep_runs.newest(*self._mine)
+        self._store.checkpoints.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
         """When the oldest rating in force was given, seconds since 1970."""
-        return self._store.ratings.first_time(*self._mine)
+        return self._store.ratings.first_time(*self._key)
 
-    def pruned(self) -> dict[str, str]:
-        """Rating by reply id, of what the memory does not find any more."""
-        return self._store.deep_runs.pruned(*self._mine)
-
-    def measurement(self) -> bytes | None:
-        return self._store.checkpoints.measurement(*self._mine)
-
-    def put_measurement(self, state: bytes) -> None:
-        self._store.checkpoints.put_measurement(*self._mine, state)
-
-    # -- the way back --------------------------------------------------------------------------------
+    # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take the last rating back: the adapter is again, bit for bit, what it was before it.
+        """Take the last rating back: the adapter is again, bit for bit, what it was before.
 
-        A consolidation that came after it is gone with it.
+        A consolidation after that rating is undone with it. NotFound if there is no rating.
         """
         with self._store.transaction():
-            version = self._store.ratings.last_version(*self._mine, self.version())
+            version = self._store.ratings.last_version(*self._key, self.version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
-            self._store.versions.move_head(*self._mine, self.adapter(version).parent, "undo")
+            self._store.versions.move_head(*self._key, self.adapter(version).parent, "undo")
         return self.status()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
         with self._store.transaction():
-            self._store.versions.move_head(*self._mine, version)
+            self._store.versions.move_head(*self._key, version)
         return self.status()
 
     def status(self) -> LearnStatus:
         ratings, version = self.ratings(), self.version()
         row = self.adapter(version) if version else None
-        promotions, attempts = self._store.versions.promotions(*self._mine, version), self.attempts()
+        promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
@@ -231,11 +189,6 @@ class Ledger:
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.versions.kept(*self._mine),
+            versions=self._store.versions.kept(*self._key),
             last=attempts[-1] if attempts else None,
         )
-
-
-def _joined(earlier: bytes, later: bytes) -> bytes:
-    """Two anchors' Fishers, as the store keeps them, as one."""
-    return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()

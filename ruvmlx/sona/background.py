@@ -1,22 +1,22 @@
-"""The background loop: what ratings said one by one is read again together and trained into a base LoRA.
+"""The background loop: trains a base LoRA on all ratings together.
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
-         + 0.5 mean over neutral text of KL(frozen || p)
-         + EWC's penalty for leaving what earlier tasks need, where it is on (ewc.py)
+         + 0.5 mean over plain texts of KL(frozen || p)
+         + the EWC penalty on changes to weights that earlier tasks depend on, if it is on (optional/ewc.py)
 
-w is the DRO weight (objective.py) at what the reply's log-ratio to the frozen model is now, so its push fades
-as it takes effect: that is DRO's regulariser. MicroLoRA is active throughout and folded into the base's
-output head at the end. The result is used only if it passes the gate (gate.py).
+w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model, so its push fades as
+it takes effect: that is DRO's regulariser. MicroLoRA is active throughout, and folded into the base's output
+head at the end. The result is used only if it passes the promotion test (promotion.py).
 
-A run is made of optimiser steps, a step of single texts, a text of slices. Between slices, of some tens of
-milliseconds on the starter model, it can be stopped. In this process it goes on from its last whole text, and
-what the gate has measured is known; in another one it goes on from its last whole step.
-tests/sona/pauses.py shows how long it goes without asking.
+A run consists of optimiser steps, a step of texts, a text of slices. It can be stopped between slices, which
+take some tens of milliseconds on the starter model. In the same process it resumes after its last whole text,
+and keeps the promotion test's measurements; in another process, after its last whole step.
+tests/sona/pauses.py measures the time between two pauses.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -29,27 +29,27 @@ from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import consolidated, joined, packed, parted
 from ..lora.merge import HEAD, folded
 from ..models.model import Model
+from ..pausing import Pause, Stopped, stop_when
 from ..store import HeadMoved
 from ..training.adamw import Training
-from ..training.slices import Pause, Text
+from ..training.slices import TrainingText
 from ..training.trainer import TARGETS, Trainer
 from . import objective, replay
 from .adapter_history import MINIMUM
 from .learner import Learner
-from .optional import ewc
-from .promotion import Candidate, Gate
-from .replay import Buffer, Example
+from .promotion import Candidate, PromotionTest
+from .replay import Buffer, RatedExample
 
-SCALE = 2.0  # alpha / rank of what is trained here
+SCALE = 2.0  # alpha / rank of the trained base LoRA
 HEAD_RANK = 8
 SAVE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True)
-class Settings:
-    """steps: of the optimiser. lr: its highest; it rises for `warmup` steps and falls to a tenth.
+class TrainingSettings:
+    """steps: of the optimiser. lr: the highest; it rises for `warmup` steps, then falls to a tenth.
 
-    Seen on the starter model after forty ratings by someone who likes short replies, with an instant
+    Measured on the starter model after forty ratings by someone who likes short replies, with an instant
     loop weaker than today's, mean stars of 60 held-out replies: 2.7 by the ratings alone, 3.9 with 8
     steps at 5e-4, 3.5 with 15 steps at 3e-4; with the upper half of the layers 3.1 to 3.2, at 3e-4 to
     6e-4 and 15 to 20 steps.
@@ -63,17 +63,13 @@ class Settings:
     nll: float = 0.1
     kl: float = 0.5
     modules: tuple[str, ...] = TARGETS
-    depth: float = 1.0  # share of the layers that is trained, counted from the last
+    depth: float = 1.0  # trained share of the layers, counted from the last
     minimum: int = MINIMUM
-    ewc: float = ewc.STRENGTH  # of the penalty; 0: none
+    ewc: float = 0.0  # strength of the penalty; off by the table in optional/ewc.py
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
         return self.lr * min(1.0, (step + 1) / self.warmup) * fall
-
-
-class Stopped(Exception):
-    """Somebody needs the machine; what was done is kept."""
 
 
 Progress = Callable[[int, int, float], None]  # steps done, steps, loss
@@ -82,39 +78,39 @@ Progress = Callable[[int, int, float], None]  # steps done, steps, loss
 class Background:
     """Consolidation of one learner. Lives in the backend's thread."""
 
-    def __init__(self, learner: Learner, model: Model, settings: Settings | None = None):
+    def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
-        self.settings = settings or Settings()
+        self.settings = settings or TrainingSettings()
         self._trainer: Trainer | None = None
-        self._frozen: dict[Text, np.ndarray] = {}  # hidden states of the plain text
+        self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
-        self._anchors: list[ewc.Anchor] = []
-        self._gate: Gate | None = None
-        self._sum: _Sum | None = None  # of the step that was left in the middle
+        self._anchors: Sequence[Any] = []
+        self._promotion: PromotionTest | None = None
+        self._sum: _Sum | None = None  # of a step that was stopped
 
     @property
     def paused(self) -> bool:
-        """Was a run stopped that can go on?"""
+        """Can a stopped run be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
-        """Give the training graph's memory back; a run that was stopped goes to the store."""
+        """Free the training graph; save a stopped run in the store."""
         if self._paused is not None:
-            self._learner.ledger.put_training(self._paused.to_bytes())
+            self._learner.history.put_training(self._paused.to_bytes())
         self._free()
 
     def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen, self._paused, self._gate, self._sum = None, {}, None, None, None
+        self._trainer, self._frozen, self._paused, self._promotion, self._sum = None, {}, None, None, None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train, test and perhaps promote; says what it found. A stopped run says so and can be resumed."""
-        learner, config, pause = self._learner, self._model.config, stopping(cancel)
+        """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
+        learner, config, pause = self._learner, self._model.config, stop_when(cancel)
         learner.sync()
         try:
             pause()
-            known = learner.ledger, learner.memory, self._model.tokenizer, config.max_context
+            known = learner.history, learner.rating_index, self._model.tokenizer, config.max_context
             buffer = replay.load(*known, pause)
         except Stopped:
             return _report(False, "stopped before it began")
@@ -131,56 +127,56 @@ class Background:
         try:
             training = self._resumed(pause) or self._fresh(pause)
             self._paused = None
-            gate = self._gate_of(buffer, pause)
-            self._train(training, buffer, gate, progress, pause)
-            report = self._finish(training, gate)
+            promotion = self._promotion_test(buffer, pause)
+            self._train(training, buffer, promotion, progress, pause)
+            report = self._finish(training, promotion)
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
-            self._paused = training  # writing it down takes longer than who stopped it wants to wait
+            self._paused = training  # `close` saves it; writing takes too long now
             done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
             return _report(False, done)
         finally:
-            learner.stand()
+            learner.active.install()
         self._free()
-        learner.ledger.put_training(None)
+        learner.history.put_training(None)
         return report
 
     # -- where it starts -----------------------------------------------------------------------------
 
     def _resumed(self, pause: Pause = lambda: None) -> Training | None:
-        """The run that was stopped, if it led on from weights that still count, under the same settings."""
-        ledger, state = self._learner.ledger, self._learner.state
+        """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
+        history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
-            self._gate = self._sum = None
-            if data := ledger.training():
+            self._promotion = self._sum = None
+            if data := history.training():
                 pause()
                 training = Training.from_bytes(data, pause)
         if training is not None:
             facts = training.facts
             same = facts["settings"] == self._settings() and facts["base"] == state.base
             same = same and facts["anchors"] == self._anchor_ids()
-            if same and ledger.leads_to(facts["version"], state.version):
+            if same and history.leads_to(facts["version"], state.version):
                 return training
-        self._paused = self._gate = self._sum = None
+        self._paused = self._promotion = self._sum = None
         return None
 
-    def _gate_of(self, buffer: Buffer, pause: Pause) -> Gate:
-        """The one that was left in the middle, if it was about the same ratings."""
-        if self._gate is None or self._gate.buffer != buffer:
-            self._gate = Gate(self._learner, buffer, pause)
-        self._gate.pause = pause
-        return self._gate
+    def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
+        """The stopped promotion test, if it was about the same ratings."""
+        if self._promotion is None or self._promotion.buffer != buffer:
+            self._promotion = PromotionTest(self._learner, buffer, pause)
+        self._promotion.pause = pause
+        return self._promotion
 
     def _fresh(self, pause: Pause = lambda: None) -> Training:
-        """The base in use goes on being trained; layers that it does not change yet start from nothing."""
+        """Continue from the base in use; matrices that it does not change yet start at zero."""
         state = self._learner.state
         facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
         facts["anchors"] = self._anchor_ids()
         return Training(self._start(state.version, pause), SCALE, facts=facts)
 
     def _start(self, seed: int, pause: Pause) -> dict[Place, Pair]:
-        """The same again for the same seed, as long as the base in use is the same."""
+        """Deterministic for a seed and a base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         layers = self._model.config.n_layers
@@ -194,7 +190,7 @@ class Background:
         return pairs
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
-        """lora_a random, lora_b zero: it changes nothing yet."""
+        """lora_a random, lora_b zero: no change yet."""
         shape = place_shape(self._model.config, module, layer)
         assert shape is not None
         a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
@@ -204,13 +200,18 @@ class Background:
         return asdict(self.settings) | {"modules": list(self.settings.modules)}
 
     def _anchor_ids(self) -> list[int]:
-        """Of the anchors that count: none where the penalty is off."""
-        return self._learner.ledger.anchor_ids() if self.settings.ewc else []
+        """The anchors in the loss; none when the penalty is off."""
+        return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
 
     def _train(
-        self, training: Training, buffer: Buffer, gate: Gate, progress: Progress | None, pause: Callable
+        self,
+        training: Training,
+        buffer: Buffer,
+        promotion: PromotionTest,
+        progress: Progress | None,
+        pause: Callable,
     ) -> None:
         if training.step >= self.settings.steps:
             return
@@ -218,12 +219,12 @@ class Background:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         pause()
-        self._anchors = self._learner.ledger.anchors() if self.settings.ewc else []
+        self._anchors = self._learner.anchors.load() if self.settings.ewc else []
         while training.step < self.settings.steps:
-            loss, grads = self._gradients(training, buffer, gate, pause)
+            loss, grads = self._gradients(training, buffer, promotion, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
                 self._free()
-                self._learner.ledger.put_training(None)  # or the next run would begin with it
+                self._learner.history.put_training(None)  # or the next run would resume from it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
                 )
@@ -234,22 +235,22 @@ class Background:
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
                 data = training.to_bytes()
                 pause()
-                self._learner.ledger.put_training(data, pause)
+                self._learner.history.put_training(data, pause)
                 pause()
             if progress is not None:
                 progress(training.step, self.settings.steps, loss)
 
     def _gradients(
-        self, training: Training, buffer: Buffer, gate: Gate, pause: Callable[[], None]
+        self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
-        """Loss and gradients of one step, gathered text by text; those of a step that was left are known."""
+        """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
         base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
-        whole = joined(base, self._learner.body) or base  # ratings' change is in force throughout
+        whole = joined(base, self._learner.layer_lora) or base  # the layer LoRA stays active
         total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
-        gate.frozen_logprobs(examples, frozen)
+        promotion.frozen_logprobs(examples, frozen)
         for example in examples[total.parts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
             value, grads = trainer.reply(whole, example.text, total.weighed(push, -1 / len(examples)), pause)
@@ -259,50 +260,50 @@ class Background:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text, pause)
             hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
-            value, grads = trainer.neutral(whole, text, self._frozen[text], hold, pause)
+            value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
             total.add(value, parted(grads, base))
             pause()
         if total.parts == len(examples) + len(texts):
-            total.plus(*ewc.penalty(base, self._anchors, self.settings.ewc, pause))
+            total.plus(*self._learner.anchors.penalty(base, self._anchors, self.settings.ewc, pause))
         return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """share -> the base that far on the way, the head's change folded in, and the micro that is left."""
+        """share of the training -> base with the head's change folded in, and the rest as MicroLoRA."""
         old, start = self._learner.base, self._start(training.facts["version"], pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            if old is not None and HEAD in old.pairs:  # which was not trained
+            if old is not None and HEAD in old.pairs:  # the head is not trained
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
-            base = consolidated(trained, self._learner.body, most, pause)
+            base = consolidated(trained, self._learner.layer_lora, most, pause)
             return folded(base, self._learner.micro, HEAD_RANK)
 
         return at
 
-    def _finish(self, training: Training, gate: Gate) -> dict[str, Any]:
-        """Fold, test, and promote or refuse; a rating that comes in between is folded in as well."""
+    def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
+        """Fold, test, and promote or refuse. A rating committed meanwhile is folded in, too."""
         learner = self._learner
         while True:
             learner.sync()
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            verdict = gate.judge(self._candidate(training, gate.pause))
-            report = {"steps": training.step, **verdict.report}
+            result = promotion.judge(self._candidate(training, promotion.pause))
+            report = {"steps": training.step, **result.report}
             try:
-                if not verdict.promoted:
-                    learner.ledger.refuse(parent.version, report)
+                if not result.promoted:
+                    learner.history.refuse(parent.version, report)
                     return report
-                base, micro, body = verdict.ground.lora, verdict.micro, learner.body
+                base, micro, layer_lora = result.ground.lora, result.micro, learner.layer_lora
                 assert base is not None
-                found = packed(micro, body and body.emptied()), verdict.kl, micro.norm, report
-                version = learner.ledger.promote(parent.version, base, *found, gate.pause)
-                learner.stood(learner.ledger.base_of(version), verdict.ground)
+                found = packed(micro, layer_lora and layer_lora.emptied()), result.kl, micro.norm, report
+                version = learner.history.promote(parent.version, base, *found, promotion.pause)
+                learner.active.remember(learner.history.base_of(version), result.ground)
                 learner.sync()
                 return report
             except HeadMoved:
@@ -314,27 +315,17 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
     return a, b
 
 
-def stopping(cancel: threading.Event | None) -> Pause:
-    """Raises Stopped once `cancel` is set."""
-
-    def pause() -> None:
-        if cancel is not None and cancel.is_set():
-            raise Stopped
-
-    return pause
-
-
-def coefficient(example: Example, frozen: float, nll: float, now: float) -> float:
-    """How hard the reply's mean log-probability is pushed up, or down below zero. Means per token, nats."""
+def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
+    """Weight of the reply's mean log-probability; negative pushes it down. frozen, now: nats per token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # what it would hardly say any more needs no push: TOPR's taper, as in trace.py
+    if w < 0:  # TOPR's taper, as in trace.py: a reply that is hardly likely any more needs no push
         drawn = frozen if example.drawn is None else example.drawn
         w *= float(np.exp(min(0.0, now - drawn)))
     return w + (nll if example.reward > 0 else 0.0)
 
 
 class _Sum:
-    """Losses and gradients of a step, added up."""
+    """Sum of a step's losses and gradients."""
 
     def __init__(self, of: tuple[int, int]) -> None:
         """of: the step, and the version in use."""
@@ -343,7 +334,7 @@ class _Sum:
         self._weight = 0.0
 
     def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
-        """The same weight times share, remembered for the text's loss."""
+        """`weigh` times share; the weight is remembered for the text's loss."""
 
         def weight(value: float) -> float:
             self._weight = weigh(value) * share
@@ -352,7 +343,7 @@ class _Sum:
         return weight
 
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
-        """A text whose `weighed` was just asked, and whose gradients have its weight in them."""
+        """Add a text right after its `weighed` was called; its gradients contain the weight."""
         self.plus(self._weight * value, grads)
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:

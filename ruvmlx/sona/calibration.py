@@ -1,7 +1,7 @@
-"""What learning reads of a model, once: the neutral text by the untouched one.
+"""Calibration: measured once per model, from the frozen model's hidden states over the reference text.
 
-From the hidden states over it come the directions in which MicroLoRA reads, what it can say (tokens, and
-features of tokens), and the contexts on which the distance to the frozen model is measured (neutral.py).
+From them come lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which
+KL to the frozen model is measured (kl_probe.py).
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ from ..errors import RuvmlxError
 from ..models.model import Tokenizer
 from ..progress import QUIET, Told, Watch
 from . import reference_text
-from .kl_probe import Neutral, chosen, drifting
+from .kl_probe import KLProbe, chosen, drifting
 
-ACTIVE = 2048  # tokens that ratings may move: what plain replies are made of
-FEATURES = 256  # directions in which they move together
+ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
+FEATURES = 256  # directions in which tokens move together
 WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
 NARROWEST = 0.003
 _CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
@@ -27,8 +27,8 @@ def measure(
     vocab_size: int,
     max_context: int,
     watch: Watch = QUIET,
-) -> Neutral:
-    """Read the neutral text with the frozen model: some 2,700 tokens of prefill."""
+) -> KLProbe:
+    """Read the reference text with the frozen model: some 2,700 tokens of prefill."""
     count = Told(watch, "Getting to know the model, once", len(reference_text.texts()), "texts")
     pause = None if watch is QUIET else lambda: count.add(0)  # with one it takes longer
     states, following, at_end, answers = reference_text.read(backend, tokenizer, max_context, pause, count)
@@ -51,7 +51,7 @@ def measure(
     reading = directions(every, in_reply, ending)[:, :rank].copy()
     along = features(head, states.shape[1], tokens, frequency[tokens])
     rows, counts = measured(states @ reading, answers)
-    return Neutral(
+    return KLProbe(
         np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
         reading,
         tokens, np.array(ends), np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
@@ -60,8 +60,8 @@ def measure(
 
 
 def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the model says over states [T, D]: each token's mean probability [V] and mean p (1 - p) [V]; and
-    in each state the log-probability that the reply ends there [T]."""
+    """Over states [T, D]: each token's mean probability [V] and mean p (1 - p) [V]; and for each state the
+    log-probability that the reply ends there [T]."""
     frequency, cost, ending = 0.0, 0.0, []
     for i in range(0, len(states), 64):
         z = head(states[i : i + 64]).astype(np.float64)
@@ -76,9 +76,9 @@ def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.nd
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that ratings may move, and how freely: (tokens [A], precision [A]).
 
-    Style lives in tokens that all kinds of replies share, topics in rare ones: sigma falls with a token's
-    frequency below that of the end of a reply, the token that every reply has. And it falls with what moving
-    the token costs, its variance in plain text, above the cost of the end.
+    Style is in tokens that all kinds of replies share, topics are in rare ones. So sigma falls with a token's
+    frequency below that of the end-of-reply token, which every reply has. It also falls with the cost of
+    moving the token, its variance in plain text, above the cost of the end-of-reply token.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])
@@ -89,10 +89,11 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
 
 def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which states distances are measured on, by what is read of all [T, r], the first of them in answers;
-    and how many of each group: in answers, in prose where most is read, in the rest of it.
+    """The states on which KL is measured, and their counts: in answers, in prose with the largest
+    projections, in the rest of it.
 
-    Prose is read as next to nothing but in few places, and there it changes most: those are all looked at.
+    readings [T, r]: projections of all states; the first `answers` are in answers. The projections of prose
+    are near zero except in few places, where prose changes most: all of those are chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
@@ -102,10 +103,10 @@ def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
-    """What MicroLoRA reads of a state, [T, D] -> [D, 2]: that it is in a reply, and how near that one's end.
+    """lora_a from states [T, D] -> [D, 2]: is a state in a reply, and how near is the end of that reply?
 
-    Ridge regressions of in_reply [T] and, inside replies, of ending [T]; both are to read 0 in plain prose,
-    which no rating is about. Over replies the first reads 1 on average, the second varies by 1.
+    Ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0 in plain prose,
+    which no rating is about. Over replies the first is 1 on average, the second has a deviation of 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -118,10 +119,10 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 
 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """In which directions tokens [A] move together: [A, k] float32.
+    """Directions in which tokens [A] move together: [A, k] float32.
 
-    The principal directions of the head's rows for them, as often as they are used: words of one kind have
-    rows that are alike. Each varies by 1 over a token drawn by `frequency` [A], so all cost the same KL.
+    The principal directions of the head's rows for them, weighted by frequency: words of one kind have
+    similar rows. Each has a variance of 1 over tokens drawn by `frequency` [A], so all cost the same KL.
     """
     unit = np.eye(width, dtype=np.float32)
     rows = np.concatenate([head(unit[i : i + 64]).take(tokens, axis=1) for i in range(0, width, 64)])

@@ -1,11 +1,13 @@
-"""The deep loop: at the end of a task, or after a week, what was learned is made dear to change, and the
-memory is put in order.
+"""The deep loop: at the end of a task, or after a week, it anchors what was learned and tidies the reasoning
+bank.
 
-It measures the Fisher of the base in use on the task's liked replies (ewc.py), one gradient per reply, and
-stores it as an anchor; the background loop then trains under the penalty for leaving it. The bank's patterns
-are clustered afresh: alike ones are merged, poor ones are not found any more (bank.py). Ratings all stay.
+It measures the importance of the base's weights on the task's liked replies (optional/ewc.py), one gradient
+per reply, and stores it as an anchor; the background loop then trains under a penalty for leaving it. It
+clusters the bank's patterns again: alike ones are merged, poor ones are no longer found (reasoning_bank.py).
+All ratings stay.
 
-Between slices of a reply it can be stopped; it goes on from the last whole reply, in this process or another.
+It can be stopped between slices of a reply, and resumes after the last whole reply, in this process or
+another.
 """
 
 import json
@@ -21,19 +23,18 @@ from ..errors import CorruptFile
 from ..lora.base_lora import BaseLoRA
 from ..lora.merge import HEAD
 from ..models.model import Model
-from ..training.slices import Pause
+from ..pausing import Pause, Stopped, stop_when
 from ..training.trainer import Trainer
 from . import replay
 from .adapter_history import MINIMUM
-from .background import Stopped, stopping
 from .learner import Learner
-from .optional.ewc import TASKS, Fisher
 from .reasoning_bank import Tidied
-from .replay import Buffer, Example
+from .replay import Buffer, RatedExample
 from .task_boundary import boundaries
+from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # liked ones that are measured at most, the newest
+REPLIES = 64  # liked replies that are measured at most, the newest
 FEWEST = 3
 SAVE_EVERY = 8  # replies
 
@@ -45,26 +46,26 @@ class Task:
     """examples: liked replies, the oldest first. boundary: the version that began the next task; None: none
     was seen since the last anchor."""
 
-    examples: list[Example]
+    examples: list[RatedExample]
     boundary: int | None
 
 
 @dataclass
-class Measuring:
-    """A measurement under way. facts: what it is of; it goes on only where that is still so."""
+class FisherRun:
+    """A measurement under way. facts: its base and replies; it resumes only if they are the same."""
 
     facts: dict[str, Any]
-    fisher: Fisher
+    fisher: Importance
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.facts).encode() + b"\n" + self.fisher.to_bytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Measuring | None":
+    def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
         """None if damaged: it can be done again."""
         try:
             facts, _, fisher = data.partition(b"\n")
-            return cls(json.loads(facts), Fisher.from_bytes(fisher))
+            return cls(json.loads(facts), read(fisher))
         except (ValueError, CorruptFile):
             return None
 
@@ -74,24 +75,24 @@ class Deep:
 
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
-        self._paused: Measuring | None = None
-        self._trainer: Trainer | None = None  # of a run that was stopped
-        self._seen: tuple[int, list[int]] = (-1, [])  # ledger's version, versions that began a task
+        self._paused: FisherRun | None = None
+        self._trainer: Trainer | None = None  # of a stopped run
+        self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
 
     @property
     def paused(self) -> bool:
-        """Was a run stopped that can go on?"""
+        """Can a stopped run be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
-        """A run that was stopped goes to the store."""
+        """Save a stopped run in the store."""
         if self._paused is not None:
-            self._learner.ledger.put_measurement(self._paused.to_bytes())
+            self._learner.history.deep.put_measurement(self._paused.to_bytes())
         self._paused = None
         self._free()
 
     def _free(self) -> None:
-        """Give the training graph's memory back."""
+        """Free the training graph."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
@@ -100,46 +101,48 @@ class Deep:
 
     def due(self, now: float | None = None) -> str:
         """Why it should run; "" if it need not. now: seconds since 1970."""
-        ledger = self._learner.ledger
-        ratings, last = ledger.ratings(), ledger.deep_run()
+        history = self._learner.history
+        ratings, last = history.ratings(), history.deep.last_run()
         version = last.version if last else 0
         if len(ratings) < MINIMUM or ratings[-1].version_after <= version:
             return ""
-        if self.paused or ledger.measurement() is not None:
+        if self.paused or history.deep.measurement() is not None:
             return "it was stopped"
         if max(self.task_starts(), default=0) > version:
             return "a new task began"
-        since = last.created if last else ledger.first_rating() or 0.0
+        since = last.created if last else history.first_rating() or 0.0
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """Versions whose ratings began a new task, the oldest first; looked for once per rating."""
-        ledger, memory = self._learner.ledger, self._learner.memory
-        if self._seen[0] != (version := ledger.version()):
-            ratings = ledger.ratings()[-replay.LIMIT :]
-            questions = np.zeros((len(ratings), memory.whitening.dimensions), np.float32)
+        """Versions whose ratings began a new task, the oldest first; computed once per rating."""
+        history, index = self._learner.history, self._learner.rating_index
+        if self._seen[0] != (version := history.version()):
+            ratings = history.ratings()[-replay.LIMIT :]
+            questions = np.zeros((len(ratings), index.whitening.dimensions), np.float32)
             for row, rating in zip(questions, ratings, strict=True):
-                if (known := memory.vector(rating.reply_id)) is not None:
+                if (known := index.vector(rating.reply_id)) is not None:
                     row[:] = known
-            rewards = [memory.reward(r.reply_id, r.rating) for r in ratings]
+            rewards = [index.reward(r.reply_id, r.rating) for r in ratings]
             self._seen = version, [ratings[i].version_after for i in boundaries(rewards, questions)]
         return self._seen[1]
 
     def _buffer(self, pause: Pause = lambda: None) -> Buffer:
         learner, model = self._learner, self._model
-        return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context, pause)
+        return replay.load(
+            learner.history, learner.rating_index, model.tokenizer, model.config.max_context, pause
+        )
 
     # -- a run ---------------------------------------------------------------------------------------
 
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure, anchor and tidy; says what came of it. A stopped run says so and can be resumed.
+        """Measure, anchor and tidy. Returns a report; that of a stopped run says so.
 
         anchor: False only tidies.
         """
         learner, started = self._learner, time.perf_counter()
-        pause = stopping(cancel)
+        pause = stop_when(cancel)
         learner.sync()
         try:
             pause()
@@ -148,7 +151,7 @@ class Deep:
             return _report(False, "stopped before it began")
         if (ratings := len(buffer.train) + len(buffer.held_out)) < MINIMUM:
             return _report(False, f"it takes {MINIMUM} rated replies; there are {ratings}")
-        task, base = self._task(buffer), _body(learner.base)
+        task, base = self._task(buffer), _without_head(learner.base)
         measuring = self._measuring(task)
         try:
             why = self._objection(task, base) if anchor else "EWC is off, so no anchor is needed"
@@ -156,7 +159,7 @@ class Deep:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
         except Stopped:
-            self._paused = measuring  # writing it down takes longer than who stopped it wants to wait
+            self._paused = measuring  # `close` saves it; writing takes too long now
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
             return _report(False, done + "; it goes on from there")
         self._paused = None
@@ -165,33 +168,37 @@ class Deep:
 
     def _task(self, buffer: Buffer) -> Task:
         """Liked replies since the last anchor, up to the newest boundary."""
-        since = self._learner.ledger.last_anchor()
+        since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
         liked = sorted((e for e in mine if e.reward > e.value), key=lambda e: e.version)
         return Task(liked[-REPLIES:], boundary)
 
     def _objection(self, task: Task, base: BaseLoRA | None) -> str:
-        """Why there is nothing to anchor; "" where there is."""
+        """Why there is nothing to anchor; "" if there is."""
         if base is None or not base.pairs:
             return "nothing has been consolidated yet, so there is nothing to hold on to"
         if len(task.examples) < FEWEST:
             return f"it takes {FEWEST} liked replies since the last anchor; there are {len(task.examples)}"
         return ""
 
-    def _measuring(self, task: Task) -> Measuring:
-        """The run that was stopped, if it was about the same; else a new one."""
-        state, ledger = self._learner.state, self._learner.ledger
+    def _measuring(self, task: Task) -> FisherRun:
+        """The stopped run, if it is about the same base and replies; else a new one."""
+        state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None
-        if known is None and (data := ledger.measurement()):
-            known = Measuring.from_bytes(data)
-        return known if known is not None and known.facts == facts else Measuring(facts, Fisher({}))
+        if known is None and (data := history.deep.measurement()):
+            known = FisherRun.from_bytes(data, self._learner.anchors.read_importance)
+        return (
+            known
+            if known is not None and known.facts == facts
+            else FisherRun(facts, self._learner.anchors.new_importance())
+        )
 
     def _measure(
-        self, measuring: Measuring, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
+        self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
-        """The Fisher of the replies that it does not know yet."""
+        """Add the replies that were not measured yet."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
         if not todo:
             return
@@ -205,30 +212,30 @@ class Deep:
             done = measuring.fisher.examples
             pause()
             if done % SAVE_EVERY == 0 and done < total:
-                self._learner.ledger.put_measurement(measuring.to_bytes())
+                self._learner.history.deep.put_measurement(measuring.to_bytes())
                 pause()
             if progress is not None:
                 progress(done, total)
 
-    def _finish(self, measuring: Measuring, task: Task, why: str, pause: Pause) -> dict[str, Any]:
-        """Tidy the memory and write everything down together."""
+    def _finish(self, measuring: FisherRun, task: Task, why: str, pause: Pause) -> dict[str, Any]:
+        """Tidy the bank and store everything in one transaction."""
         learner = self._learner
-        if not why and not all(np.isfinite(x).all() for s in measuring.fisher.squares.values() for x in s):
+        if not why and not measuring.fisher.finite:
             why = "its numbers are not finite"
-        tidied, pruned = learner.memory.tidy(pause)
+        tidied, pruned = learner.rating_index.tidy(pause)
         anchored = not why
-        anchors = min(TASKS, len(learner.ledger.anchor_ids()) + anchored)
+        anchors = min(learner.anchors.limit, len(learner.anchors.ids()) + anchored)
         reason = why or f"anchored on {len(task.examples)} liked replies"
         report = _report(anchored, reason, tidied, anchors=anchors, boundary=task.boundary)
         report["examples"] = len(task.examples)
         fisher, state = measuring.fisher if anchored else None, learner.state
-        if not learner.ledger.end_deep_run(state.version, state.base, fisher, report, pruned):
+        if not learner.anchors.end_run(state.version, state.base, fisher, report, pruned):
             return _report(False, "the adapter was changed meanwhile; nothing was done")
         return report
 
 
-def _body(base: BaseLoRA | None) -> BaseLoRA | None:
-    """The base without the head's change, which no training moves."""
+def _without_head(base: BaseLoRA | None) -> BaseLoRA | None:
+    """The base without the head's change, which is not trained."""
     if base is None:
         return None
     return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)

@@ -1,11 +1,11 @@
-"""Query embeddings: what a question looks like to the model, so that alike questions can be found.
+"""Query embeddings: a question as a vector, so that similar questions can be found.
 
-The user's message is read alone, without template or conversation: the same question is the same vector in
-every chat. Its final hidden states are averaged, later ones counting more, for only they have seen the rest
-of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few loud directions that
-say nothing about the topic; whitening by neutral questions takes them down. On 120 questions in 60 pairs of
-one meaning, starter model, the paraphrase came first for 42% with the plain centred mean, for 63% with
-position weights, for 92% when whitened as well.
+The user's message is read alone, without template or conversation, so the same question is the same vector in
+every chat. Its final hidden states are averaged; later ones weigh more, because only they have seen the rest
+of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few large directions that
+say nothing about the topic; whitening with everyday questions scales them down. On 120 questions in 60 pairs
+of one meaning, starter model, the paraphrase was the nearest for 42% with the plain centred mean, for 63%
+with position weights, for 92% when whitened as well.
 """
 
 import io
@@ -23,8 +23,8 @@ from ..errors import RuvmlxError, UsageError
 from ..models.model import Model, Tokenizer
 from ..store import Store
 
-MAX_TOKENS = 128  # of a message; longer ones by their beginning and their end
-WHITENED = 32  # leading directions taken down to the level of the next one
+MAX_TOKENS = 128  # of a message; of a longer one, its beginning and its end
+WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
 
 
@@ -35,14 +35,14 @@ def pooled(hidden: np.ndarray) -> np.ndarray:
 
 
 def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray | None:
-    """The pooled state [D] of one message; None without words. One prefill of at most MAX_TOKENS."""
+    """The pooled state [D] of one message; None if it is empty. One prefill of at most MAX_TOKENS."""
     states = _states(backend, tokenizer, text)
     return pooled(states) if len(states) else None
 
 
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Hidden states of a message's own tokens: [T, D]. A beginning-of-text token is read but not counted."""
-    most = 16 * MAX_TOKENS  # characters from either end; a pasted book is not tokenized for this
+    most = 16 * MAX_TOKENS  # characters from either end, so that a pasted book is not tokenized
     ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)
     if len(ids) > MAX_TOKENS:
         ids = ids[: MAX_TOKENS // 2] + ids[-MAX_TOKENS // 2 :]
@@ -54,11 +54,11 @@ def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Whitening:
-    """From pooled states to unit vectors whose product says how alike two questions are.
+    """From pooled states to unit vectors; the product of two is the similarity of two questions.
 
-    mean [D].  basis [D, k]: leading directions of neutral questions.  gain [k]: what is left of each, so
-    that its variance becomes that of direction k + 1.
-    On the starter model two questions of one meaning come to about 0.57, of one topic to 0.27, others to 0.
+    mean [D].  basis [D, k]: leading directions of everyday questions.  gain [k]: factor of each, so that its
+    variance becomes that of direction k + 1.
+    On the starter model: about 0.57 for two questions of one meaning, 0.27 for one topic, 0 for others.
     """
 
     mean: np.ndarray
@@ -122,14 +122,14 @@ def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) ->
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
-    """Read the neutral questions with the model: about 330 tokens of prefill."""
+    """Read the everyday questions (questions.json) with the model: about 330 tokens of prefill."""
     text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
     questions = json.loads(text)
     return whitening(np.concatenate([_states(backend, tokenizer, q) for q in questions]))
 
 
 def whitening(states: np.ndarray) -> Whitening:
-    """Statistics of neutral states [T, D]."""
+    """From the hidden states [T, D] of everyday questions."""
     if not np.isfinite(states).all():
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."

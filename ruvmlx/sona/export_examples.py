@@ -1,18 +1,18 @@
 """Rated replies as training examples for other tools.
 
-kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a liked and a disliked
-reply to the same prompt.
+kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a liked and a disliked reply to
+the same prompt.
 """
 
 from collections.abc import Iterator
 
-from .adapter_history import Ledger
+from .adapter_history import AdapterHistory
 from .objective import reward
 
 
-def rows(ledger: Ledger, format_: str) -> Iterator[dict]:
+def rows(history: AdapterHistory, format_: str) -> Iterator[dict]:
     """One dict a line."""
-    examples = ledger.examples()
+    examples = history.examples()
     given = [rating for _, _, rating in examples]
     scored = [(prompt, text, reward(rating, given)) for prompt, text, rating in examples]
     yield from {"kto": _kto, "sft": _sft, "dpo": _dpo}[format_](scored)

@@ -10,22 +10,23 @@ from .learner import Learner
 
 
 @dataclass(frozen=True)
-class Adopted:
-    """kl: distance to the frozen model, nats per token on neutral text."""
+class ImportedAdapter:
+    """kl: to the frozen model, nats per token of the reference text."""
 
     version: int
     kl: float
 
 
-def adopt(store: Store, learner: Learner, change: BaseLoRA, name: str) -> Adopted:
-    """Take a change in under a new name; `learner` is any learner of the model."""
-    fingerprint, _ = learner.ledger._mine
+def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) -> ImportedAdapter:
+    """Store a change of the model's matrices under a new name; `learner` is any learner of the model."""
+    active = learner.active
     size = learner.micro.lora_b.shape[1]
-    base, micro = divided(change, MicroLoRA.fresh(learner.frozen.directions, size))
-    try:
-        neutral = learner.ground(base).neutral if base else learner.frozen
-        kl = neutral.kl(micro)
-    finally:
-        learner.stand()
+    base, micro = divided(change, MicroLoRA.fresh(active.frozen_probe.directions, size))
+    with active.installed(base):
+        probe = active.probe_base(base).probe if base else active.frozen_probe
+        kl = probe.kl(micro)
     packed = base.to_bytes() if base else None
-    return Adopted(store.adapters.add(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl)
+    fingerprint = learner.history.fingerprint
+    return ImportedAdapter(
+        store.adapters.add(fingerprint, name, micro.to_bytes(), packed, kl, micro.norm), kl
+    )

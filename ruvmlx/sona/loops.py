@@ -1,7 +1,7 @@
 """The loops of one learner that take seconds: background and deep, one at a time.
 
-They are imported when wanted, because MLX starts with them; and one closes before the other begins, or two
-training graphs would be in memory.
+They are imported on first use, because they start MLX. One closes before the other begins, so that only one
+training graph is in memory.
 """
 
 import threading
@@ -13,7 +13,7 @@ from .adapter_history import MINIMUM
 from .learner import Learner
 
 if TYPE_CHECKING:
-    from .background import Background, Settings
+    from .background import Background, TrainingSettings
     from .deep import Deep
 
 
@@ -27,13 +27,13 @@ class Loops:
         self,
         progress: Callable[[int, int, float], None] | None = None,
         cancel: threading.Event | None = None,
-        settings: "Settings | None" = None,
+        settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """The background loop, and the deep one before it where that is due; says what came of it."""
+        """Run the background loop, and the deep loop before it when that is due. Returns a report."""
         loop, held = self.background(settings), None
-        if self.deep().due():  # before what it holds on to may be overwritten
+        if self.deep().due():  # before the weights it anchors may be overwritten
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
-            if cancel is not None and cancel.is_set():  # who stopped it does not wait for a training graph
+            if cancel is not None and cancel.is_set():  # do not build a training graph now
                 return {"promoted": False, "reason": held["reason"], "deep": held}
         report = loop.run(progress, cancel)
         return report | {"deep": held} if held else report
@@ -50,15 +50,15 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def due(self) -> bool:
-        """Should `consolidate` be called when nobody waits?"""
+        """Is there work for `consolidate`, to be done while the machine is idle?"""
         if self._background is not None and self._background.paused:
             return True
-        ledger = self._learner.ledger
-        # The deep loop brings MLX along: not where there is nothing to learn from yet.
-        return ledger.due() or (len(ledger.ratings()) >= MINIMUM and bool(self.deep().due()))
+        history = self._learner.history
+        # The deep loop starts MLX: only when there are ratings to learn from.
+        return history.due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().due()))
 
     def close(self) -> None:
-        """What was stopped goes to the store, and the memory is given back."""
+        """Save a stopped run in the store and free the memory."""
         for loop in (self._background, self._deep):
             if loop is not None:
                 loop.close()
@@ -71,7 +71,7 @@ class Loops:
             self._deep = Deep(self._learner, self._model)
         return self._deep
 
-    def background(self, settings: "Settings | None" = None) -> "Background":
+    def background(self, settings: "TrainingSettings | None" = None) -> "Background":
         from .background import Background
 
         if self._background is not None and settings not in (None, self._background.settings):

@@ -2,9 +2,9 @@
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
-r: what the rating says about the reply, -1 to 1.   V(x): what this user gives to such questions (bank.py).
-rho: how far the reply has already been moved, nats per token.  The last term makes every push vanish at a
-finite log-ratio: a reply cannot be rewarded, or punished, without end.
+r: what the rating says about the reply, -1 to 1.   V(x): the user's mean rating of such questions
+(reasoning_bank.py).   rho: how far the reply has already been moved, nats per token.  The last term makes
+every push vanish at a finite log-ratio: a reply cannot be rewarded, or punished, without end.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def reward(rating: str, history: Sequence[str]) -> float:
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
     """w in [-1, 1], never against the rating: thumbs-up and 4-5 push up or not at all; down and 1-2, down."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
-    if w != w:  # NaN: of no rating's sign; who applies it refuses it
+    if w != w:  # NaN has no sign; the update refuses it
         return w
     if rating in ("up", "4", "5"):
         return max(0.0, w)

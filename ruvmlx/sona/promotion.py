@@ -1,5 +1,7 @@
-"""The gate: a trained base is used only if ratings that it has not seen say that it is better, and plain text
-that it is still the same model. All of it is measured in the backend that will run it.
+"""The promotion test of a trained base.
+
+It is used only if held-out ratings prefer it, and plain text shows that it is still the same model.
+Everything is measured in the backend that will run it.
 """
 
 import math
@@ -15,20 +17,20 @@ from ..lora.base_lora import BaseLoRA
 from .instant import KL_CAP
 from .learner import Learner
 from .objective import TAU
-from .replay import Buffer, Example, Text
-from .state import Ground
+from .replay import Buffer, RatedExample, TrainingText
+from .state import ProbedBase
 from .trace import adapted_logits
 
-PPL_RISE = 0.02  # of plain text, over the untouched model's
-ROOM = 0.8  # share of the KL cap that a base may use: the rest is for the ratings to come
+PPL_RISE = 0.02  # allowed rise of perplexity on plain text, over the untouched model's
+ROOM = 0.8  # share of the KL cap that a base may use; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
 
 Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
 
 
 @dataclass(frozen=True)
-class Measured:
-    """kl to the untouched model, nats per token; rise of the neutral text's mean nll over it, nats."""
+class ModelDrift:
+    """kl to the untouched model, nats per token; rise of the reference text's mean nll over it, nats."""
 
     kl: float
     rise: float
@@ -39,10 +41,10 @@ class Measured:
 
     @property
     def limit(self) -> float:
-        """Rise that is allowed where this is the adapter in use: what is no worse than it always is."""
+        """The allowed rise, if this is the drift of the adapter in use: it may be over PPL_RISE already."""
         return max(math.log1p(PPL_RISE), self.rise)
 
-    def within(self, now: "Measured") -> bool:
+    def within(self, now: "ModelDrift") -> bool:
         return self.kl <= max(ROOM * KL_CAP, now.kl) and self.rise <= now.limit
 
     @property
@@ -51,14 +53,14 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Try:
-    """name: of what was measured, among all that the gate measures."""
+class TriedCandidate:
+    """name: key of its measurements. share: of the training."""
 
     name: str
     share: float
-    ground: Ground
+    ground: ProbedBase
     micro: MicroLoRA
-    found: Measured
+    found: ModelDrift
 
     @property
     def base(self) -> BaseLoRA:
@@ -67,49 +69,48 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """ground: the base that was measured, and the neutral text under it."""
+class PromotionResult:
+    """ground: the measured base, and the KL probe under it."""
 
     promoted: bool
-    ground: Ground
+    ground: ProbedBase
     micro: MicroLoRA
     kl: float
     report: dict[str, Any]
 
 
-class Gate:
-    """Measures adapters on held-out ratings and neutral text. Leaves its last base in the backend.
+class PromotionTest:
+    """Measures adapters on held-out ratings and the reference text. Leaves its last base in the backend.
 
-    When it is left in the middle, because `pause` raised, what it has measured is known the next time.
+    If `pause` raises, the next call reuses all that was measured.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
         self._learner, self.buffer, self.pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
-        self._known: dict[tuple[str, Text], float] = {}  # log-probabilities, by what they were measured of
-        self._ground: tuple[str, Ground] | None = None  # the newest
+        self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (name, text)
+        self._ground: tuple[str, ProbedBase] | None = None  # the newest
         self._version = -1  # that `_known` and `_ground` are of
 
-    def frozen_logprobs(self, examples: Sequence[Example], known: dict[str, float]) -> None:
+    def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:
         """Mean log-probability of each reply in the untouched model, added to `known` by its id."""
         missing = [e for e in examples if e.reply_id not in known]
         if missing:
-            self._learner.untouched()
-            self.pause()
-            for example in missing:
-                known[example.reply_id] = self._logprob(example.text, None)
+            with self._learner.active.installed(None):
+                self.pause()
+                for example in missing:
+                    known[example.reply_id] = self._logprob(example.text, None)
 
-    def judge(self, candidate: Candidate) -> Verdict:
-        """As much of the training as plain text allows, and whether held-out ratings prefer it."""
+    def judge(self, candidate: Candidate) -> PromotionResult:
+        """Find the largest allowed share of the training, then ask the held-out ratings."""
         learner = self._learner
         if learner.version != self._version:
             self._version, self._known, self._ground = learner.version, {}, None
         self.frozen_logprobs(self.buffer.held_out, self._frozen)
-        learner.untouched()
-        plain = self._nll("untouched", None)
-        learner.stand()
-        before = Measured(learner.state.kl, self._nll("in use", learner.micro) - plain)
+        with learner.active.installed(None):
+            plain = self._nll("untouched", None)
+        before = ModelDrift(learner.state.kl, self._nll("in use", learner.micro) - plain)
         loss_before = self._loss("in use", learner.micro)
         tries = self._tried(candidate, before, plain)
         last = tries[-1]
@@ -127,14 +128,14 @@ class Gate:
             "promoted": not reason,
             "reason": reason or f"held-out loss {loss_before:.4f} -> {loss:.4f}",
         }
-        return Verdict(not reason, last.ground, last.micro, last.found.kl, facts)
+        return PromotionResult(not reason, last.ground, last.micro, last.found.kl, facts)
 
-    def _tried(self, candidate: Candidate, before: Measured, plain: float) -> list[Try]:
-        """Less and less of the training until it is no worse for plain text than allowed, or than now.
+    def _tried(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
+        """Smaller and smaller shares of the training, until plain text is no worse than allowed, or than now.
 
-        What is then still too far from the untouched model, as the adapter in use may be, is shrunk whole.
+        If the last one is still too far from the untouched model, the whole base is scaled down.
         """
-        tries: list[Try] = []
+        tries: list[TriedCandidate] = []
         for share in SHARES:
             base, micro = candidate(share)
             self.pause()
@@ -149,15 +150,15 @@ class Gate:
             tries.append(self._try(f"try {len(tries)}", last.share, base, last.micro, plain))
         return tries
 
-    def _try(self, name: str, share: float, base: BaseLoRA, micro: MicroLoRA, plain: float) -> Try:
+    def _try(self, name: str, share: float, base: BaseLoRA, micro: MicroLoRA, plain: float) -> TriedCandidate:
         ground = self._grounded(name, base)
-        found = Measured(ground.neutral.kl(micro), self._nll(name, micro) - plain)
-        return Try(name, share, ground, micro, found)
+        found = ModelDrift(ground.probe.kl(micro), self._nll(name, micro) - plain)
+        return TriedCandidate(name, share, ground, micro, found)
 
-    def _grounded(self, name: str, base: BaseLoRA) -> Ground:
-        """The neutral text under a base, which the backend has then."""
+    def _grounded(self, name: str, base: BaseLoRA) -> ProbedBase:
+        """The KL probe under a base, which stays in the backend."""
         if self._ground is None or self._ground[0] != name:
-            self._ground = name, self._learner.ground(base, self.pause)
+            self._ground = name, self._learner.active.probe_base(base, self.pause)
         ground = self._ground[1]
         if self._backend.lora is not ground.lora:
             self._backend.set_lora(ground.lora)
@@ -165,26 +166,28 @@ class Gate:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """DRO's loss on the held-out ratings, mean of (r - V - tau * rho)^2 / 2, V's level fitted to them as
-        DRO fits V: that all old replies become less likely together, as they do, says nothing of taste."""
+        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2, V's level fitted to them.
+
+        DRO fits V as well. Training makes all old replies less likely together; that says nothing of taste.
+        """
         held = self.buffer.held_out
         rho = [self._measured(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
         missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
         return float(0.5 * np.var(missed))
 
     def _nll(self, name: str, micro: MicroLoRA | None) -> float:
-        """Mean negative log-likelihood of the neutral text, answers and prose, nats."""
-        texts = self.buffer.neutral
+        """Mean negative log-likelihood of the reference text, answers and prose, nats."""
+        texts = self.buffer.reference
         return -sum(self._measured(name, t, micro) * t.said for t in texts) / sum(t.said for t in texts)
 
-    def _measured(self, name: str, text: Text, micro: MicroLoRA | None) -> float:
-        """`_logprob`, once for each name."""
+    def _measured(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
+        """`_logprob`, computed once for each name."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
         return self._known[name, text]
 
-    def _logprob(self, text: Text, micro: MicroLoRA | None) -> float:
-        """Mean log-probability per token of what was said, under the backend's base."""
+    def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:
+        """Mean log-probability per token of the text's answer, under the backend's base."""
         hidden = self._backend.hidden_states(text.tokens[:-1], self.pause)[text.first - 1 :]
         said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
         for part, logits in adapted_logits(micro, hidden, self._backend.head):
@@ -194,8 +197,8 @@ class Gate:
         return total / text.said
 
 
-def _objection(before: float, after: float, found: Measured, now: Measured) -> str:
-    """Why the candidate is not used; "" when it is."""
+def _objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
+    """Why the candidate is refused; "" if it is promoted."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its numbers are not finite"
     if found.kl > KL_CAP:

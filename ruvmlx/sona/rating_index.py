@@ -1,7 +1,8 @@
-"""Memory: the bank kept in step with the store, and what other parts ask of it.
+"""The rating index: the reasoning bank kept in step with the store, and the questions that other parts ask of
+it.
 
 The ratings in force are the truth: after an undo, a rollback or another process's rating the bank follows the
-store. Questions are embedded while the user reads (`settle`); before a reply only where examples are wanted.
+store. Questions are embedded while the user reads (`settle`); before a reply only if it needs examples.
 """
 
 import re
@@ -15,17 +16,18 @@ from ..backends.base import Backend, untouched
 from ..models.model import Message, Model
 from ..store import ReplyRow, Store
 from . import embedding, signal
-from .adapter_history import Ledger
+from .adapter_history import AdapterHistory
 from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
-_UNKNOWN = -1  # version of a bank that must look at the store again
+MAX_EXAMPLES = 8
+_UNKNOWN = -1  # version of a bank that must be compared with the store again
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: how often an
-    entry was used for a new question. dropped: signals let go because the buffer was full.
+    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: uses of entries
+    for new questions. dropped: signals lost because the buffer was full.
     """
 
     entries: int
@@ -37,7 +39,7 @@ class MemoryStatus:
 
 
 @dataclass(frozen=True)
-class Example:
+class LikedExample:
     """A liked reply to a similar question."""
 
     reply_id: str
@@ -49,22 +51,30 @@ class Example:
         return [Message("user", self.question), Message("assistant", self.reply)]
 
 
-class Memory:
+class RatingIndex:
     """One adapter's rated questions on one model. Lives in the backend's thread."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, ledger: Ledger, implicit: bool = False):
-        """implicit: also heed what the user did with replies that were not rated."""
-        self._store, self._model, self._backend, self._ledger = store, model, backend, ledger
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
+    ):
+        """implicit: also use implicit feedback on replies that were not rated."""
+        self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # of the ledger, that the bank reflects
+        self._version: int | None = None  # of the adapter, that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: list[ReplyRow] = []  # not settled yet
         self._pending: list[LearningSignal] = []
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """Measured once per model: seconds, the first time."""
-        return embedding.whitening_of(self._store, self._model, self._backend)
+        """Measured once per model; that takes seconds."""
+        stored = self._store.model_data.whitening(self._model.fingerprint)
+        known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
+        if known is None:
+            with untouched(self._backend):
+                known = embedding.measure(self._backend, self._model.tokenizer)
+            self._store.model_data.put_whitening(self._model.fingerprint, known.to_bytes())
+        return known
 
     @cached_property
     def bank(self) -> ReasoningBank:
@@ -74,7 +84,9 @@ class Memory:
 
     def state_of(self, text: str) -> np.ndarray | None:
         """A question's pooled state [D]; reads it with the model, once."""
-        if text not in self._questions:  # read without the base: comparable when that changes
+        if (
+            text not in self._questions
+        ):  # without the base LoRA, so that vectors stay comparable when it changes
             with untouched(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
@@ -85,15 +97,15 @@ class Memory:
         return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
-        """The same, if this process has read it lately."""
+        """The same, if this process has read it recently; else None."""
         return self._questions.get(text)
 
     def committed(self, reply: ReplyRow) -> None:
-        """A reply is in the store: `settle` reads its question, if that was not done yet."""
+        """A reply was stored: `settle` reads its question, if that is still missing."""
         self._new.append(reply)
 
     def settle(self) -> None:
-        """Read the newest questions, keep the bank in order, write signals: while the user reads."""
+        """While the user reads: embed the newest questions, cluster the bank, write signals."""
         new, self._new = self._new, []
         for reply in new:
             self.query(reply)
@@ -104,7 +116,7 @@ class Memory:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """A reply's question as a unit vector; read now if that was not done yet."""
+        """A reply's question as a unit vector; it is read now if that is still missing."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -116,15 +128,15 @@ class Memory:
 
     def sync(self) -> None:
         """Make the bank hold the ratings in force, if they may have changed."""
-        version = self._ledger.version()
+        version = self._history.version()
         if version == self._version:
             return
-        wanted, held, pruned = self._labels(), self.bank.labels(), self._ledger.pruned()
+        wanted, held, pruned = self._labels(), self.bank.labels(), self._history.deep.pruned()
         for reply_id in held.keys() - wanted.keys():
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # pruned as what it was rated then, and is again
+                found = pruned.get(reply_id) != label  # it was pruned with the same rating
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # the first time
             for reply_id in self._store.replies.examples_used(self._model.fingerprint):
@@ -133,12 +145,12 @@ class Memory:
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """What each reply was given: its rating or, where that counts, the strongest sign without one."""
+        """Label by reply id: its rating, else the strongest implicit feedback, if that counts."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
-        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equal ones the newest
+        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
         return {s.reply_id: s.label for s in signs} | dict(
-            self._store.ratings.labels(mine, self._ledger.name)
+            self._store.ratings.labels(mine, self._history.name)
         )
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
@@ -151,22 +163,22 @@ class Memory:
         return self.whitening(state)
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
-        """Merge and prune the bank's patterns; also the label of all that is pruned now, by reply id.
+        """Merge and prune the bank's patterns. Also returns the label of all pruned entries, by reply id.
 
-        The store learns of it from the caller: until then a restart brings everything back.
+        The caller stores it; without that a restart brings all entries back.
         """
         self.sync()
         held = self.bank.labels()
         before = {
             reply_id: label
-            for reply_id, label in self._ledger.pruned().items()
+            for reply_id, label in self._history.deep.pruned().items()
             if held.get(reply_id) == label and not self.bank.placed(reply_id)
         }
         tidied = self.bank.tidy(pause)
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """The question's unit vector, if it was ever read; pruned entries' too."""
+        """The question's unit vector, if it was ever read; also of pruned entries."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
@@ -178,7 +190,7 @@ class Memory:
         self._version = version
 
     def noticed(self, reply: ReplyRow, label: str) -> bool:
-        """Record what the user did with a reply, if that is wanted; was it?"""
+        """Record implicit feedback, if it is on; True if it was recorded."""
         signal.check_implicit(label)
         if self._implicit:
             self._pending.append(self._signal(reply, label))
@@ -198,37 +210,42 @@ class Memory:
         if rows:
             self._store.signals.add(rows)
 
-    # -- what it is asked ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating, as the other ratings in force have it."""
+        """(r, V(x)) of a new rating, by the other ratings in force."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating in force, as the others in force have it."""
+        """(r, V(x)) of a rating in force, by the others in force."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """r of a rating in force, as the others in force have it."""
+        """r of a rating in force, by the others in force."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
     def examples(
-        self, question: str, n: int, room: int, size: Callable[[Example], int], known: Collection[str] = ()
-    ) -> list[Example]:
-        """Up to n liked replies to similar questions, in no more than `room` tokens; the most alike last.
+        self,
+        question: str,
+        n: int,
+        room: int,
+        size: Callable[[LikedExample], int],
+        known: Collection[str] = (),
+    ) -> list[LikedExample]:
+        """Up to n liked replies to similar questions, in at most `room` tokens; the most similar last.
 
-        size: tokens of an example.  known: texts already in the conversation; none of them is asked again.
+        size: tokens of an example.  known: texts already in the conversation, which are left out.
         """
-        anything = self._implicit or self._ledger.version() > 0
+        anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
         if state is None:
             return []
         self.sync()
-        chosen: list[Example] = []
+        chosen: list[LikedExample] = []
         seen = {_plain(text) for text in (question, *known)}
         for reply_id in self.bank.liked(self.whitening(state), similar=SIMILAR):
             example = self._example(reply_id)
@@ -242,11 +259,11 @@ class Memory:
                 self.bank.hit(reply_id)
         return chosen[::-1]
 
-    def _example(self, reply_id: str) -> Example | None:
-        """None for a reply whose chat was deleted, or of which nothing whole is left."""
+    def _example(self, reply_id: str) -> LikedExample | None:
+        """None if the chat was deleted, or no whole sentence is left."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
-        return Example(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
+        return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
 
     def status(self) -> MemoryStatus:
         self.sync()
@@ -262,11 +279,11 @@ class Memory:
 
 
 def whole_sentences(text: str) -> str:
-    """A text that was cut off, up to its last whole line or sentence: an example must not end in mid-air."""
+    """A truncated text up to its last whole line or sentence, because an example must be complete."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 
 
 def _plain(text: str) -> str:
-    """A question without what does not matter: case, spacing, punctuation at its ends."""
+    """A question without case, extra spaces, and punctuation at its ends: to compare two of them."""
     return " ".join(text.casefold().split()).strip(" .?!")

@@ -1,12 +1,12 @@
-"""ReasoningBank: the rated questions, found again by likeness, and the patterns that they form.
+"""The reasoning bank: rated questions, found again by similarity, and the patterns that they form.
 
-Entries are unit vectors with a label (a rating, or a weaker sign). k-means puts them into cells, and cells
-with nearly the same centre are one pattern. A lookup compares the query with the cells' centres, then with
-the entries of the nearest cells, until enough have been seen. Rows of one cell lie together, so that each is
-one product; new ones wait behind them, and are always compared, until `tend` sorts them in. Up to SCAN
-entries a lookup is exact.
+Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells; cells
+with nearly the same centre form one pattern. A lookup compares the query with the centres of the cells, then
+with the entries of the nearest cells, until it has compared enough. The rows of one cell lie together, so
+that each cell is one product; new rows wait behind them, and are always compared, until `tend` sorts them in.
+Up to SCAN entries a lookup is exact.
 
-The bank holds nothing that the store does not: it is rebuilt at start (memory.py).
+The bank holds nothing that the store does not: it is rebuilt at start (rating_index.py).
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from .signal import INDEX, LABELS, WEIGHTS, rewards
 CAPACITY = 10_000  # entries that can be found; older ones are pruned, those of poor patterns first
 CELLS = 100
 SAMPLE = 4096  # entries that k-means looks at
-SCAN = 1024  # entries that a lookup compares at most, new ones aside
+SCAN = 1024  # entries that a lookup compares at most, besides new ones
 TAIL = 128  # new entries that may wait before they are sorted in
 NEIGHBOURS = 32
-PRIOR = 4.0  # ratings' worth of weight that the value starts with
-ALIKE = 0.5  # two questions this alike are one question
-SIMILAR = 0.1  # examples must be this alike: 84% of one topic are, 19% of others (starter model)
-MERGE = 0.9
-PRUNE = 0.3
+PRIOR = 4.0  # weight of the prior of V(x), in ratings
+ALIKE = 0.5  # similarity from which two questions count as one
+SIMILAR = 0.1  # least similarity of an example: 84% of one topic have it, 19% of others (starter model)
+MERGE = 0.9  # similarity of two centres from which their cells are one pattern
+PRUNE = 0.3  # quality below which a pattern is poor
 _ITERATIONS = 8
 _DEAD = -1
 _ANY = np.array([True] * len(LABELS) + [False])
@@ -35,7 +35,7 @@ _GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 @dataclass(frozen=True)
 class Pattern:
-    """A kind of question. quality 0 to 1; hits: how often one of its entries was found for a new question."""
+    """A kind of question. quality: 0 to 1. hits: uses of its entries for new questions."""
 
     size: int
     quality: float
@@ -49,8 +49,8 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Tidied:
-    """patterns: those that are left. merged: cells that went into another one's pattern. pruned: patterns
-    let go, and the labels of their entries by reply id.
+    """patterns: those that are left. merged: cells that joined another one's pattern. pruned: patterns
+    removed; entries: the labels of their entries by reply id.
     """
 
     patterns: int
@@ -60,7 +60,7 @@ class Tidied:
 
 
 @dataclass(frozen=True)
-class Found:
+class Neighbours:
     """Entries near a query, the nearest first."""
 
     rows: np.ndarray
@@ -76,11 +76,11 @@ class ReasoningBank:
         self._pattern = np.zeros(64, np.int16)
         self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
-        self._order = np.zeros(64, np.int64)  # in which they came
+        self._order = np.zeros(64, np.int64)  # of arrival
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        self._unplaced: dict[str, int] = {}  # pruned, or no vector is known: they count, but are never found
+        self._unplaced: dict[str, int] = {}  # pruned, or without a vector: they count, but are never found
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
         self._starts = np.zeros(1, np.int64)  # rows [starts[c], starts[c + 1]) are of cell c
@@ -95,12 +95,12 @@ class ReasoningBank:
         return reply_id in self._at or reply_id in self._unplaced
 
     def labels(self) -> dict[str, str]:
-        """What is held, by reply id."""
+        """Labels of all entries by reply id."""
         held = {reply_id: int(self._labels[row]) for reply_id, row in self._at.items()} | self._unplaced
         return {reply_id: LABELS[i] for reply_id, i in held.items()}
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """An entry's own [dimensions]; None where none is known."""
+        """An entry's vector [dimensions]; None if it has none."""
         row = self._at.get(reply_id)
         return None if row is None else self._vectors[row].copy()
 
@@ -119,7 +119,7 @@ class ReasoningBank:
             self._append(reply_id, INDEX[label], vector)
 
     def _relabel(self, row: int, label: int) -> None:
-        """label: _DEAD takes the row out."""
+        """label: _DEAD removes the row."""
         for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
             if old_or_new != _DEAD:
                 self.counts[old_or_new] += change
@@ -148,28 +148,28 @@ class ReasoningBank:
         self._order = np.concatenate([self._order, np.zeros(n, np.int64)])
 
     def remove(self, reply_id: str) -> None:
-        """Take an entry out; no error if it is not there."""
+        """Remove an entry; no error if there is none."""
         if reply_id in self._at:
-            self._relabel(self._at.pop(reply_id), _DEAD)  # skipped from now on; `tend` takes the row away
+            self._relabel(self._at.pop(reply_id), _DEAD)  # lookups skip the row; `tend` frees it
         elif reply_id in self._unplaced:
             self.counts[self._unplaced.pop(reply_id)] -= 1
 
     # -- lookup --------------------------------------------------------------------------------------
 
-    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Found:
-        """The k entries most like a query [dimensions]: exact up to SCAN entries, nearly so beyond.
+    def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
+        """The k entries most similar to a query [dimensions]: exact up to SCAN entries, approximate beyond.
 
-        among [len(LABELS) + 1]: which labels are looked for; the last is that of removed entries.
+        among [len(LABELS) + 1]: mask of the labels to look for; the last is that of removed entries.
         """
         rows, similarity = self._compared(query)
         similarity[~among[self._labels[rows]]] = -2.0
         best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
         best = best[np.argsort(-similarity[best], kind="stable")]
         best = best[similarity[best] > -2.0]
-        return Found(rows[best], similarity[best])
+        return Neighbours(rows[best], similarity[best])
 
     def _compared(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that were compared with the query, and their similarities."""
+        """The rows that are compared with the query, and their similarities."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
             return self._numbers[:n], np.vecdot(self._vectors[:n], query)
@@ -188,13 +188,14 @@ class ReasoningBank:
         return rows, similarity
 
     def value(self, query: np.ndarray | None, without: str | None = None) -> float:
-        """V(x) in [-1, 1]: the mean reward of alike questions, shrunk to that of all, and that to zero.
+        """V(x) in [-1, 1]: the mean reward of similar questions, shrunk to that of all, which is shrunk to
+        zero.
 
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
 
-        w: 1 for a rating, less for a weaker sign; r: its reward; s: similarity, of the NEIGHBOURS nearest.
-        without: the reply that is being rated says nothing about itself.
+        w: 1 for a rating, less for implicit feedback; r: its reward; s: similarity, of the NEIGHBOURS
+        nearest. without: the reply that is being rated; it is left out.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -209,7 +210,7 @@ class ReasoningBank:
         return float((a @ r[labels] + PRIOR * overall) / (a.sum() + PRIOR))
 
     def counts_without(self, reply_id: str | None) -> np.ndarray:
-        """Entries by label [len(LABELS)], one reply aside."""
+        """Entries by label [len(LABELS)], without one reply."""
         row = self._at.get(reply_id or "")
         label = int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
         counts = self.counts.copy()
@@ -218,10 +219,10 @@ class ReasoningBank:
         return counts
 
     def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
-        """Replies to similar questions that were liked, the most alike first.
+        """Ids of liked replies to similar questions, the most similar first.
 
-        Liked: a reward of a half or more, or up, 4 or 5 where the user gives such to everything. Never by
-        weaker signs.
+        Liked: a reward of at least 0.5; or up, 4 or 5 from a user who rates everything so. Implicit feedback
+        does not count.
         """
         r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
@@ -231,7 +232,7 @@ class ReasoningBank:
     # -- patterns ------------------------------------------------------------------------------------
 
     def hit(self, reply_id: str) -> None:
-        """Count that an entry was found for a new question."""
+        """Count a use of an entry for a new question."""
         if reply_id in self._at:
             self._hits[self._at[reply_id]] += 1
 
@@ -240,7 +241,7 @@ class ReasoningBank:
         return int(self._hits[: len(self._ids)].sum())
 
     def patterns(self) -> list[Pattern]:
-        """As the entries stand now; quality is their weighted mean reward, brought to 0..1."""
+        """The current patterns; quality is the weighted mean reward, mapped to 0..1."""
         every = np.arange(len(self._tally))
         live = np.fromiter(self._at.values(), np.int64, len(self._at))
         hits = np.bincount(self._pattern[live], self._hits[live], len(every))
@@ -248,13 +249,13 @@ class ReasoningBank:
         return [Pattern(int(size), float(quality), int(hits)) for size, quality, hits in facts if size]
 
     def _quality(self, patterns: np.ndarray) -> np.ndarray:
-        """Of each pattern named, 0 to 1."""
+        """Quality of some patterns, 0 to 1 each."""
         weight = self._tally[patterns] * WEIGHTS
         mean = weight @ rewards(self.counts) / np.maximum(weight.sum(axis=1), 1e-9)
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries in, and cluster again when a quarter has been added: work for idle moments.
+        """Sort new entries in; cluster again when a quarter has been added. For idle moments.
 
         True if anything was done.
         """
@@ -271,10 +272,10 @@ class ReasoningBank:
         return True
 
     def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
-        """Cluster again, merge patterns that are alike and let go of the poor ones: the deep loop's part.
+        """Cluster again, merge similar patterns and prune poor ones: for the deep loop.
 
-        What is let go counts as before, but is not found by likeness any more. `pause` may raise to leave;
-        nothing was changed then.
+        Pruned entries count as before, but lookups do not find them any more. `pause` may raise to leave;
+        nothing is changed then.
         """
         rows = np.fromiter(self._at.values(), np.int64, len(self._at))
         if len(rows) == 0:
@@ -286,12 +287,12 @@ class ReasoningBank:
         gone = np.flatnonzero(poor[self._pattern[: len(rows)]])
         entries = {self._ids[row]: LABELS[self._labels[row]] for row in gone}
         for row in gone:
-            self._put_away(int(row))
+            self._unplace(int(row))
         self._sort(np.fromiter(self._at.values(), np.int64, len(self._at)))
         return Tidied(len(self.patterns()), len(self._centres) - len(every), int(poor.sum()), entries)
 
     def _cluster(self, rows: np.ndarray, pause: Callable[[], None] | None = None) -> None:
-        """New cells and patterns, of the rows named; `_sort` has to follow."""
+        """Make new cells and patterns from some rows; call `_sort` next."""
         live = len(rows)
         sample = rows[:: -(-live // SAMPLE)]
         k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
@@ -300,27 +301,27 @@ class ReasoningBank:
         self._clustered = live
 
     def placed(self, reply_id: str) -> bool:
-        """Can it be found by likeness?"""
+        """Can lookups find it?"""
         return reply_id in self._at
 
-    def _put_away(self, row: int) -> None:
-        """An entry that counts from now on, but is not found."""
+    def _unplace(self, row: int) -> None:
+        """Keep an entry in the counts, but not in lookups."""
         reply_id, label = self._ids[row], int(self._labels[row])
         self.remove(reply_id)
         self._unplaced[reply_id] = label
         self.counts[label] += 1
 
     def _pruned(self, rows: np.ndarray) -> np.ndarray:
-        """The rows less what is too much: entries of poor patterns go first, then the oldest."""
+        """At most CAPACITY of the rows: entries of poor patterns go first, then the oldest."""
         poor = self._quality(self._pattern[rows]) < PRUNE
         order = np.lexsort((self._order[rows], ~poor))
         excess = max(0, len(rows) - CAPACITY)
         for row in rows[order[:excess]]:
-            self._put_away(int(row))
+            self._unplace(int(row))
         return rows[np.sort(order[excess:])]
 
     def _sort(self, rows: np.ndarray) -> None:
-        """Lay the living rows out cell by cell."""
+        """Store the live rows cell by cell."""
         some = len(self._centres) > 0
         cell = nearest(self._vectors[rows], self._centres) if some else np.zeros(len(rows), np.int64)
         order = np.argsort(cell, kind="stable")
@@ -354,7 +355,7 @@ def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = Non
 
 
 def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
-    """k-means++: each next centre is drawn by its distance to those before."""
+    """k-means++: draw each next centre by its distance to the earlier ones."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]
     distance = 1 - np.vecdot(vectors, vectors[chosen[0]])
@@ -367,7 +368,7 @@ def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarra
 
 
 def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Each group's mean, of length 1; empty groups are left out."""
+    """The mean of each group, of length 1; empty groups are left out."""
     order = np.argsort(at, kind="stable")
     _, starts = np.unique(at[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)
@@ -375,7 +376,7 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def merged(centres: np.ndarray) -> np.ndarray:
-    """Each cell's pattern, [k] int16. Cells whose centres are more than MERGE alike, in steps, share one."""
+    """Each cell's pattern: [k] int16. Chains of cells with centres more similar than MERGE share one."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

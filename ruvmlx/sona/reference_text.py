@@ -1,4 +1,4 @@
-"""The neutral text: a few everyday questions with plain answers, and some prose (neutral.json)."""
+"""The reference text: a few everyday questions with plain answers, and some prose (reference_text.json)."""
 
 import hashlib
 import json
@@ -13,12 +13,14 @@ from ..progress import Count
 
 
 def texts() -> list[tuple[str, str]]:
-    """(question, answer) of the neutral text; what has no question is prose."""
-    return json.loads(resources.files(__package__).joinpath("neutral.json").read_text(encoding="utf-8"))
+    """(question, answer) pairs of the reference text; prose has an empty question."""
+    return json.loads(
+        resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8")
+    )
 
 
 def digest() -> str:
-    """The text's name."""
+    """Identifies the text: a stored calibration of another text is not used."""
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
@@ -29,9 +31,12 @@ def read(
     pause: Callable[[], None] | None = None,
     count: Count | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each text's end
-    [E, D], and how many of the first are in answers; the others are in prose. Where a reply ends is taste:
-    there, no model is bound to the frozen one."""
+    """Read the texts with the model that the backend has.
+
+    Returns the hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each
+    text's end [E, D], and how many of the first are in answers; the others are in prose. The ends are apart
+    because where a reply ends is taste: there, no model is held to the frozen one.
+    """
     states, following, ends, answers = [], [], [], 0
     for question, answer in texts():
         tokens, first = encoded(tokenizer, question, answer, max_context)
@@ -46,7 +51,7 @@ def read(
 
 
 def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Tokens of a question with its answer, and where that begins; without a question, of prose."""
+    """Tokens of a question with its answer, and the index where the answer begins; prose begins at 1."""
     if not question:
         return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])

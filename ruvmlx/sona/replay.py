@@ -1,8 +1,8 @@
 """What the background loop trains on: the ratings in force, and plain text on which nothing should change.
 
-That text is not the neutral text on which the result is judged.
+The plain text is not the reference text, which judges the result.
 
-The buffer is the store itself: nothing is copied, and a rating that is taken back is gone from here too.
+The buffer is read from the store: nothing is copied, and a rating that is taken back is gone from here, too.
 """
 
 import hashlib
@@ -15,48 +15,49 @@ import numpy as np
 
 from ..models.model import Tokenizer
 from ..store import RatedReply
-from ..training.slices import Text
+from ..training.slices import TrainingText
 from . import reference_text
-from .adapter_history import Ledger
-from .rating_index import Memory
+from .adapter_history import AdapterHistory
+from .rating_index import RatingIndex
 
-LIMIT = 10_000  # ratings, the newest
+LIMIT = 10_000  # newest ratings
 HELD_OUT = 5  # one in so many ratings is never trained on
-BATCH = (4, 2, 2)  # new, reservoir, neutral: 50%, about 30% and 20%
+BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
 
 
 @dataclass(frozen=True)
-class Example:
+class RatedExample:
     """One rated reply. reward and value: r and V(x) of the objective. drawn: mean log p when it was drawn."""
 
     reply_id: str
     rating: str
-    text: Text
+    text: TrainingText
     reward: float
     value: float
-    version: int  # that the rating made
+    version: int  # made by the rating
     drawn: float | None
 
     @property
     def held_out(self) -> bool:
-        """Decided by the reply's id: the same in every run, whatever else is rated."""
+        """By a hash of the reply's id: the same in every run, whatever else is rated."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """train and held_out are disjoint, and so are plain and neutral, which is what the gate reads.
-    since: ratings that made later versions are new.
+    """train and held_out are disjoint; so are plain and reference, the text of the promotion test.
+
+    since: ratings with a later version are new.
     """
 
-    train: Sequence[Example]
-    held_out: Sequence[Example]
-    plain: Sequence[Text]
-    neutral: Sequence[Text]
+    train: Sequence[RatedExample]
+    held_out: Sequence[RatedExample]
+    plain: Sequence[TrainingText]
+    reference: Sequence[TrainingText]
     since: int
 
-    def batch(self, seed: int, step: int) -> tuple[list[Example], list[Text]]:
-        """The same for the same seed and step: a run that is resumed goes on as if it had not stopped."""
+    def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
+        """Deterministic for a seed and step: a resumed run continues as if it had not stopped."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
@@ -74,23 +75,23 @@ def _sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
 
 
 def load(
-    ledger: Ledger,
-    memory: Memory,
+    history: AdapterHistory,
+    index: RatingIndex,
     tokenizer: Tokenizer,
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
     """`pause` is called after every reply and text, and may raise to leave."""
-    rows = ledger.rated_replies(LIMIT)
+    rows = history.rated_replies(LIMIT)
     pause()
-    examples = _examples(rows, memory, pause)
+    examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
     if len(held) < 2:  # of a few ratings perhaps none has such an id
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
     train = [e for e in examples if e.reply_id not in kept]
-    return Buffer(train, held, plain, judged, ledger.last_promotion())
+    return Buffer(train, held, plain, judged, history.last_promotion())
 
 
 def _plain() -> list[tuple[str, str]]:
@@ -100,22 +101,24 @@ def _plain() -> list[tuple[str, str]]:
 
 def _texts(
     pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, context: int, pause: Callable[[], None]
-) -> list[Text]:
+) -> list[TrainingText]:
     out = []
     for question, answer in pairs:
         tokens, first = reference_text.encoded(tokenizer, question, answer, context)
-        out.append(Text(tuple(tokens), first))
+        out.append(TrainingText(tuple(tokens), first))
         pause()
     return out
 
 
-def _examples(rows: Sequence[RatedReply], memory: Memory, pause: Callable[[], None]) -> list[Example]:
+def _examples(
+    rows: Sequence[RatedReply], index: RatingIndex, pause: Callable[[], None]
+) -> list[RatedExample]:
     out = []
     for row in rows:
-        reward, value = memory.standing(row.reply_id, row.rating)
+        reward, value = index.standing(row.reply_id, row.rating)
         prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
         drawn = None if row.logprob is None else row.logprob / len(said)
-        text = Text.cut(prompt, said)
-        out.append(Example(row.reply_id, row.rating, text, reward, value, row.version, drawn))
+        text = TrainingText.cut(prompt, said)
+        out.append(RatedExample(row.reply_id, row.rating, text, reward, value, row.version, drawn))
         pause()
     return out

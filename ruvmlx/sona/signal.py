@@ -1,15 +1,13 @@
-"""Learning signals: what a rating, or what the user did instead of one, says about a reply.
+"""Learning signals: what a rating, or implicit feedback, says about a reply.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality 0 to 1 says what the reply was worth; latency_ratio 1 is as fast as usual here, 2 twice as slow. The
-reward counts speed, so it is for statistics and for routing between models. It does not move weights: no
-change of weights makes a reply faster. What moves them is the DRO weight (objective.py), which knows quality
-alone.
+quality, 0 to 1, is the worth of the reply; latency_ratio is 1 for the usual speed, 2 for half of it. The
+reward counts speed, so it is for statistics and for the router. It does not move weights, because no change
+of weights makes a reply faster. Weights are moved by the DRO weight (objective.py), which uses quality alone.
 
-What the user did (regenerated, copied, ...) is a weak hint and may mean something else. Unless
-`implicit_feedback` is on, it is not even recorded; where it is, it counts as a small part of a rating in the
-bank, and only until there is one.
+Implicit feedback (regenerated, copied, ...) is a weak hint and may mean something else. It is recorded only
+if `implicit_feedback` is on; then it counts as a small part of a rating, and only until there is a rating.
 """
 
 from collections import deque
@@ -23,13 +21,13 @@ from ..errors import UsageError
 from ..ratings import RATINGS
 from ..store import SignalRow
 
-# What was done with a reply: (reward -1 to 1, weight against a rating's 1).
+# Implicit feedback: (reward -1 to 1, weight; a rating weighs 1).
 IMPLICIT = {
-    "regenerated": (-1.0, 0.2),  # another reply to the same question was wanted
-    "edited": (-0.5, 0.1),  # the question was put again in other words
+    "regenerated": (-1.0, 0.2),  # the user wanted another reply
+    "edited": (-0.5, 0.1),  # the user put the question in other words
     "stopped": (-0.5, 0.1),
     "copied": (1.0, 0.2),
-    "continued": (0.5, 0.05),  # the talk went on without complaint
+    "continued": (0.5, 0.05),  # the conversation went on
 }
 LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
@@ -46,18 +44,18 @@ class LearningSignal:
     kind: str  # "explicit" | "implicit"
     label: str  # a rating, or one of IMPLICIT
     quality: float  # 0 to 1
-    latency_ratio: float  # time per token against what is usual here
+    latency_ratio: float  # time per token over the usual one
     tier: int  # of the model: 0 (below 0.5e9 parameters) to 4
     context_tokens: int  # prompt and reply
 
     @property
     def reward(self) -> float:
-        """0 to 2: a good reply at no time at all is worth two."""
+        """0 to 2; 2 for a perfect reply in no time."""
         return self.quality * max(0.0, 2.0 - self.latency_ratio)
 
     @property
     def weight(self) -> float:
-        """What it counts for, against a rating's 1."""
+        """A rating weighs 1."""
         return float(WEIGHTS[INDEX[self.label]])
 
     def row(self) -> SignalRow:
@@ -76,7 +74,7 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """counts [len(LABELS)]: what the user gave so far, from which a star gets its meaning."""
+    """counts [len(LABELS)]: the user's labels so far; a star is ranked among them."""
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
     return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
@@ -94,7 +92,7 @@ def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
         return IMPLICIT[label][0]
-    stars = [1 + int(counts[i]) for i in range(2, 7)]  # one imaginary rating of each star comes first
+    stars = [1 + int(counts[i]) for i in range(2, 7)]  # starts with one rating of each star
     at = int(label) - 1
     rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
     return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))  # mid-ranks of 1 and 5 with no history: 0.1, 0.9
@@ -111,13 +109,13 @@ def tier(parameters: int) -> int:
 
 
 class Pace:
-    """What a token costs here as a rule: the median of the newest replies."""
+    """The usual time per token: the median of the newest replies."""
 
     def __init__(self, keep: int = 65):
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """This reply's time per token against the median of those before it, which it then joins."""
+        """This reply's time per token over the median of the replies before it; then it joins them."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

@@ -1,16 +1,16 @@
-"""What a learner holds: weights with their version, what they stand on, and what a rating did to them."""
+"""The state of a learner: weights with their version, the base under them, and what a rating did to them."""
 
 from dataclasses import dataclass
 
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
-from ..lora.layer_lora import BodyLoRA
-from .kl_probe import Neutral
+from ..lora.layer_lora import LayerLoRA
+from .kl_probe import KLProbe
 
 
 @dataclass(frozen=True)
 class RatingResult:
-    """What a rating did. Log-probabilities are means per token of the rated reply, nats."""
+    """What a rating did. Log-probabilities: means per token of the rated reply, nats. kl: nats per token."""
 
     reply_id: str
     rating: str
@@ -26,22 +26,22 @@ class RatingResult:
 
 
 @dataclass(frozen=True)
-class State:
-    """Weights, their version and their distance to the frozen model, nats per token.
+class LearnerState:
+    """Weights, their version and their KL to the frozen model, nats per token.
 
-    base: id of the BaseLoRA that the micro stands on, 0: none. body: what ratings changed below the head.
+    base: id of the BaseLoRA under the MicroLoRA; 0: none. layer_lora: what ratings changed below the head.
     """
 
     micro: MicroLoRA
     base: int
     version: int
     kl: float
-    body: BodyLoRA | None = None
+    layer_lora: LayerLoRA | None = None
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What MicroLoRA stands on: a base (None: the frozen model) and the neutral text as it is read there."""
+class ProbedBase:
+    """A base LoRA (None: the frozen model), and the KL probe under it."""
 
     lora: BaseLoRA | None
-    neutral: Neutral
+    probe: KLProbe

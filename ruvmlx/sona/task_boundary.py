@@ -1,13 +1,13 @@
-"""Task boundaries: where what the user asks for, or what they make of the replies, becomes another thing.
+"""Task boundaries: where the user begins to ask for other things, or to judge replies in another way.
 
-Two streams are watched, one value per rating: its reward, and how unlike the question is to those of the
-task so far (1 - cosine with their mean). Both are read in blocks: one odd question is no new task. A block
-begins a new task when it is off the task's mean by more than Z standard errors,
+Two streams are watched, one value per rating: its reward, and how dissimilar the question is to those of the
+task so far (1 - cosine with their mean). Both are read in blocks, because one odd question is no new task. A
+block begins a new task when it deviates from the task's mean by more than Z standard errors,
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-once WARM values are known; mean and deviation by Welford (1962). Rewards are looked at on both sides. Z = 2
-is crossed by chance by one block in forty on each side; such a boundary costs an anchor, nothing else.
+once WARM values are known; mean and deviation by Welford (1962). Rewards are tested on both sides. By chance
+one block in forty exceeds Z = 2 on each side; such a boundary costs one anchor, nothing else.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 Z = 2.0
 WARM = 50  # values before a boundary can be seen
 BLOCK = 16
-CLIP = 3.0  # deviations that one value can be off
+CLIP = 3.0  # largest deviation of one value, in standard deviations
 _LEAST = 1e-3  # a deviation below this is rounding
 
 
@@ -52,7 +52,7 @@ class Moments:
 def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
     """Indices at which a new task begins. questions [n, E]: unit vectors; a row of zeros is an unknown one.
 
-    Pure: the same ratings give the same boundaries, whatever was undone in between.
+    A pure function: the same ratings give the same boundaries, whatever was undone in between.
     """
     found: list[int] = []
     first = 0
@@ -63,7 +63,7 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
 
 
 def _next(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
-    """Where the task that begins at `first` ends; None: nowhere yet."""
+    """Where the task that begins at `first` ends; None: it goes on."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])
     for start in range(first, len(rewards) - BLOCK + 1, BLOCK):

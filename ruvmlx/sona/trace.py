@@ -1,17 +1,16 @@
-"""The trace: everything a later rating needs, gathered while the reply is generated.
+"""The trace: everything that a later rating needs, gathered while the reply is generated.
 
 With u = a^T h, z = W h + s b^T u and delta = onehot(y) - softmax(z), the gradient of the reply's
 log-probability (temperature 1) is the sum over its tokens of
 
     E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
 
-so that a rating, a scalar, needs no second look at the reply (instant.py).
+A rating is a scalar factor of this gradient, so it needs no second pass over the reply (instant.py).
 """
 
 import io
 import zipfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,14 +18,30 @@ from ..backends.base import adapted_logits
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 
-if TYPE_CHECKING:
-    from .instant import Said
+
+@dataclass(frozen=True)
+class ReplyStats:
+    """Everything that a rating needs of a reply and its adapter, computed before there is a rating.
+
+    gradient, information [r, A + k]: gradient and Fisher information in the coordinates of instant.py, at
+    weight 1. beside [r, A + 1]: what lora_b holds beyond what earlier ratings ask for, at a gain of 1.
+    covered: the adapter moves no other tokens than ratings do. finite: no NaN or Inf in the gradients and in
+    lora_a.
+    """
+
+    gradient: np.ndarray
+    information: np.ndarray
+    beside: np.ndarray
+    covered: bool
+    finite: bool
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """Of a reply's log-probability, summed over so many of its tokens, by the lora_b [n] of a BodyLoRA of
-    this frame (lora/layer_lora.py)."""
+class LayerGradient:
+    """Gradient of a reply's log-probability with respect to the lora_b [n] of a LayerLoRA.
+
+    values [n]: summed over `tokens` tokens of the reply. frame: which LayerLoRA (lora/layer_lora.py).
+    """
 
     frame: int
     values: np.ndarray
@@ -47,12 +62,15 @@ class Trace:
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # sum of log p(y), the adapter applied
     frozen_logprob: float = 0.0  # the same without it
-    drawn_logprob: float | None = None  # logprob when the reply was drawn; None: this trace is that one
-    said: "Said | None" = None  # prepared for a rating (instant.py)
-    body: Gradient | None = None  # by the layers below the head, where ratings move them (body.py)
-    base_logprob: float | None = None  # without a body, too; None: none was in force, frozen_logprob is it
-    carried: float = 0.0  # what that body adds to the mean log p(y) to first order, nats per token
-    moved: float = 0.0  # and what the body of today adds beyond it
+    # logprob when the reply was drawn; None: this is the trace taken then.
+    drawn_logprob: float | None = None
+    stats: ReplyStats | None = None
+    layer_gradient: LayerGradient | None = None  # only where ratings move layers below the head
+    # logprob under the base alone; None: no layer LoRA was in force, so frozen_logprob is it.
+    base_logprob: float | None = None
+    # To first order, nats per token of the mean log p(y):
+    carried: float = 0.0  # what the layer LoRA in force at drawing time adds
+    moved: float = 0.0  # what the current layer LoRA adds beyond that
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -83,7 +101,7 @@ class Trace:
 
     @property
     def log_ratio(self) -> float:
-        """rho: mean over tokens of log p(y) under all that ratings changed - log p_frozen(y), nats."""
+        """rho: mean over tokens of log p(y) - log p_frozen(y), nats; p with all that ratings changed."""
         frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
         return (self.logprob - frozen) / len(self.tokens) + self.moved
 
@@ -92,7 +110,7 @@ class Trace:
         """(p_now(reply) / p_drawn(reply))^(1/T), at most 1.
 
         A reply that the model would hardly write any more is pushed down less: TOPR's taper (2503.14286).
-        Per token as in GSPO (2507.18071), for over a whole reply the plain ratio is 0 or 1.
+        Per token as in GSPO (2507.18071), because over a whole reply the plain ratio is 0 or 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
@@ -106,7 +124,8 @@ class Trace:
                 new.add(h, z, self.tokens[at])
                 at += 1
         new.drawn_logprob = self.logprob if self.drawn_logprob is None else self.drawn_logprob
-        new.body, new.base_logprob, new.carried = self.body, self.base_logprob, self.carried
+        new.layer_gradient, new.base_logprob = self.layer_gradient, self.base_logprob
+        new.carried = self.carried
         return new
 
     @classmethod
@@ -131,15 +150,16 @@ class Trace:
             hidden=self.hidden,
             tokens=np.asarray(self.tokens, np.int32),
             facts=np.array([np.nan if f is None else f for f in facts]),
-            **self._body_arrays(),  # type: ignore[arg-type]
+            **self._layer_arrays(),  # type: ignore[arg-type]
         )
         return out.getvalue()
 
-    def _body_arrays(self) -> dict[str, np.ndarray]:
+    def _layer_arrays(self) -> dict[str, np.ndarray]:
         found = {}
-        if self.body is not None:
-            found = {"body": self.body.values, "frame": np.array([self.body.frame, self.body.tokens])}
-        if self.body is not None or self.base_logprob is not None:
+        if self.layer_gradient is not None:
+            frame = [self.layer_gradient.frame, self.layer_gradient.tokens]
+            found = {"body": self.layer_gradient.values, "frame": np.array(frame)}
+        if self.layer_gradient is not None or self.base_logprob is not None:
             base = np.nan if self.base_logprob is None else self.base_logprob
             found["layers"] = np.array([base, self.carried])
         return found
@@ -163,7 +183,7 @@ class Trace:
             new.drawn_logprob = facts[3]
             if "body" in stored:
                 frame, tokens = (int(x) for x in stored["frame"])
-                new.body = Gradient(frame, stored["body"], tokens)
+                new.layer_gradient = LayerGradient(frame, stored["body"], tokens)
             if "layers" in stored:
                 base, new.carried = (float(x) for x in stored["layers"])
                 new.base_logprob = None if np.isnan(base) else base

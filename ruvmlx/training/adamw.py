@@ -1,4 +1,4 @@
-"""AdamW over the factors of a BaseLoRA, and a training that can be put away and taken up again.
+"""AdamW over the factors of a BaseLoRA, and a training that can be stored and resumed.
 
     m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
     w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
@@ -9,28 +9,28 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..lora.base_lora import BaseLoRA, Pair, Place
+from ..pausing import Pause
 
 BETA1, BETA2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
 Pairs = dict[Place, Pair]
-Pause = Callable[[], None]
 
 
 def norm(grads: Mapping[Place, Pair]) -> float:
-    """Euclidean length of everything together."""
+    """Euclidean norm of all gradients together."""
     return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
 
 
 def _moved(
     w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights and moments after a step."""
+    """Weights and moments after one step."""
     m = m + (1 - BETA1) * (g - m)
     v = v + (1 - BETA2) * (g * g - v)
     mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
@@ -39,7 +39,7 @@ def _moved(
 
 @dataclass
 class Training:
-    """pairs: what is trained; mean, square: its moments. facts: what the loop wants to find again."""
+    """pairs: the trained factors; mean, square: their moments. facts: stored with them for the loop."""
 
     pairs: Pairs
     scale: float
@@ -61,9 +61,9 @@ class Training:
     def update(
         self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
     ) -> None:
-        """One step down `grads`, which are first cut to the length `clip` at most.
+        """One step against `grads`, whose norm is first clipped to `clip`.
 
-        `pause` is called between matrices and may raise to leave: nothing was changed then.
+        `pause` is called between matrices and may raise to leave: nothing is changed then.
         """
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():

@@ -1,22 +1,22 @@
-"""What training makes of logits, each with its gradient, and functions that are quick on a CPU both ways.
+"""Losses of logits, each with its gradient, and activations that are fast on a CPU, forward and backward.
 
-reply:    mean log p(said)             d / d logits = (onehot(said) - p) / n
-neutral:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
+reply:  mean log p(token)            d / d logits = (onehot(token) - p) / n
+kl:     mean KL(frozen || p)         d / d logits = (p - frozen) / n
 """
 
 from collections.abc import Callable
 
 from ..backends.mlx import cpu_layers
 from ..platform.mx import mx
-from .slices import Stops, Text
+from .slices import Stops, TrainingText
 
 Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
-Measure = Callable[[mx.array, slice, Stops], Value]  # of the logits of some rows
+Measure = Callable[[mx.array, slice, Stops], Value]  # from the logits of some rows
 
 
 @mx.custom_function
 def softmax(scores: mx.array) -> mx.array:
-    """Over the last axis, with an exp that is quick on a CPU."""
+    """Over the last axis, with an exp that is fast on a CPU."""
     e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -28,7 +28,7 @@ def _softmax_vjp(_, slope, p):
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is quick on a CPU."""
+    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is fast on a CPU."""
     return gate * up / (1.0 + cpu_layers.exp(-gate))
 
 
@@ -49,8 +49,8 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
     return e / total, top + mx.log(total)
 
 
-def logprob(text: Text) -> Measure:
-    """Mean log p of what was said: the sum over some rows, and its share of the mean's gradient."""
+def logprob(text: TrainingText) -> Measure:
+    """Mean log p of the answer's tokens: the sum over some rows, and those rows of the mean's gradient."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -66,7 +66,7 @@ def logprob(text: Text) -> Measure:
 def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """As `logprob`, of the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
+    """As `logprob`, for the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
     (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
@@ -76,9 +76,9 @@ def divergence(
 
 
 def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
-    """Of (x^T g)^2, by row and by column: x [T, in], g [T, out] -> [in], [out].
+    """Row sums and column sums of (x^T g)^2: x [T, in], g [T, out] -> [in], [out].
 
-    Of few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
+    For few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
     """
     x, g = x.astype(mx.float32), g.astype(mx.float32)
     (n, n_in), n_out = x.shape, g.shape[1]

@@ -1,32 +1,31 @@
 """A pass over a text, evaluated slice by slice: between slices the caller may leave.
 
-A slice is some of a layer's stages, or one of the head for some rows; there are the same slices where nobody
-asks.
+A slice is some stages of a layer, or some rows of the head. The slices are the same whether or not a pause is
+given.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from ..pausing import Pause
 from ..platform.mx import mx
 
-MAX_TOKENS = 512  # of a text that are read: attention's scores of every layer are kept for the way back
-SLICE = 150  # tokens x layers between which the caller is asked whether to go on: 20 ms of the starter model
-
-Pause = Callable[[], None]  # called between slices; may raise to leave
+MAX_TOKENS = 512  # of a text: attention scores of every layer are kept for the backward pass
+SLICE = 150  # tokens x layers between two pauses: 20 ms of the starter model
 
 
 @dataclass(frozen=True)
-class Text:
-    """tokens [T]; those from `first` on count, first >= 1."""
+class TrainingText:
+    """tokens [T]; the loss counts those from `first` on, first >= 1."""
 
     tokens: tuple[int, ...]
     first: int
 
     @classmethod
-    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "Text":
-        """At most `limit` tokens: a long reply's first half of it, behind the end of the prompt."""
+    def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
+        """At most `limit` tokens: the end of the prompt, then the reply or its first `limit` / 2 tokens."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
         return cls((*prompt, *said), len(prompt))
@@ -37,17 +36,17 @@ class Text:
 
 
 class Stops:
-    """What is evaluated on the way, in order: stages of a pass and what each takes, in tokens x layers."""
+    """The stages of a pass in order, with the work of each in tokens x layers."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
     def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """What a stage makes, all that the next one reads."""
+        """Add a stage by its outputs: all that the next one reads."""
         self._stages.append((work, made))
 
     def slices(self) -> Iterator[Sequence[mx.array]]:
-        """The last stage of as many as fit a slice. What was given is not held any longer."""
+        """The last stage of each slice. Yielded stages are not held any longer."""
         held: Sequence[mx.array] = ()
         stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
@@ -68,7 +67,7 @@ def evenly(count: int, most: int) -> Iterator[slice]:
 
 
 def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """One slice after another: what a later one needs of an earlier one is kept until then."""
+    """Evaluate one slice after another, so that later ones find the inputs that they need."""
     for arrays in slices:
         mx.eval(*arrays)
         if pause is not None:
@@ -89,8 +88,8 @@ def stage_work(tokens: int) -> dict[str, float]:
 STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
 
 
-def from_the_last(grads: Mapping[str, mx.array], text: Text) -> Iterator[list[str]]:
-    """The names of as many stages as fit a slice, from the last layer's last one down."""
+def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
+    """Names of the gradients, slice by slice, from the last stage of the last layer down."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

@@ -1,10 +1,11 @@
-"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The weights are frozen.
+"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The model's weights are frozen.
 
-The head is linear and not trained here, so its part of the chain is a formula (values.py) and one product;
-MLX differentiates the rest. Only positions that say something go through the head. On a CPU all is float32.
+The head is linear and not trained here, so its part of the chain rule is a formula (losses.py) and one
+product; MLX differentiates the rest. Only positions that predict an answer's token go through the head. On a
+CPU all is float32.
 
 MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice
-(slices.py), on the way up and on the way back.
+(slices.py), forward and backward.
 """
 
 from collections import OrderedDict
@@ -22,14 +23,15 @@ from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro_lora import MicroLoRA
 from ..models.asking import AskingWeights
 from ..models.model import Model
+from ..pausing import Pause
 from ..platform import cpu
 from ..platform.gpu import gpu
 from ..platform.mx import BLAS, mx, nn
 from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
-from .slices import Pause, Stops, Text, evaluate, evenly, from_the_last, stage_work
+from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
-LOGITS = 1 << 21  # that are in memory at a time: 30 ms of the starter model's head
-KNOWN = 256 << 20  # bytes of states in front of the first trained layer that are kept
+LOGITS = 1 << 21  # logits in memory at a time: 30 ms of the starter model's head
+KNOWN = 256 << 20  # bytes of cached inputs of the first trained layer
 TARGETS = MODULES[:7]  # attention and MLP
 
 
@@ -44,23 +46,23 @@ def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """mlx-lm's own module, whatever the backend has put around it."""
+    """mlx-lm's own module, without the backend's wrappers."""
     module = module.plain if "plain" in module else module
     return module.linear if isinstance(module, ChangedLinear) else module
 
 
-class Below(NamedTuple):
-    """The states [T, D] that go into layer `first`."""
+class LayerInput(NamedTuple):
+    """x [T, D]: the input of layer `first`."""
 
     first: int
     x: mx.array
 
 
 class Trainer:
-    """A graph of one model, and the change of its output head that is in force throughout.
+    """A graph of one model, and the change of its output head that is active throughout.
 
-    backend: one that has the weights in MLX already, as on a GPU, lends its graph; whatever base it has is
-    looked past. Otherwise there is a graph of our own until `close`.
+    backend: one that has the weights in MLX already, as on a GPU, lends its graph, and its base LoRA is
+    ignored. Otherwise the trainer builds a graph of its own and keeps it until `close`.
     """
 
     def __init__(
@@ -82,16 +84,16 @@ class Trainer:
         self._positions = cpu_layers.Positions(rope, model.config)
         self._dtype = self._graph.model.norm.weight.dtype
         self._own = self._dtype == mx.float32 and kind == "cpu"
-        self._known: OrderedDict[tuple[Text, int], Below] = OrderedDict()
+        self._known: OrderedDict[tuple[TrainingText, int], LayerInput] = OrderedDict()
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         del self._graph, self._known
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """What is added to the frozen head's logits from now on."""
+        """Set what is added to the frozen head's logits from now on."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -102,18 +104,18 @@ class Trainer:
             ]
 
     def reply(
-        self, base: BaseLoRA, text: Text, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
+        self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
-        """Mean log-probability of what was said, and its gradient by the base's factors times weigh(it).
+        """Mean log-probability of the answer, and its gradient by the base's factors, times weigh(value).
 
-        Where the weight is 0 there is no gradient, and no way back.
+        With a weight of 0 there is no gradient, and no backward pass.
         """
         return self._run(base, text, logprob(text), weigh, pause)
 
-    def neutral(
+    def kl(
         self,
         base: BaseLoRA,
-        text: Text,
+        text: TrainingText,
         frozen: np.ndarray,
         weigh: Weigh = lambda value: 1.0,
         pause: Pause | None = None,
@@ -124,8 +126,8 @@ class Trainer:
         head = partial(graph.head, self._graph)
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
-    def squares(self, base: BaseLoRA, text: Text, pause: Pause | None = None) -> dict[Place, Squares]:
-        """The squared gradient of a reply's mean log-probability by each matrix that the base changes.
+    def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
+        """Squared gradient of a reply's mean log-probability by each matrix that the base changes.
 
         By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
         """
@@ -133,12 +135,12 @@ class Trainer:
         with mx.stream(self._device):
             stops = Stops()
             inputs: dict[str, mx.array] = {}
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
             factors = self._factors(base)
 
             def loss(probes):
                 linear = partial(_probed, probes, inputs)
-                hidden = self._body(below, factors, text, stops, linear)
+                hidden = self._forward(layer_input, factors, text, stops, linear)
                 _, slope = self._valued(mx.stop_gradient(hidden), logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
@@ -147,21 +149,23 @@ class Trainer:
             found = {}
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
-                for name in names:  # an output's gradient [T, out] is kept no longer than needed
+                for name in names:  # free each output's gradient [T, out] at once
                     found[name] = sums(inputs.pop(name), grads.pop(name))
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
             return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
 
     def inputs(
-        self, places: Sequence[Place], text: Text, pause: Pause | None = None
+        self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix where something was said, in the untouched model; float32."""
+        """Mean input [in] of each matrix at the answer's positions, in the untouched model; float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
-            self._body(self._below(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs))
+            self._forward(
+                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs)
+            )
             means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
             inputs.clear()
             stops.add(*means.values())
@@ -169,19 +173,19 @@ class Trainer:
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
+        """Zeros [T, out] added to each changed matrix's output: the gradient by them is the output's."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
             if module != "lm_head"
         }
 
-    def hidden(self, base: BaseLoRA | None, text: Text, pause: Pause | None = None) -> np.ndarray:
-        """Inputs of the head where something was said [n, D]; None: the untouched model's."""
+    def hidden(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
+        """Inputs of the head at the answer's positions [n, D]; base None: of the untouched model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
-            hidden = self._body(below, self._factors(base), text, stops).astype(mx.float32)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
+            hidden = self._forward(layer_input, self._factors(base), text, stops).astype(mx.float32)
             evaluate(stops.slices(), pause)
             return np.array(hidden)
 
@@ -190,7 +194,7 @@ class Trainer:
     def _run(
         self,
         base: BaseLoRA,
-        text: Text,
+        text: TrainingText,
         value: "Measure",
         weigh: Weigh,
         pause: Pause | None,
@@ -198,10 +202,10 @@ class Trainer:
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, out = Stops(), list[mx.array]()
-            below = self._below(text, _first(base, len(self._graph.model.layers)), pause)
+            layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
 
             def loss(factors):
-                hidden = self._body(below, factors, text, stops)
+                hidden = self._forward(layer_input, factors, text, stops)
                 number, slope = self._valued(mx.stop_gradient(hidden), value, stops)
                 out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
@@ -216,7 +220,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """The body's factors under flat names, the scale in lora_b."""
+        """The layers' factors by flat names, with the scale in lora_b."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":
@@ -233,7 +237,7 @@ class Trainer:
         return out
 
     def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the value of its logits, and its gradient by hidden; some rows at a time."""
+        """hidden [n, D] -> the loss of its logits, and the gradient by hidden; some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -257,34 +261,34 @@ class Trainer:
 
     # -- the layers -------------------------------------------------------------------------------------
 
-    def _body(
+    def _forward(
         self,
-        below: "Below",
+        layer_input: "LayerInput",
         factors: Mapping[str, mx.array],
-        text: Text,
+        text: TrainingText,
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """-> hidden [n, D], what predicts the tokens that were said."""
-        layers, x = self._graph.model.layers, below.x
-        for i in range(below.first, len(layers)):
+        """The layers from `layer_input` on -> hidden [n, D], which predicts the answer's tokens."""
+        layers, x = self._graph.model.layers, layer_input.x
+        for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
-    def _below(self, text: Text, first: int, pause: Pause | None) -> "Below":
-        """The text in front of layer `first`: no training changes it, so it is computed once."""
-        below = self._known.pop((text, first), None)
-        if below is None:
+    def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
+        """The input of layer `first`; no training changes it, so it is cached."""
+        layer_input = self._known.pop((text, first), None)
+        if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
             stops.add(x)
             for i, layer in enumerate(self._graph.model.layers[:first]):
                 x = self._layer(x, layer, partial(_linear, {}, i), stops)
             evaluate(stops.slices(), pause)
-            below = Below(first, x)
-        self._known[text, first] = below
+            layer_input = LayerInput(first, x)
+        self._known[text, first] = layer_input
         while sum(b.x.nbytes for b in self._known.values()) > KNOWN:
             self._known.popitem(last=False)
-        return below
+        return layer_input
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """x [T, D] -> [T, D]."""

@@ -19,14 +19,14 @@ from ruvmlx.sampling import log_softmax
 from ruvmlx.training import losses as values
 from ruvmlx.training import slices
 from ruvmlx.training import trainer as training
-from ruvmlx.training.slices import Text
+from ruvmlx.training.slices import TrainingText
 from ruvmlx.training.trainer import TARGETS, Trainer
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, STORED, TOKENS
 from .test_lora import random_base
 
-TEXT = Text(tuple(TOKENS[:83]), 71)
+TEXT = TrainingText(tuple(TOKENS[:83]), 71)
 
 
 @pytest.fixture(params=["mistral-window-64", "llama3-scaled", "llama-tied-biased"])
@@ -61,7 +61,7 @@ def test_values_are_the_oracles(model):
     said = list(TEXT.tokens[TEXT.first :])
     assert trainer.reply(base, TEXT)[0] == pytest.approx(now[np.arange(len(said)), said].mean(), abs=1e-4)
     kl = np.mean(np.sum(np.exp(frozen) * (frozen - now), axis=1))
-    assert trainer.neutral(base, TEXT, trainer.hidden(None, TEXT))[0] == pytest.approx(kl, rel=1e-3, abs=1e-4)
+    assert trainer.kl(base, TEXT, trainer.hidden(None, TEXT))[0] == pytest.approx(kl, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["reply", "neutral"])
@@ -73,7 +73,7 @@ def test_gradients_are_finite_differences(model, monkeypatch, kind, how):
         trainer._own = False
     trainer.set_head(None, micro(model.config))
     frozen = trainer.hidden(None, TEXT)
-    run = trainer.reply if kind == "reply" else functools.partial(trainer.neutral, frozen=frozen)
+    run = trainer.reply if kind == "reply" else functools.partial(trainer.kl, frozen=frozen)
     _, grads = run(base, TEXT)
     assert grads.keys() == base.pairs.keys()
     rng = np.random.default_rng(1)
@@ -175,7 +175,7 @@ def test_only_named_places_have_gradients(model):
 @pytest.mark.parametrize(("prompt", "said"), [(5, 3), (500, 3), (5, 500), (500, 500), (3, 512), (600, 300)])
 def test_long_texts_are_cut(prompt, said):
     """To 512 tokens: the end of the prompt, the beginning of the reply, half of it at least."""
-    text = Text.cut(list(range(prompt)), list(range(1000, 1000 + said)))
+    text = TrainingText.cut(list(range(prompt)), list(range(1000, 1000 + said)))
     assert len(text.tokens) == min(512, prompt + said) and text.first >= 1
     assert text.said >= min(said, 256) and text.tokens[text.first] == 1000
     assert text.tokens[text.first - 1] == prompt - 1
@@ -250,7 +250,7 @@ def test_slices_change_nothing(model, monkeypatch):
     base, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
     trainer.set_head(base, micro(model.config))
     frozen = trainer.hidden(None, TEXT, lambda: None)
-    runs = [trainer.reply, functools.partial(trainer.neutral, frozen=frozen)]
+    runs = [trainer.reply, functools.partial(trainer.kl, frozen=frozen)]
     wanted = [run(base, TEXT) for run in runs]
     for slice_, logits, exact in ((1, training.LOGITS, True), (10**9, 3 * model.config.vocab_size, False)):
         monkeypatch.setattr(slices, "SLICE", slice_)

@@ -109,7 +109,7 @@ async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch,
         await pilot.press("x")
         await until(pilot, lambda: wanted in app.chat.status.message and not app.chat.status.background)
         assert app.chat.prompt.text == "x"
-    assert stored(open_tiny, lambda runtime: len(runtime.learner.ledger.attempts())) == 1
+    assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
     assert not stored(open_tiny, lambda runtime: runtime.learning.due())
 
 
@@ -134,7 +134,7 @@ async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, 
         await pilot.press("backspace")
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
         assert steps == [1, 2, 3, 4]
-    assert stored(open_tiny, lambda runtime: len(runtime.learner.ledger.attempts())) == 1
+    assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
 
 
 async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny):
@@ -144,7 +144,7 @@ async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny)
         await until(pilot, lambda: "step" in status_line(app), 60)
     done = steps[-1]
     assert 0 < done < 24 and not app.host.is_open
-    assert stored(open_tiny, lambda runtime: runtime.learner.ledger.training() is not None)
+    assert stored(open_tiny, lambda runtime: runtime.learner.history.training() is not None)
     assert stored(open_tiny, lambda runtime: runtime.learning.due() and runtime.store.integrity()) == "ok"
     async with idling(rated(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
@@ -156,7 +156,7 @@ async def test_switched_off_it_never_learns(rated, open_tiny):
         for _ in range(10):
             await pilot.pause(SOON)
         assert app.chat.status.background == ""
-    assert stored(open_tiny, lambda runtime: runtime.learner.ledger.attempts()) == []
+    assert stored(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
     assert stored(open_tiny, lambda runtime: runtime.learning.due())
 
 

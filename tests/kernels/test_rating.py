@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.kernels import micro, rating
 from ruvmlx.kernels.library import BAD_ARGUMENT, LibraryError, implementations
 from ruvmlx.kernels.matmul import Matrix
-from ruvmlx.kernels.rating import Asking, AskingRef, Push, Rule, Text
+from ruvmlx.kernels.rating import EvidenceSolver, EvidenceSolverRef, KLContexts, Push, Rule
 
 from .test_micro import odd
 
@@ -36,13 +36,17 @@ def some_asking(rng, rank, a, k, n_ends=0):
     evidence, precision = some_evidence(rng, rank, a + k)
     features = rng.normal(size=(a, k)).astype(np.float16)
     ends = rng.permutation(a)[:n_ends].astype(np.int32)
-    return Asking(precision, Matrix(features), rank, ends), AskingRef(precision, features, ends), evidence
+    return (
+        EvidenceSolver(precision, Matrix(features), rank, ends),
+        EvidenceSolverRef(precision, features, ends),
+        evidence,
+    )
 
 
 def some_answers(rng, rank, a, n=7):
     p = rng.random((n, a + 1)).astype(np.float32) ** 4 + np.float32(1e-4)
     p /= p.sum(axis=1, keepdims=True)
-    return Text(p, None, odd(rng, n, rank), rng.integers(0, a + 1, n, dtype=np.int32), [(n, 0.0)])
+    return KLContexts(p, None, odd(rng, n, rank), rng.integers(0, a + 1, n, dtype=np.int32), [(n, 0.0)])
 
 
 @pytest.mark.parametrize("rank,a,k", SIZES)
@@ -118,7 +122,7 @@ def some_text(rng, rank, vocab, sizes, whole=True):
     more = [odd(rng, rank, vocab, spread=0.1) for _ in range(2)] if whole else []
     ratio = odd(rng, m, vocab, spread=0.3) if whole else None
     following = rng.integers(0, vocab, m, dtype=np.int32)
-    return Text(p, ratio, odd(rng, m, rank), following, list(zip(sizes, shares, strict=True)), *more)
+    return KLContexts(p, ratio, odd(rng, m, rank), following, list(zip(sizes, shares, strict=True)), *more)
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 5), (4, 0, 7), (1, 1, 33), (0, 2, 5), (3, 2, 0)])
@@ -134,7 +138,7 @@ def test_distance_matches_its_twin(impl, sizes, rank, vocab, whole, rng):
 
 def test_answers_alone_have_no_rise(impl, rng):
     p, u, b = np.full((4, 9), 1 / 9, np.float32), odd(rng, 4, 2), odd(rng, 2, 9)
-    text = Text(p, None, u, np.zeros(4, np.int32), [(4, 0.0)])
+    text = KLContexts(p, None, u, np.zeros(4, np.int32), [(4, 0.0)])
     kl, rise, slope = text.distance(b, 0.5, impl)
     assert kl == pytest.approx(micro.kl_to_frozen_ref(p, u, b, 0.5)[0], abs=2e-6) and rise == slope == 0
 
@@ -142,7 +146,7 @@ def test_answers_alone_have_no_rise(impl, rng):
 def test_the_same_contexts_read_otherwise(impl, rng):
     text, b, u = some_text(rng, 2, 40, (3, 2, 5)), odd(rng, 2, 40), odd(rng, 10, 2)
     other = text.read_as(u)
-    same = Text(text.p0, text.log_ratio, u, text.following, text.groups)
+    same = KLContexts(text.p0, text.log_ratio, u, text.following, text.groups)
     np.testing.assert_allclose(other.distance(b, 0.4, impl), same.distance_ref(b, 0.4), atol=2e-5)
 
 
@@ -158,22 +162,25 @@ def test_a_distance_is_a_number_or_refused(impl, bad, at, rng):
 def test_wrong_shapes_are_named(impl, rng):
     p, u, at = np.full((4, 9), 1 / 9, np.float32), odd(rng, 4, 2), np.zeros(4, np.int32)
     features = Matrix(rng.normal(size=(17, 5)).astype(np.float16))
-    asking = Asking(odd(rng, 22), features, 2)
+    asking = EvidenceSolver(odd(rng, 22), features, 2)
 
     def rated(gradient=22, information=22, rest=18):
         said = [odd(rng, 2, n) for n in (gradient, information, rest)]
         asking.rated(odd(rng, 3, 2, 22), *said, 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
 
     for broken, expected in (
-        (lambda: Text(p, None, odd(rng, 5, 2), at, [(4, 0.0)]), "u has shape"),
-        (lambda: Text(p, p[:2], u, at, [(4, 0.0)]), "log_ratio has shape"),
-        (lambda: Text(p, None, u, at[:2], [(4, 0.0)]), "following has shape"),
-        (lambda: Text(p, None, u, at + 9, [(4, 0.0)]), "of 9 columns"),
-        (lambda: Text(p, None, u, at, [(3, 0.0)]), "expected at most 3, 4 in all"),
-        (lambda: Text(p, None, u, at, [(4, 0.0)], odd(rng, 2, 8)), "rest has shape"),
-        (lambda: Text(p, None, u, at, [(4, 0.0)]).distance(odd(rng, 2, 8), 1.0, impl), "lora_b has shape"),
-        (lambda: Asking(odd(rng, 7), features, 2), "precision has shape"),
-        (lambda: Asking(odd(rng, 22), features, 2, np.int32([0, 17])), "of 17 tokens"),
+        (lambda: KLContexts(p, None, odd(rng, 5, 2), at, [(4, 0.0)]), "u has shape"),
+        (lambda: KLContexts(p, p[:2], u, at, [(4, 0.0)]), "log_ratio has shape"),
+        (lambda: KLContexts(p, None, u, at[:2], [(4, 0.0)]), "following has shape"),
+        (lambda: KLContexts(p, None, u, at + 9, [(4, 0.0)]), "of 9 columns"),
+        (lambda: KLContexts(p, None, u, at, [(3, 0.0)]), "expected at most 3, 4 in all"),
+        (lambda: KLContexts(p, None, u, at, [(4, 0.0)], odd(rng, 2, 8)), "rest has shape"),
+        (
+            lambda: KLContexts(p, None, u, at, [(4, 0.0)]).distance(odd(rng, 2, 8), 1.0, impl),
+            "lora_b has shape",
+        ),
+        (lambda: EvidenceSolver(odd(rng, 7), features, 2), "precision has shape"),
+        (lambda: EvidenceSolver(odd(rng, 22), features, 2, np.int32([0, 17])), "of 17 tokens"),
         (lambda: asking.block(odd(rng, 3, 2, 21), RULE, impl=impl), "evidence has shape"),
         (lambda: asking.block(odd(rng, 3, 3, 22), RULE, impl=impl), "evidence has shape"),
         (lambda: asking.block(odd(rng, 3, 2, 22), RULE, some_answers(rng, 2, 16), impl=impl), "bad argument"),

@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.errors import CorruptFile, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.residency import Residency
-from ruvmlx.sona.import_adapter import adopt
+from ruvmlx.sona.import_adapter import import_adapter
 
 
 def residency(budget, loads=None):
@@ -68,7 +68,7 @@ def with_two_adapters(open_tiny, tiny, base=None):
     size = runtime.learner.micro.lora_b.shape
     head = 0.5 * rng.standard_normal((64, 2)), 0.5 * rng.standard_normal(size)
     pairs = {("lm_head", 0): tuple(w.astype(np.float32) for w in head)} | (base or {})
-    adopt(runtime.store, runtime.learner, BaseLoRA(pairs, 1.0), "other")
+    import_adapter(runtime.store, runtime.learner, BaseLoRA(pairs, 1.0), "other")
     return runtime
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from ruvmlx.lora.base_lora import BaseLoRA, place_shape
 from ruvmlx.models.model import Model
 from ruvmlx.sona import reference_text, replay
-from ruvmlx.sona.background import SCALE, Settings
+from ruvmlx.sona.background import SCALE, TrainingSettings
 from ruvmlx.sona.optional.ewc import Anchor, Fisher, penalty
 from ruvmlx.training.adamw import Training
-from ruvmlx.training.slices import Text
+from ruvmlx.training.slices import TrainingText
 from ruvmlx.training.trainer import Trainer
 
 FOOD = [
@@ -72,8 +72,8 @@ SECOND = [(q, listed(a)) for q, a in SKY]
 
 @dataclass(frozen=True)
 class Task:
-    train: Sequence[Text]
-    held_out: Sequence[Text]
+    train: Sequence[TrainingText]
+    held_out: Sequence[TrainingText]
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,18 @@ class Found:
 class Sweep:
     """One model, and the two tasks as its tokens."""
 
-    def __init__(self, model: Model, settings: Settings, first: Pairs = FIRST, second: Pairs = SECOND):
+    def __init__(
+        self, model: Model, settings: TrainingSettings, first: Pairs = FIRST, second: Pairs = SECOND
+    ):
         self.model, self.settings, self.trainer = model, settings, Trainer(model)
         self.first, self.second = self._task(first), self._task(second)
         self.plain = self._texts(replay._plain())
         self._frozen = [self.trainer.hidden(None, text) for text in self.plain]
 
-    def _texts(self, pairs) -> list[Text]:
+    def _texts(self, pairs) -> list[TrainingText]:
         context = self.model.config.max_context
         encoded = (reference_text.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
-        return [Text(tuple(tokens), at) for tokens, at in encoded]
+        return [TrainingText(tuple(tokens), at) for tokens, at in encoded]
 
     def _task(self, pairs) -> Task:
         texts = self._texts(pairs)
@@ -125,13 +127,13 @@ class Sweep:
             run.update(grads, self.settings.rate(step), self.settings.clip)
         return run.base
 
-    def _gradients(self, base: BaseLoRA, texts: Sequence[Text], plain: Sequence[int]) -> dict:
+    def _gradients(self, base: BaseLoRA, texts: Sequence[TrainingText], plain: Sequence[int]) -> dict:
         grads: dict = {}
         push, hold = -(1 + self.settings.nll) / len(texts), self.settings.kl / len(plain)
         for text in texts:
             _add(grads, self.trainer.reply(base, text, lambda value: push)[1])
         for i in plain:
-            _add(grads, self.trainer.neutral(base, self.plain[i], self._frozen[i], lambda value: hold)[1])
+            _add(grads, self.trainer.kl(base, self.plain[i], self._frozen[i], lambda value: hold)[1])
         return grads
 
     def anchor(self, base: BaseLoRA, task: Task) -> Anchor:
@@ -145,16 +147,16 @@ class Sweep:
             return -sum(self._value(base, t) * t.said for t in texts) / sum(t.said for t in texts)
 
         kl = [
-            self.trainer.neutral(base, t, h, lambda value: 0.0)[0]
+            self.trainer.kl(base, t, h, lambda value: 0.0)[0]
             for t, h in zip(self.plain, self._frozen, strict=True)
         ]
         return Found(nll(self.first.held_out), nll(self.second.held_out), float(np.mean(kl)))
 
-    def _value(self, base: BaseLoRA, text: Text) -> float:
+    def _value(self, base: BaseLoRA, text: TrainingText) -> float:
         return self.trainer.reply(base, text, lambda value: 0.0)[0]
 
 
-def _some(rng: np.random.Generator, texts: Sequence[Text], count: int) -> list[Text]:
+def _some(rng: np.random.Generator, texts: Sequence[TrainingText], count: int) -> list[TrainingText]:
     return [texts[i] for i in rng.choice(len(texts), min(count, len(texts)), replace=False)]
 
 
@@ -164,7 +166,9 @@ def _add(grads: dict, more: dict) -> None:
         grads[place] = (known[0] + a, known[1] + b) if known else (a, b)
 
 
-def sweep(model: Model, settings: Settings, strengths: Sequence[float], seed: int, log=None) -> list[dict]:
+def sweep(
+    model: Model, settings: TrainingSettings, strengths: Sequence[float], seed: int, log=None
+) -> list[dict]:
     """A row per strength and kind of replay; those before and after the first task come first."""
     one, rows = Sweep(model, settings), []
 
@@ -194,11 +198,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strengths", default="0,1e3,1e5,1e7")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--steps", type=int, default=TrainingSettings().steps)
     parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
     args = parser.parse_args()
     model = load_model(str(starter.starter_path()))
-    settings, strengths = Settings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
+    settings, strengths = TrainingSettings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
 
     def log(row: dict) -> None:
         print(json.dumps(row), file=sys.stderr, flush=True)

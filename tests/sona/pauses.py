@@ -136,7 +136,7 @@ def measure(
     from ruvmlx.models.model import Message
     from ruvmlx.runtime import Runtime
     from ruvmlx.settings import Settings as RuntimeSettings
-    from ruvmlx.sona.background import Settings
+    from ruvmlx.sona.background import TrainingSettings
     from ruvmlx.store import Store
     from ruvmlx.training import trainer
 
@@ -156,7 +156,7 @@ def measure(
         runtime.learner.sync()  # as in a chat: what is read once has been
         model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
-        report = runtime.consolidate(None, watch, Settings(steps=given.steps))
+        report = runtime.consolidate(None, watch, TrainingSettings(steps=given.steps))
         watch.finish()
         used = time.process_time() - started
     left: dict[str, float] = {}
@@ -164,7 +164,7 @@ def measure(
         _copy(file, scratch / "again.db")
         with Runtime(Store(scratch / "again.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
             while (cancel := Watch(set(left))) and not left.get("end"):
-                runtime.consolidate(None, cancel, Settings(steps=given.steps))
+                runtime.consolidate(None, cancel, TrainingSettings(steps=given.steps))
                 cancel.finish()
                 left[cancel.gaps[-1].start if cancel.is_set() else "end"] = cancel.gaps[-1].seconds
             del left["end"]

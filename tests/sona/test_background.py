@@ -12,19 +12,19 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import background, instant, promotion, replay
-from ruvmlx.sona.background import Background, Settings, coefficient
+from ruvmlx.sona.background import Background, TrainingSettings, coefficient
 from ruvmlx.sona.instant import KL_CAP
-from ruvmlx.sona.replay import Example
+from ruvmlx.sona.replay import RatedExample
 from ruvmlx.store import checkpoints
 from ruvmlx.training import trainer
 from ruvmlx.training.adamw import Training, norm
-from ruvmlx.training.slices import Text
+from ruvmlx.training.slices import TrainingText
 
 from .pauses import Watch
 from .test_bases import held
 from .test_learner import reply, weights
 
-QUICK = Settings(steps=4, lr=2e-3, warmup=1, rank=3)
+QUICK = TrainingSettings(steps=4, lr=2e-3, warmup=1, rank=3)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +88,7 @@ def test_it_trains_and_promotes(rated, monkeypatch):
     assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
     assert ("lm_head", 0) in learner.base.pairs and learner.micro.norm < 1e-6
     assert rated.backend.lora is learner.base
-    assert learner.ledger.training() is None and not learner.ledger.due()
+    assert learner.history.training() is None and not learner.history.due()
     assert status.last.report == {k: report[k] for k in status.last.report}
     rated.rollback(14)
     assert weights(rated) == before and rated.backend.lora is None
@@ -96,7 +96,7 @@ def test_it_trains_and_promotes(rated, monkeypatch):
 
 def _buffer(runtime):
     learner, model = runtime.learner, runtime.model
-    return replay.load(learner.ledger, learner.memory, model.tokenizer, model.config.max_context)
+    return replay.load(learner.history, learner.rating_index, model.tokenizer, model.config.max_context)
 
 
 def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
@@ -116,11 +116,11 @@ def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
 
 def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
     """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
-    chat = rated.new_chat()
+    chat = rated.chats.new_chat()
 
     def cached() -> int:
         given = {"sampling": Sampling(0.0), "max_new_tokens": 4, "cancel": threading.Event()}
-        return [chunk.response for chunk in rated.say(chat, "and now?", **given)][-1].cached_tokens
+        return [chunk.response for chunk in rated.chats.say(chat, "and now?", **given)][-1].cached_tokens
 
     assert cached() == 0 and cached() > 0
     monkeypatch.setattr(promotion, "_objection", lambda *_: "a test")
@@ -135,9 +135,9 @@ def test_the_fold_alone_changes_nothing(rated):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
     learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
     base, micro = background.folded(loop._fresh().base, learner.micro, background.HEAD_RANK)
-    want = learner.neutral.kl(learner.micro)
-    assert learner.ground(base).neutral.kl(micro) == pytest.approx(want, abs=1e-5)
-    learner.stand()
+    want = learner.probe.kl(learner.micro)
+    assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
+    learner.active.install()
 
 
 def test_too_few_ratings(open_tiny):
@@ -147,7 +147,7 @@ def test_too_few_ratings(open_tiny):
         before = weights(runtime)
         report, _ = consolidate(runtime)
         assert not report["promoted"] and "it takes 10" in report["reason"]
-        assert weights(runtime) == before and runtime.learner.ledger.attempts() == []
+        assert weights(runtime) == before and runtime.learner.history.attempts() == []
 
 
 def test_a_harmful_candidate_is_refused(rated, monkeypatch):
@@ -175,10 +175,10 @@ def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
     """As if every base made plain text less likely by a tenth of a nat per token."""
     backend = rated.backend
     nll = lambda gate, name, micro: 1.0 + 0.1 * (backend.lora is not None)  # noqa: E731
-    monkeypatch.setattr(promotion.Gate, "_nll", nll)
-    before = rated.learner.ledger.version()
+    monkeypatch.setattr(promotion.PromotionTest, "_nll", nll)
+    before = rated.learner.history.version()
     report, _ = consolidate(rated)
-    assert not report["promoted"] and rated.learner.ledger.version() == before
+    assert not report["promoted"] and rated.learner.history.version() == before
     assert report["ppl_change"] > promotion.PPL_RISE
 
 
@@ -200,16 +200,17 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
 
     report, _ = consolidate(rated, cancel=Counting())
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.backend.lora is None and rated.background_due() == ("after" in report["reason"])
+    assert rated.backend.lora is None and rated.learning.due() == ("after" in report["reason"])
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
-        began = rated.loops.background().paused
-        rated.loops.background().close()
-        assert (rated.learner.ledger.training() is not None) == began and not rated.loops.background().paused
+        began = rated.learning.loops.background().paused
+        rated.learning.loops.background().close()
+        assert (rated.learner.history.training() is not None) == began
+        assert not rated.learning.loops.background().paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
-    assert rated.learner.ledger.training() is None
+    assert rated.learner.history.training() is None
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -219,9 +220,9 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
     want, losses = consolidate(rated)
     assert want["promoted"], want["reason"]
-    base, neutral = rated.learner.base.to_bytes(), rated.learner.neutral.packed
+    base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed
     rated.rollback(14)
-    rated.loops.close()
+    rated.learning.loops.close()
     rated.learner.sync()
     known, seen = set(), []
     for _ in range(200):
@@ -231,21 +232,21 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
         if not cancel.is_set():
             break
         assert not report["promoted"] and rated.backend.lora is None
-        assert rated.background_due() or "before it began" in report["reason"]
+        assert rated.learning.due() or "before it began" in report["reason"]
         if restart:
-            rated.loops.close()
+            rated.learning.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
-    np.testing.assert_array_equal(rated.learner.neutral.packed, neutral)
+    np.testing.assert_array_equal(rated.learner.probe.packed, probe)
     for part in PARTS:
         assert any(part in place for place in known), part
 
 
 PARTS = (
-    "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "training._below",
-    "training._run", "training.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
-    "gate.frozen_logprobs", "gate._nll", "gate._loss", "neutral_text.read", "neutral.drifting",
-    "neutral.under", "gate._grounded", "ledger.promote",
+    "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
+    "trainer._run", "trainer.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
+    "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
+    "kl_probe.drifting", "base_probe._compare", "promotion._grounded", "adapter_history.promote",
 )  # fmt: skip
 
 
@@ -265,12 +266,12 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     counting(trainer.Trainer, "_run", "texts")
-    counting(promotion.Gate, "_logprob", "logprobs")
+    counting(promotion.PromotionTest, "_logprob", "logprobs")
     counting(trainer.Trainer, "__init__", "trainers")
     consolidate(rated)
     want = dict(counts)
     rated.rollback(14)
-    rated.loops.close()
+    rated.learning.loops.close()
     counts.update(texts=0, logprobs=0, trainers=0)
     known: set[str] = set()
     while True:
@@ -283,10 +284,10 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
 def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
     """Left in the middle of it, what was kept before still is."""
     monkeypatch.setattr(checkpoints, "WRITTEN", 3)
-    ledger, calls = rated.learner.ledger, []
+    history, calls = rated.learner.history, []
     for state in (b"0123456789", b"another one"):
-        ledger.put_training(state, lambda: calls.append(1))
-        assert ledger.training() == state
+        history.put_training(state, lambda: calls.append(1))
+        assert history.training() == state
     assert len(calls) == 2 * (2 + 4)
 
     def stop():
@@ -295,25 +296,27 @@ def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ledger.put_training(b"a third that is not written", stop)
-    assert ledger.training() == b"another one"
-    ledger.put_training(None)
-    assert ledger.training() is None
+        history.put_training(b"a third that is not written", stop)
+    assert history.training() == b"another one"
+    history.put_training(None)
+    assert history.training() is None
 
 
 def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
-    """The gate has read the neutral text under it; read again, as after a restart, it is the same."""
+    """The gate has read the reference text under it; read again, as after a restart, it is the same."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    grounds, plain = [], rated.learner.ground
-    monkeypatch.setattr(rated.learner, "ground", lambda *a: grounds.append(plain(*a)) or grounds[-1])
+    grounds, plain = [], rated.learner.active.probe_base
+    monkeypatch.setattr(
+        rated.learner.active, "probe_base", lambda *a: grounds.append(plain(*a)) or grounds[-1]
+    )
     report, _ = consolidate(rated)
     assert report["promoted"] and len(grounds) == len(report["tries"])
     learner = rated.learner
-    assert learner.base is grounds[-1].lora and learner.neutral is grounds[-1].neutral
-    again = plain(learner.ledger.base(learner.state.base))
+    assert learner.base is grounds[-1].lora and learner.probe is grounds[-1].probe
+    again = plain(learner.history.base(learner.state.base))
     assert again.lora.scale == learner.base.scale and again.lora.to_bytes() == learner.base.to_bytes()
-    np.testing.assert_allclose(again.neutral.packed, learner.neutral.packed, atol=1e-6)
-    learner.stand()
+    np.testing.assert_allclose(again.probe.packed, learner.probe.packed, atol=1e-6)
+    learner.active.install()
 
 
 def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
@@ -325,7 +328,7 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
             return Later.count > 250
 
     consolidate(rated, cancel=Later())
-    rated.loops.background().close()
+    rated.learning.loops.background().close()
     loop = Background(rated.learner, rated.model, QUICK)
     assert loop._resumed() is not None
     assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None
@@ -339,8 +342,8 @@ def test_due_after_sixteen_new_ratings(open_tiny):
         for i in range(17):
             assert runtime.learning.due() == (i >= 16)
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
-        ledger = runtime.learner.ledger
-        ledger.refuse(ledger.version(), {"promoted": False})
+        history = runtime.learner.history
+        history.refuse(history.version(), {"promoted": False})
         assert not runtime.learning.due()  # the same ratings would give the same answer
     with open_tiny(adapter=None) as runtime:
         assert not runtime.learning.due()
@@ -356,11 +359,11 @@ def test_not_a_number_never_gets_in(rated, monkeypatch):
 
 def test_batches_are_half_new_and_the_same_again():
     def example(i, version):
-        text = Text((1, 2, 3), 1)
-        return Example(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
+        text = TrainingText((1, 2, 3), 1)
+        return RatedExample(f"r{i}", "up", text, 1.0 if i % 2 else -1.0, 0.0, version, None)
 
     train = [example(i, i) for i in range(1, 41)]
-    buffer = replay.Buffer(train, [], [Text((1, i), 1) for i in (2, 3, 4)], [], since=30)
+    buffer = replay.Buffer(train, [], [TrainingText((1, i), 1) for i in (2, 3, 4)], [], since=30)
     for step in range(20):
         examples, texts = buffer.batch(7, step)
         assert buffer.batch(7, step) == (examples, texts) != buffer.batch(7, step + 1)
@@ -372,7 +375,10 @@ def test_batches_are_half_new_and_the_same_again():
 
 def test_a_fifth_is_held_out_by_id():
     share = np.mean(
-        [Example(f"reply-{i}", "up", Text((1, 2), 1), 1, 0, 1, None).held_out for i in range(2000)]
+        [
+            RatedExample(f"reply-{i}", "up", TrainingText((1, 2), 1), 1, 0, 1, None).held_out
+            for i in range(2000)
+        ]
     )
     assert 0.16 < share < 0.24
 
@@ -380,7 +386,7 @@ def test_a_fifth_is_held_out_by_id():
 @pytest.mark.parametrize(("rating", "reward"), [("up", 1.0), ("down", -1.0)])
 def test_the_push_fades_with_the_log_ratio(rating, reward):
     """DRO: full at the frozen model, none when the reply is far enough on its way."""
-    example = Example("a", rating, Text((1, 2), 1), reward, 0.0, 1, None)
+    example = RatedExample("a", rating, TrainingText((1, 2), 1), reward, 0.0, 1, None)
     pushes = [coefficient(example, -2.0, 0.0, -2.0 + reward * moved) * reward for moved in (0, 1, 2, 4.5)]
     assert pushes[0] == pytest.approx(1.0) and pushes[-1] == pytest.approx(0.0, abs=1e-6)
     assert pushes == sorted(pushes, reverse=True)

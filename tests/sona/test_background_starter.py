@@ -7,7 +7,7 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings as RuntimeSettings
-from ruvmlx.sona.background import Settings
+from ruvmlx.sona.background import TrainingSettings
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.store import Store
 
@@ -28,7 +28,7 @@ def test_twelve_short_replies_are_consolidated(starter, home, whole_text):
             runtime.rate(request.request_id, "up" if i % 3 else "down")
         before = runtime.backend.head(np.ones((1, starter.config.hidden_size), np.float32))
         losses = []
-        settings = Settings(steps=3, lr=3e-4, depth=0.13)
+        settings = TrainingSettings(steps=3, lr=3e-4, depth=0.13)
         report = runtime.consolidate(lambda done, total, loss: losses.append(loss), None, settings)
         assert len(losses) == 3 and np.isfinite(losses).all() and report["held_out"] >= 2
         assert report["promoted"] == (runtime.status().adapter_version == 13)

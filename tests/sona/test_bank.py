@@ -226,10 +226,10 @@ def reply(runtime, text="hello there", seed=1) -> str:
 
 
 def plain_past(runtime) -> dict:
-    memory = runtime.learner.memory
+    memory = runtime.learner.rating_index
     return {
         r.reply_id: (r.rating, memory.whitening(runtime.store.replies.query(r.reply_id)))
-        for r in runtime.learner.ledger.ratings()
+        for r in runtime.learner.history.ratings()
     }
 
 
@@ -242,7 +242,7 @@ def test_random_walks_through_a_store(open_tiny):
         ]
     for _ in range(4):
         with open_tiny() as runtime:
-            memory = runtime.learner.memory
+            memory = runtime.learner.rating_index
             for _ in range(9):
                 move = rng.choice(["rate", "rate", "rate", "undo", "rollback"])
                 if move == "rate":
@@ -265,7 +265,7 @@ def test_the_learner_takes_the_value_of_alike_questions(open_tiny):
     with open_tiny() as runtime:
         for i in range(6):
             runtime.rate(reply(runtime, "tea?", seed=i), "up")
-        store, memory = runtime.store, runtime.learner.memory
+        store, memory = runtime.store, runtime.learner.rating_index
         again = store.replies.get(reply(runtime, "tea?", seed=50))
         r, value = memory.weigh(again, "up")
         assert r == 1 and value == pytest.approx(
@@ -281,8 +281,8 @@ def test_what_another_process_rates_is_noticed(open_tiny):
         assert two.memory().entries == 1
         two.rate(reply(two, seed=2), "down")
         one.rate(first, "2")
-        two.learner.memory.sync()
-        assert one.memory().entries == 2 and two.learner.memory.bank.labels()[first] == "2"
+        two.learner.rating_index.sync()
+        assert one.memory().entries == 2 and two.learner.rating_index.bank.labels()[first] == "2"
 
 
 def test_a_question_that_was_never_read_or_is_not_finite_only_counts(open_tiny):
@@ -294,7 +294,7 @@ def test_a_question_that_was_never_read_or_is_not_finite_only_counts(open_tiny):
         runtime.store.db.execute("UPDATE replies SET query = NULL WHERE id = ?", good)
         assert runtime.rate(good, "up").applied  # read now
         assert runtime.store.replies.query(good) is not None
-        bank = runtime.learner.memory.bank
+        bank = runtime.learner.rating_index.bank
         assert len(bank) == 2 and bad in bank._unplaced and np.isfinite(bank.value(None))
 
 

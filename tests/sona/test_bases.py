@@ -16,7 +16,7 @@ from .test_learner import reply, weights
 
 @pytest.fixture(scope="session")
 def tiny_backend(tiny):
-    """Quick enough to read the neutral text again under every base."""
+    """Quick enough to read the reference text again under every base."""
     return NativeBackend(tiny, threads=1)
 
 
@@ -24,10 +24,10 @@ def promote(runtime, seed=3, size=0.02) -> BaseLoRA:
     """A small random base under the micro in use."""
     learner, base = runtime.learner, random_base(runtime.model.config, seed, size=size)
     learner.sync()
-    kl = learner.ground(base).neutral.kl(learner.micro)
-    learner.stand()
+    kl = learner.active.probe_base(base).probe.kl(learner.micro)
+    learner.active.install()
     state, norm = learner.micro.to_bytes(), learner.micro.norm
-    learner.ledger.promote(learner.version, base, state, kl, norm, {"reason": "a test"})
+    learner.history.promote(learner.version, base, state, kl, norm, {"reason": "a test"})
     learner.sync()
     return base
 
@@ -46,13 +46,13 @@ def slow_kl(runtime, base, micro) -> float:
     for lora, adapter in ((None, None), (base, micro)):
         backend.set_lora(lora)
         states, _, _, _answers = read(backend, tokenizer, config.max_context)
-        frozen = runtime.learner.frozen
+        frozen = runtime.learner.active.frozen_probe
         hidden = states[frozen.rows[: frozen.answers]]
         logits = backend.head(hidden)
         if adapter is not None:
             adapter.add_to_logits(logits, hidden)
         rows.append(np.stack([log_softmax(row.astype(np.float64)) for row in logits]))
-    runtime.learner.stand()
+    runtime.learner.active.install()
     return float(np.mean(np.sum(np.exp(rows[1]) * (rows[1] - rows[0]), axis=1)))
 
 
@@ -61,13 +61,13 @@ def test_kl_is_that_of_base_and_micro_together(open_tiny):
         runtime.rate(reply(runtime), "up")
         base = promote(runtime)
         learner = runtime.learner
-        assert learner.neutral.kl(learner.micro) == pytest.approx(
+        assert learner.probe.kl(learner.micro) == pytest.approx(
             slow_kl(runtime, base, learner.micro), rel=1e-3
         )
-        assert learner.neutral.floor == pytest.approx(slow_kl(runtime, base, None), rel=1e-3)
+        assert learner.probe.floor == pytest.approx(slow_kl(runtime, base, None), rel=1e-3)
         result = runtime.rate(reply(runtime, seed=2), "down")
         assert result.kl == pytest.approx(slow_kl(runtime, base, learner.micro), rel=1e-3)
-        assert result.kl <= result.kl_cap and learner.neutral.floor > 1e-3
+        assert result.kl <= result.kl_cap and learner.probe.floor > 1e-3
 
 
 def test_a_rating_keeps_the_base_and_moves_its_reply(open_tiny):
@@ -88,7 +88,7 @@ def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
         states = {0: held(runtime)}
 
         def note():
-            states[runtime.learner.ledger.version()] = held(runtime)
+            states[runtime.learner.history.version()] = held(runtime)
 
         for i in range(2):
             runtime.rate(reply(runtime, seed=i), "up")
@@ -107,7 +107,7 @@ def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
         runtime.rollback(6)
         for version in (5, 3, 1, 0):  # a rating that is taken back takes the consolidation after it along
             runtime.undo()
-            assert runtime.learner.ledger.version() == version and held(runtime) == states[version]
+            assert runtime.learner.history.version() == version and held(runtime) == states[version]
 
 
 def test_undo_takes_back_a_rating_even_through_a_consolidation(open_tiny):
@@ -134,9 +134,9 @@ def test_a_reply_from_before_the_base_is_read_again_under_it(open_tiny):
         late = reply(runtime, seed=5)
         promote(runtime)
         learner, row = runtime.learner, runtime.store.replies.get(late)
-        learner._traces.clear()
+        learner.traces.held.clear()
         for _ in range(2):  # from the store, then from memory
-            trace, expected = learner._trace_of(row, learner.state), learner._replay(row, learner.state)
+            trace, expected = learner.traces.of(row, learner.state), learner.traces.replay(row, learner.state)
             np.testing.assert_array_equal(trace.grad_b, expected.grad_b)
         assert runtime.rate(late, "up").applied
 
@@ -154,10 +154,10 @@ def test_a_reply_not_settled_before_the_base_came_can_still_be_rated(open_tiny):
 def test_a_promotion_loses_against_a_rating_that_was_quicker(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime), "up")
-        ledger, base = runtime.learner.ledger, random_base(runtime.model.config)
+        history, base = runtime.learner.history, random_base(runtime.model.config)
         with pytest.raises(HeadMoved):
-            ledger.promote(0, base, b"", 0.0, 0.0, {})
-        assert runtime.store.db.rows("SELECT * FROM bases") == [] and ledger.attempts() == []
+            history.promote(0, base, b"", 0.0, 0.0, {})
+        assert runtime.store.db.rows("SELECT * FROM bases") == [] and history.attempts() == []
 
 
 def test_the_cap_with_a_base(open_tiny):
@@ -167,25 +167,30 @@ def test_the_cap_with_a_base(open_tiny):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
         big = runtime.learner.micro.shrunk(10.0)
         for size in (0.02, 0.5):
-            neutral, calls = runtime.learner.ground(random_base(runtime.model.config, size=size)).neutral, []
-            block = neutral.columns(big.lora_b)
-            update = instant.capped(instant.Whole(big, block, big.evidence, True), Counting(neutral, calls))
-            assert update.kl <= max(instant.KL_CAP, neutral.floor + 1e-5) and len(calls) < 12
-        assert neutral.floor > instant.KL_CAP and update.adapter.norm < 0.1 * big.norm
-        runtime.learner.stand()
+            probe, calls = (
+                runtime.learner.active.probe_base(random_base(runtime.model.config, size=size)).probe,
+                [],
+            )
+            block = probe.coordinates.columns(big.lora_b)
+            update = instant.capped(
+                instant.UncappedUpdate(big, block, big.evidence, True), Counting(probe, calls)
+            )
+            assert update.kl <= max(instant.KL_CAP, probe.floor + 1e-5) and len(calls) < 12
+        assert probe.floor > instant.KL_CAP and update.adapter.norm < 0.1 * big.norm
+        runtime.learner.active.install()
 
 
 class Counting:
-    """A Neutral that notes every look at the distance."""
+    """A KLProbe that notes every look at the distance."""
 
-    def __init__(self, neutral, calls):
-        self._neutral, self._calls = neutral, calls
+    def __init__(self, probe, calls):
+        self._probe, self._calls = probe, calls
 
     def __getattr__(self, name):
-        return getattr(self._neutral, name)
+        return getattr(self._probe, name)
 
     def distances(self, adapter, block):
-        look = self._neutral.distances(adapter, block)
+        look = self._probe.distances(adapter, block)
         return lambda share: self._calls.append(share) or look(share)
 
 

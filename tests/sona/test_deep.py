@@ -8,6 +8,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.lora.merge import HEAD
+from ruvmlx.pausing import stop_when
 from ruvmlx.sona import background, deep, promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.optional.ewc import TASKS, penalty
@@ -29,13 +30,13 @@ def test_it_anchors_what_is_liked(learned):
     seen = []
     report = learned.learning.loops.deepen(lambda done, total: seen.append((done, total)))
     assert report["anchored"], report
-    n, ledger = report["examples"], learned.learner.ledger
+    n, history, anchors = report["examples"], learned.learner.history, learned.learner.anchors
     assert seen == [(i + 1, n) for i in range(n)] and 3 <= n <= 7 and report["anchors"] == 1
-    (anchor,) = ledger.anchors()
+    (anchor,) = anchors.load()
     assert anchor.base.to_bytes() == learned.learner.base.to_bytes() and anchor.fisher.examples == n
     assert anchor.fisher.squares.keys() == learned.learner.base.pairs.keys() - {HEAD}
     assert all(x.all() and np.isfinite(x).all() for pair in anchor.fisher.squares.values() for x in pair)
-    assert ledger.deep_run().report == {k: report[k] for k in report if k != "seconds"}
+    assert history.deep.last_run().report == {k: report[k] for k in report if k != "seconds"}
     body = learned.store.witness.rows("deep")[-1].body
     assert (
         body["anchored"]
@@ -45,9 +46,9 @@ def test_it_anchors_what_is_liked(learned):
 
 
 def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
-    report = rated.deepen()
+    report = rated.learning.loops.deepen()
     assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
-    assert rated.learner.ledger.anchors() == [] and rated.learner.ledger.deep_run() is not None
+    assert rated.learner.anchors.load() == [] and rated.learner.history.deep.last_run() is not None
     assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
 
 
@@ -55,22 +56,22 @@ def test_too_few_ratings(open_tiny):
     with open_tiny() as runtime:
         report = runtime.learning.loops.deepen()
         assert not report["anchored"] and "it takes 10" in report["reason"]
-        assert runtime.learner.ledger.deep_run() is None and not runtime.learning.due()
+        assert runtime.learner.history.deep.last_run() is None and not runtime.learning.due()
 
 
 def test_the_same_task_is_not_anchored_twice(learned):
     assert learned.learning.loops.deepen()["anchored"]
     report = learned.learning.loops.deepen()
     assert not report["anchored"] and "since the last anchor; there are 0" in report["reason"]
-    assert len(learned.learner.ledger.anchors()) == 1
+    assert len(learned.learner.anchors.load()) == 1
 
 
 def test_an_undo_takes_the_anchor_back(learned):
     assert learned.learning.loops.deepen()["anchored"]
     learned.rollback(10)
-    assert learned.learner.ledger.anchors() == []
+    assert learned.learner.anchors.load() == []
     learned.rollback(15)
-    assert len(learned.learner.ledger.anchors()) == 1
+    assert len(learned.learner.anchors.load()) == 1
 
 
 class After(threading.Event):
@@ -93,29 +94,29 @@ def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypa
     task = loop._task(loop._buffer(lambda: loading.append(1)))
     report = learned.learning.loops.deepen(cancel=After(1 + len(loading) + at))
     assert not report["anchored"] and "stopped after" in report["reason"], report
-    ledger = learned.learner.ledger
-    assert ledger.anchors() == [] and ledger.deep_run() is None
+    history, anchors = learned.learner.history, learned.learner.anchors
+    assert anchors.load() == [] and history.deep.last_run() is None
     if restart:
         learned.learning.loops.close()
-        assert ledger.measurement() is not None
+        assert history.deep.measurement() is not None
     assert learned.learning.due() and learned.learning.loops.deep().due() == "it was stopped"
     seen = []
     assert learned.learning.loops.deepen(lambda done, total: seen.append(done))["anchored"]
     assert seen == list(range(len(task.examples) - len(seen) + 1, len(task.examples) + 1))
     if at == 160:
         assert len(seen) < len(task.examples)
-    got = ledger.anchors()[0].fisher.to_bytes()
-    assert ledger.measurement() is None
+    got = anchors.load()[0].fisher.to_bytes()
+    assert history.deep.measurement() is None
     learned.store.db.execute("DELETE FROM anchors")
-    assert learned.learning.loops.deepen()["anchored"] and ledger.anchors()[0].fisher.to_bytes() == got
+    assert learned.learning.loops.deepen()["anchored"] and anchors.load()[0].fisher.to_bytes() == got
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_stopped_at_every_kind_of_pause(learned, restart):
     """Each place in the code that pauses ends the run once, and it goes on: the same Fisher, bit for bit."""
     assert learned.learning.loops.deepen()["anchored"]
-    ledger = learned.learner.ledger
-    want = ledger.anchors()[0].fisher.to_bytes()
+    anchors = learned.learner.anchors
+    want = anchors.load()[0].fisher.to_bytes()
     learned.store.db.execute("DELETE FROM anchors")
     learned.learning.loops.close()
     known: set[str] = set()
@@ -123,28 +124,28 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
         report = learned.learning.loops.deepen(cancel=(cancel := Watch(known)))
         if not cancel.is_set():
             break
-        assert not report["anchored"] and ledger.anchors() == []
+        assert not report["anchored"] and anchors.load() == []
         if restart:
             learned.learning.loops.close()
-    assert report["anchored"] and ledger.anchors()[0].fisher.to_bytes() == want
+    assert report["anchored"] and anchors.load()[0].fisher.to_bytes() == want
     for part in ("replay._examples", "graph._by_blocks", "training.squares", "deep._measure"):
         assert any(part in place for place in known), part
 
 
 def test_a_damaged_measurement_is_done_again(learned):
     for junk in (b"junk", b'{"base": 1}\njunk'):
-        learned.learner.ledger.put_measurement(junk)
-        assert deep.Measuring.from_bytes(junk) is None
+        learned.learner.history.deep.put_measurement(junk)
+        assert deep.FisherRun.from_bytes(junk, learned.learner.anchors.read_importance) is None
     assert learned.learning.loops.deepen()["anchored"]
 
 
 def test_another_base_meanwhile(learned, monkeypatch):
     """Nothing is written: what was measured is not what is in use."""
-    ledger = learned.learner.ledger
-    monkeypatch.setattr(ledger, "base_of", lambda version: 77)
+    history, anchors = learned.learner.history, learned.learner.anchors
+    monkeypatch.setattr(learned.store.versions, "base_of", lambda *_: 77)
     report = learned.learning.loops.deepen()
     assert not report["anchored"] and "meanwhile" in report["reason"]
-    assert ledger.anchors() == [] and ledger.deep_run() is None
+    assert anchors.load() == [] and history.deep.last_run() is None
 
 
 def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
@@ -161,31 +162,31 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
             ids.append(request.request_id)
             runtime.rate(request.request_id, "up" if i % 2 else "down")
         report = runtime.learning.loops.deepen()
-        bank = runtime.learner.memory.bank
+        bank = runtime.learner.rating_index.bank
         pruned = {r for r in ids if not bank.placed(r)}
         assert report["pruned"] >= 1 and pruned == set(ids[::2]), report
         counts = bank.counts.copy()
     with open_tiny() as runtime:
-        memory = runtime.learner.memory
+        memory = runtime.learner.rating_index
         memory.sync()
         assert {r for r in ids if not memory.bank.placed(r)} == pruned
         np.testing.assert_array_equal(memory.bank.counts, counts)
-        assert len(runtime.learner.ledger.ratings()) == 24
+        assert len(runtime.learner.history.ratings()) == 24
         runtime.rate(ids[0], "up")
         assert memory.bank.placed(ids[0])
         assert runtime.learning.loops.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
-        assert set(runtime.learner.ledger.pruned()) == pruned - {ids[0]}
+        assert set(runtime.learner.history.deep.pruned()) == pruned - {ids[0]}
     with open_tiny() as runtime:
-        runtime.learner.memory.sync()
-        assert runtime.learner.memory.bank.placed(ids[0])
+        runtime.learner.rating_index.sync()
+        assert runtime.learner.rating_index.bank.placed(ids[0])
 
 
 def test_due_after_a_week(learned, monkeypatch):
-    loop, ledger = learned.learning.loops.deep(), learned.learner.ledger
-    began = ledger.first_rating()
+    loop, history = learned.learning.loops.deep(), learned.learner.history
+    began = history.first_rating()
     assert loop.due(began + deep.WEEK - 1) == "" and loop.due(began + deep.WEEK) == "a week has passed"
     learned.learning.loops.deepen()
-    ended = ledger.deep_run().created
+    ended = history.deep.last_run().created
     assert loop.due(ended + 9 * deep.WEEK) == ""  # nothing is new
     learned.rate(answer(learned, 14), "up")
     assert loop.due(ended + 1) == "" and loop.due(ended + deep.WEEK) == "a week has passed"
@@ -206,7 +207,7 @@ def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9])
     held = learned.consolidate(settings=replace(QUICK, ewc=0.0))["deep"]
     assert not held["anchored"] and "EWC is off" in held["reason"] and "merged" in held
-    assert learned.learner.ledger.deep_run() is not None and not learned.learner.ledger.anchors()
+    assert learned.learner.history.deep.last_run() is not None and not learned.learner.anchors.load()
 
 
 def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
@@ -218,13 +219,13 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
             raise RuntimeError("a test")
         record(kind, body)
 
-    learned.learner.ledger.put_measurement(b"what was stopped")
+    learned.learner.history.deep.put_measurement(b"what was stopped")
     monkeypatch.setattr(learned.store.witness, "record", failing)
     with pytest.raises(RuntimeError):
         learned.learning.loops.deepen()
-    ledger = learned.learner.ledger
-    assert ledger.anchors() == [] and ledger.deep_run() is None and ledger.pruned() == {}
-    assert ledger.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
+    history, anchors = learned.learner.history, learned.learner.anchors
+    assert anchors.load() == [] and history.deep.last_run() is None and history.deep.pruned() == {}
+    assert history.deep.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
 
 
 def test_the_background_loop_pays_the_penalty(learned):
@@ -238,12 +239,14 @@ def test_the_background_loop_pays_the_penalty(learned):
         for a, b in training.pairs.values():  # away from the anchor
             a += np.float32(0.1)
             b += np.float32(0.1)
-        pause = background.stopping(None)
+        pause = stop_when(None)
         loop._trainer = background.Trainer(learned.model, backend=learner.backend)
-        loop._anchors = learner.ledger.anchors() if loop.settings.ewc else []
-        found.append(loop._gradients(training, buffer, promotion.Gate(learner, buffer, pause), pause))
-        learner.stand()
-    value, grads = penalty(training.base, learner.ledger.anchors(), 1e4)
+        loop._anchors = learner.anchors.load() if loop.settings.ewc else []
+        found.append(
+            loop._gradients(training, buffer, promotion.PromotionTest(learner, buffer, pause), pause)
+        )
+        learner.active.install()
+    value, grads = penalty(training.base, learner.anchors.load(), 1e4)
     assert value > 0 and found[1][0] - found[0][0] == pytest.approx(value, rel=1e-3)
     for place, pair in grads.items():
         for plain, more, own in zip(found[0][1][place], found[1][1][place], pair, strict=True):
@@ -263,35 +266,35 @@ def test_a_stopped_training_does_not_go_on_under_other_anchors(learned):
 
 
 def test_the_store_keeps_ten_and_merges_the_oldest(learned):
-    ledger, store = learned.learner.ledger, learned.store
+    history, anchors, store = learned.learner.history, learned.learner.anchors, learned.store
     fisher = _measured(learned)
     for i in range(TASKS + 3):
-        assert ledger.end_deep_run(15, learned.learner.state.base, fisher, {"reason": str(i)}, {})
-        assert len(ledger.anchors()) == min(TASKS, i + 1)
-    oldest, *rest = (a.fisher for a in ledger.anchors())
+        assert anchors.end_run(15, learned.learner.state.base, fisher, {"reason": str(i)}, {})
+        assert len(anchors.load()) == min(TASKS, i + 1)
+    oldest, *rest = (a.fisher for a in anchors.load())
     weight = 1 + 0.95 + 0.95**2 + 0.95**3
     place = next(iter(fisher.squares))
     np.testing.assert_allclose(oldest.mean(place)[0], weight * fisher.mean(place)[0], rtol=1e-5)
     assert oldest.examples == 4 * fisher.examples and all(f.examples == fisher.examples for f in rest)
-    assert ledger.deep_run().report == {"reason": str(TASKS + 2)}
+    assert history.deep.last_run().report == {"reason": str(TASKS + 2)}
     assert store.witness.check().broken is None
 
 
 def _measured(runtime):
     assert runtime.learning.loops.deepen()["anchored"]
-    (anchor,) = runtime.learner.ledger.anchors()
+    (anchor,) = runtime.learner.anchors.load()
     runtime.store.db.execute("DELETE FROM anchors")
     return anchor.fisher
 
 
 def test_those_left_behind_by_an_undo_go_first(learned):
-    ledger, fisher = learned.learner.ledger, _measured(learned)
+    history, fisher = learned.learner.history, _measured(learned)
     for version in (15, 15, 14, 14):
         with learned.store.transaction():
-            learned.store.anchors.add(*ledger._mine, version, 1, fisher.to_bytes(), 4, None)
+            learned.store.anchors.add(*history._key, version, 1, fisher.to_bytes(), 4, None)
     learned.rollback(14)
     with learned.store.transaction():
-        learned.store.anchors.add(*ledger._mine, 14, 1, fisher.to_bytes(), 4, None)
+        learned.store.anchors.add(*history._key, 14, 1, fisher.to_bytes(), 4, None)
     rows = learned.store.db.rows("SELECT version FROM anchors ORDER BY id")
     assert [row["version"] for row in rows] == [14, 14, 14]
 
@@ -306,7 +309,7 @@ def test_an_anchors_base_is_kept(learned, monkeypatch):
     promote(learned, seed=4)
     for i in range(14, 19):
         learned.rate(answer(learned, i), "up" if i % 2 else "down")
-    assert learned.learner.ledger.anchors()[0].base.to_bytes() == base
+    assert learned.learner.anchors.load()[0].base.to_bytes() == base
     learned.store.adapters.delete(learned.model.fingerprint, "default")
     for table in ("anchors", "deep_runs", "pruned", "measurements"):
         assert learned.store.db.value(f"SELECT count(*) FROM {table}") == 0

@@ -107,7 +107,7 @@ def test_the_same_question_is_the_same_vector_in_every_chat(open_tiny):
 
 def test_questions_are_read_without_the_base_in_use(open_tiny, tiny):
     with open_tiny() as runtime:
-        memory, backend = runtime.learner.memory, runtime.backend
+        memory, backend = runtime.learner.rating_index, runtime.backend
         plain = memory.state_of("why?")
         base = random_base(tiny.config)
         backend.set_lora(base)

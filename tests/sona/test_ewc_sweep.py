@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ruvmlx.sona.background import Settings
+from ruvmlx.sona.background import TrainingSettings
 
 from .ewc_sweep import FOOD, Sweep, sweep
 
-SETTINGS = Settings(steps=12, lr=2e-3, rank=3)
+SETTINGS = TrainingSettings(steps=12, lr=2e-3, rank=3)
 
 
 def test_the_second_task_costs_less_of_the_first(tiny):

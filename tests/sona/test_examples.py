@@ -100,7 +100,7 @@ def test_examples_leave_room_for_the_reply(open_tiny):
         ('He said "no." Then h', 'He said "no."'),
         ("用水。再", "用水。"),
         ("no end", ""),
-        ("Whole.", "Whole."),
+        ("UncappedUpdate.", "UncappedUpdate."),
         ("", ""),
     ],
 )

@@ -12,7 +12,7 @@ from ruvmlx.sona.optional.router_lora import Evidence, RouterLoRA
 INPUTS, HIDDEN, ARMS = 5, 7, 3
 
 
-def noisy_cell(rng) -> fastgrnn.Cell:
+def noisy_cell(rng) -> fastgrnn.FastGRNNCell:
     """Nothing in it is zero."""
     cell = fastgrnn.fresh(INPUTS, HIDDEN)
     return replace(
@@ -72,7 +72,7 @@ def test_the_cell_is_the_papers_where_the_gate_has_no_update():
     assert fastgrnn.fresh(INPUTS, HIDDEN) is cell  # drawn once
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(fastgrnn.Cell)])
+@pytest.mark.parametrize("name", [f.name for f in fields(fastgrnn.FastGRNNCell)])
 def test_the_gradient_by_every_parameter_is_that_of_finite_differences(name):
     rng = np.random.default_rng(1)
     cell, (x, mask) = noisy_cell(rng), fastgrnn.padded(conversations(rng), INPUTS)

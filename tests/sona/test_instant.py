@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels.micro import NotFinite, beyond_noise
-from ruvmlx.kernels.rating import AskingRef, Rule
+from ruvmlx.kernels.rating import EvidenceSolverRef, Rule
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
 from ruvmlx.sona.calibration import directions, features, measure, measured
@@ -15,15 +15,15 @@ from .test_trace import traced_reply
 
 
 @pytest.fixture
-def neutral(tiny, tiny_backend):
+def probe(tiny, tiny_backend):
     config = tiny.config
     return measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
 
 
 @pytest.fixture
-def trace(engine, tiny, neutral):
+def trace(engine, tiny, probe):
     """Of a reply by a model that learned nothing yet."""
-    return traced_reply(engine, MicroLoRA.fresh(neutral.directions, tiny.config.vocab_size), 0.7)
+    return traced_reply(engine, MicroLoRA.fresh(probe.directions, tiny.config.vocab_size), 0.7)
 
 
 def mean_logprob(trace, adapter, backend) -> float:
@@ -34,21 +34,21 @@ def mean_logprob(trace, adapter, backend) -> float:
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.3, -0.3, -1.0])
-def test_the_reply_moves_the_way_it_was_rated(trace, tiny_backend, neutral, weight):
-    update = instant.update(trace.adapter, trace, weight, neutral)
+def test_the_reply_moves_the_way_it_was_rated(trace, tiny_backend, probe, weight):
+    update = instant.update(trace.adapter, trace, weight, probe)
     before = mean_logprob(trace, trace.adapter, tiny_backend)
     after = mean_logprob(trace, update.adapter, tiny_backend)
     assert (after - before) * weight > 0
 
 
-def test_no_weight_no_update(trace, neutral):
-    assert instant.update(trace.adapter, trace, 0.0, neutral) is None
+def test_no_weight_no_update(trace, probe):
+    assert instant.update(trace.adapter, trace, 0.0, probe) is None
 
 
-def slow_lora_b(rated, neutral) -> np.ndarray:
+def slow_lora_b(rated, probe) -> np.ndarray:
     """The formula of instant.py, float64 and one coordinate at a time, from (trace, weight) of every rating:
-    what lora_b says of neutral.tokens, [r, A]."""
-    tokens, features = list(neutral.tokens), neutral.features.astype(np.float64)
+    what lora_b says of probe.tokens, [r, A]."""
+    tokens, features = list(probe.tokens), probe.features.astype(np.float64)
     said = np.zeros((2, len(tokens)))
     theta = np.zeros((2, features.shape[1]))
     for r in range(2):
@@ -59,14 +59,14 @@ def slow_lora_b(rated, neutral) -> np.ndarray:
                 lambda t, r=r, j=j: t.grad_b[r, tokens[j]],
                 lambda t, r=r, j=j: slow_fisher(t, r, tokens[j]),
             )
-            said[r, j] = slow_step(instant.TOKEN, g, s, neutral.precision[j] + information)
+            said[r, j] = slow_step(instant.TOKEN, g, s, probe.precision[j] + information)
         for k in range(features.shape[1]):
             g, s, information = slow_sums(
                 rated,
                 lambda t, r=r, k=k: t.grad_b[r, tokens] @ features[:, k],
                 lambda t, r=r: t.adapter.scale**2 * np.sum(readings(t)[:, r] ** 2),
             )
-            theta[r, k] = slow_step(instant.FEATURE, g, s, neutral.precision[len(tokens) + k] + information)
+            theta[r, k] = slow_step(instant.FEATURE, g, s, probe.precision[len(tokens) + k] + information)
             signal, noise = signal + g * g, noise + s
         theta[r] *= max(0, 1 - instant.FEATURE.noise * noise / signal)
     return said + theta @ features.T
@@ -100,7 +100,7 @@ def slow_step(push, g, s, precision) -> float:
     return push.step * g / precision * g * g / (g * g + push.agree * s + 1e-12)
 
 
-def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeypatch):
+def test_weights_are_what_the_formula_says(trace, probe, tiny_backend, monkeypatch):
     """Five ratings, each by the model that the one before left; no cap in the way."""
     for cap in ("KL_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
@@ -110,15 +110,15 @@ def test_weights_are_what_the_formula_says(trace, neutral, tiny_backend, monkeyp
     rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
-        adapter = instant.update(trace.adapter, trace, weight, neutral).adapter
+        adapter = instant.update(trace.adapter, trace, weight, probe).adapter
         trace = trace.replayed(adapter, 0, tiny_backend.head)
         faded = faded or adapter.trend < 0
     assert faded
-    g, s, _ = adapter.evidence[..., neutral.tokens.size :]
+    g, s, _ = adapter.evidence[..., probe.tokens.size :]
     assert adapter.gain == 1 and beyond_noise(g, s, instant.FEATURE.noise).max() > 0.1
-    want = slow_lora_b(rated, neutral)
+    want = slow_lora_b(rated, probe)
     np.testing.assert_allclose(
-        adapter.lora_b[:, neutral.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
+        adapter.lora_b[:, probe.tokens], want, rtol=1e-2, atol=1e-3 * np.abs(want).max()
     )
 
 
@@ -141,55 +141,53 @@ def test_wrong_ratings_now_and_then_are_no_change_of_taste():
     assert np.mean(left) > 0.98
 
 
-def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(neutral):
+def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(probe):
     """The same push four times, against the same four times there and back."""
-    one, a = np.full((2, neutral.precision.size), 0.5, np.float32), neutral.tokens.size
+    one, a = np.full((2, probe.precision.size), 0.5, np.float32), probe.tokens.size
     alike, torn = (np.stack([sum_, 4 * one**2, one]) for sum_ in (4 * one, 0.1 * one))
-    want = 4 * one / (neutral.precision + one)
+    want = 4 * one / (probe.precision + one)
     for push, part in (instant.TOKEN, slice(0, a)), (instant.FEATURE, slice(a, None)):
         want[:, part] *= push.step * (1 - push.noise / 4) * 16 / (16 + 4 * push.agree)
-    want = np.pad(want[:, :a] + want[:, a:] @ neutral.features.T, ((0, 0), (0, 1)))
-    found = pushed(alike, neutral)
+    want = np.pad(want[:, :a] + want[:, a:] @ probe.features.T, ((0, 0), (0, 1)))
+    found = pushed(alike, probe)
     np.testing.assert_allclose(found, want, rtol=1e-2, atol=1e-3 * np.abs(want).max())
-    assert np.abs(pushed(torn, neutral)).max() < 1e-4 * np.abs(found).max()
+    assert np.abs(pushed(torn, probe)).max() < 1e-4 * np.abs(found).max()
 
 
-def pushed(evidence, neutral) -> np.ndarray:
+def pushed(evidence, probe) -> np.ndarray:
     """What the evidence asks for, without a cap."""
-    return neutral.asking.block(evidence, instant.RULE)
+    return probe.coordinates.solver.block(evidence, instant.RULE)
 
 
 @pytest.mark.parametrize("size", [0.02, 0.1])
-def test_what_is_asked_is_what_its_twin_says(trace, neutral, size):
-    evidence, adapter = strong_evidence(neutral, size), trace.adapter
-    twin = AskingRef(neutral.precision, neutral.features.astype(np.float16), neutral.ends)
-    want = twin.block(evidence, instant.RULE, neutral.answered(adapter), adapter.scale)
-    np.testing.assert_allclose(
-        instant.asked(adapter, evidence, neutral), want, atol=1e-4 * np.abs(want).max()
-    )
+def test_what_is_asked_is_what_its_twin_says(trace, probe, size):
+    evidence, adapter = strong_evidence(probe, size), trace.adapter
+    twin = EvidenceSolverRef(probe.precision, probe.features.astype(np.float16), probe.coordinates.ends)
+    want = twin.block(evidence, instant.RULE, probe.answered(adapter), adapter.scale)
+    np.testing.assert_allclose(instant.asked(adapter, evidence, probe), want, atol=1e-4 * np.abs(want).max())
 
 
-def test_features_say_nothing_where_chance_explains_all(neutral):
+def test_features_say_nothing_where_chance_explains_all(probe):
     rng = np.random.default_rng(4)
-    g = rng.normal(size=(50, 2, neutral.k))
+    g = rng.normal(size=(50, 2, probe.coordinates.k))
     noise, taste = ((x.sum(axis=0), (x * x).sum(axis=0)) for x in (g, g + 0.5))
     much = instant.FEATURE.noise
     assert beyond_noise(*noise, much).max() < 0.4 and beyond_noise(*taste, much).min() > 0.8
 
 
-def strong_evidence(neutral, size=1.0) -> np.ndarray:
+def strong_evidence(probe, size=1.0) -> np.ndarray:
     """Many ratings that agree, as [3, r, A + k]."""
-    g = size * np.random.default_rng(8).normal(size=(2, neutral.precision.size)).astype(np.float32)
+    g = size * np.random.default_rng(8).normal(size=(2, probe.precision.size)).astype(np.float32)
     return np.stack([g, g * g / 200, np.ones_like(g)])
 
 
-def slow_said(neutral, adapter, block) -> float:
+def slow_said(probe, adapter, block) -> float:
     """KL over the whole vocabulary of what is said, by every answer's own probabilities, float64."""
-    p = np.exp(log_softmax_rows(neutral.head(neutral.contexts[: neutral.answers]))).astype(np.float64)
+    p = np.exp(log_softmax_rows(probe.head(probe.contexts[: probe.answers]))).astype(np.float64)
     push = np.zeros((2, p.shape[1]))
-    push[:, neutral.tokens] = block[:, :-1]
-    push[:, neutral.eos] = 0
-    d = adapter.scale * (neutral.contexts[: neutral.answers] @ adapter.lora_a) @ push
+    push[:, probe.tokens] = block[:, :-1]
+    push[:, probe.eos] = 0
+    d = adapter.scale * (probe.contexts[: probe.answers] @ adapter.lora_a) @ push
     new = p * np.exp(d)
     new /= new.sum(axis=1, keepdims=True)
     return float(np.mean(np.sum(new * np.log(new / p), axis=1)))
@@ -197,85 +195,87 @@ def slow_said(neutral, adapter, block) -> float:
 
 @pytest.mark.parametrize("size", [0.001, 0.02, 0.05, 0.3])
 @pytest.mark.parametrize("reads", [1.0, 0.3])  # what was measured; another's, that reads less
-def test_what_replies_say_is_held_back_and_their_end_is_not(neutral, trace, size, reads):
+def test_what_replies_say_is_held_back_and_their_end_is_not(probe, trace, size, reads):
     adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
-    evidence = strong_evidence(neutral, size)
-    free = pushed(evidence, neutral)
-    held = instant.asked(adapter, evidence, neutral)
-    before, after = slow_said(neutral, adapter, free), slow_said(neutral, adapter, held)
+    evidence = strong_evidence(probe, size)
+    free = pushed(evidence, probe)
+    held = instant.asked(adapter, evidence, probe)
+    before, after = slow_said(probe, adapter, free), slow_said(probe, adapter, held)
     quiet = free.copy()
-    quiet[:, neutral.ends] = 0
-    found = neutral.answered(adapter).distance(quiet, adapter.scale)
+    quiet[:, probe.coordinates.ends] = 0
+    found = probe.answered(adapter).distance(quiet, adapter.scale)
     assert found[0] == pytest.approx(before, rel=1e-3, abs=1e-6)
     if before <= instant.SAID_CAP:
         np.testing.assert_array_equal(held, free)
     else:
         assert after == pytest.approx(instant.SAID_CAP, rel=0.1)
-    others = np.setdiff1d(np.arange(neutral.tokens.size + 1), neutral.ends)
-    assert len(neutral.ends) == len(neutral.eos)
-    np.testing.assert_array_equal(held[:, neutral.ends], free[:, neutral.ends])
+    others = np.setdiff1d(np.arange(probe.tokens.size + 1), probe.coordinates.ends)
+    assert len(probe.coordinates.ends) == len(probe.eos)
+    np.testing.assert_array_equal(held[:, probe.coordinates.ends], free[:, probe.coordinates.ends])
     share = np.sum(held[:, others] * free[:, others]) / np.sum(free[:, others] ** 2)
     np.testing.assert_allclose(held[:, others], share * free[:, others], rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_held_back_leaves_no_trace(trace, neutral):
+def test_what_is_held_back_leaves_no_trace(trace, probe):
     """From evidence that asks for too much to one that does not, and back: the same, but for rounding."""
-    much, little = strong_evidence(neutral, 0.3), strong_evidence(neutral, 0.001)
-    first = step(trace.adapter, much, much, neutral).at(0.5, neutral)
-    second = step(first, much, little, neutral).at(0.7, neutral)
-    back = step(second, little, much, neutral).at(0.5, neutral)
+    much, little = strong_evidence(probe, 0.3), strong_evidence(probe, 0.001)
+    first = step(trace.adapter, much, much, probe).at(0.5, probe)
+    second = step(first, much, little, probe).at(0.7, probe)
+    back = step(second, little, much, probe).at(0.5, probe)
     np.testing.assert_allclose(
-        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.asked(trace.adapter, much, neutral)).max()
+        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.asked(trace.adapter, much, probe)).max()
     )
 
 
-def step(adapter, before, evidence, neutral) -> instant.Whole:
+def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
     """From an adapter with the evidence `before` to one with this."""
-    block = instant.asked(adapter, evidence, neutral) + instant.beside(adapter, before, neutral)
-    return instant.Whole(adapter, block, evidence, neutral.covers(adapter))
+    block = instant.asked(adapter, evidence, probe) + instant.beside(adapter, before, probe)
+    return instant.UncappedUpdate(adapter, block, evidence, probe.coordinates.covers(adapter))
 
 
-def test_a_rating_is_taken_back(trace, neutral, tiny_backend):
+def test_a_rating_is_taken_back(trace, probe, tiny_backend):
     """Less the second of two updates, the adapter is nearly what the first one left, but for its gain."""
-    first = instant.update(trace.adapter, trace, 1.0, neutral).adapter
+    first = instant.update(trace.adapter, trace, 1.0, probe).adapter
     again = trace.replayed(first, 0, tiny_backend.head)
-    second = instant.update(first, again, -1.0, neutral).adapter
-    back = instant.without(second, first, second, neutral).adapter
+    second = instant.update(first, again, -1.0, probe).adapter
+    back = instant.without(second, first, second, probe).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
     assert np.abs(whole[2] - whole[0]).max() < 0.1 * np.abs(whole[1] - whole[0]).max()
 
 
-def test_the_caps_hold_and_are_no_tighter_than_needed(trace, neutral):
+def test_the_caps_hold_and_are_no_tighter_than_needed(trace, probe):
     rng = np.random.default_rng(2)
     b = np.zeros_like(trace.adapter.lora_b)
-    b[:, neutral.tokens] = rng.normal(size=(2, neutral.tokens.size)) * 3
+    b[:, probe.tokens] = rng.normal(size=(2, probe.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
-    assert neutral.kl(far) > instant.KL_CAP
-    capped = instant.capped(instant.Whole(far, neutral.columns(b), far.evidence, True), neutral)
-    found = neutral.distance(capped.adapter)
+    assert probe.kl(far) > instant.KL_CAP
+    capped = instant.capped(
+        instant.UncappedUpdate(far, probe.coordinates.columns(b), far.evidence, True), probe
+    )
+    found = probe.distance(capped.adapter)
     assert capped.kl == pytest.approx(found.kl, rel=1e-5)
     assert found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
     assert found.kl > 0.4 * instant.KL_CAP or found.rise > 0.4 * instant.RISE_CAP
 
 
-def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, neutral, tiny_backend):
+def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, probe, tiny_backend):
     adapter = trace.adapter
     for _ in range(200):
-        update = instant.update(adapter, trace, 1.0, neutral)
-        adapter, found = update.adapter, neutral.distance(update.adapter)
+        update = instant.update(adapter, trace, 1.0, probe)
+        adapter, found = update.adapter, probe.distance(update.adapter)
         assert update.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
         trace = trace.replayed(adapter, 0, tiny_backend.head)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("where", ["grad_a", "grad_b", "lora_a", "lora_b"])
-def test_nothing_that_is_not_finite_comes_out(trace, neutral, poison, where):
+def test_nothing_that_is_not_finite_comes_out(trace, probe, poison, where):
     """Poison anywhere either raises, or (1e30) ends within the cap; the old adapter keeps its bytes."""
     owner = trace.adapter if where.startswith("lora") else trace
     getattr(owner, where)[-1, -1] = poison
     before = trace.adapter.to_bytes()
     try:
-        update = instant.update(trace.adapter, trace, 1.0, neutral)
+        update = instant.update(trace.adapter, trace, 1.0, probe)
     except NotFinite:
         pass
     else:
@@ -313,26 +313,26 @@ def test_features_are_white_and_keep_what_is_alike_together():
     np.testing.assert_allclose(found.reshape(3, 10, 2).std(axis=1), 0, atol=1e-4)
 
 
-def test_distance_over_some_tokens_is_that_over_all(trace, neutral):
+def test_distance_over_some_tokens_is_that_over_all(trace, probe):
     """A prior of a third of the vocabulary: the other tokens count as one, and nothing is lost."""
-    few = neutral.tokens[::3]
-    packed = replace(neutral, tokens=few)
+    few = probe.tokens[::3]
+    packed = replace(probe, tokens=few)
     adapter = random_adapter(trace, few)
     adapter = replace(
         adapter, lora_a=adapter.lora_a * np.float32(1.001)
     )  # so that no more than contexts counts
-    assert len(neutral.few) == len(neutral.contexts)
-    got, want = packed.distance(adapter), neutral.distances_dense(adapter)(1.0)
+    assert len(probe.few) == len(probe.contexts)
+    got, want = packed.distance(adapter), probe.distances_dense(adapter)(1.0)
     assert (got.kl, got.rise) == pytest.approx((want.kl, want.rise), abs=1e-5)
 
 
-def test_the_distance_of_a_share_of_all_that_an_adapter_moves(trace, neutral):
+def test_the_distance_of_a_share_of_all_that_an_adapter_moves(trace, probe):
     """One that a consolidation has left a tail in, beside the tokens that ratings may move."""
-    adapter = replace(random_adapter(trace, np.arange(neutral.vocab_size), 0.05), gain=0.5)
-    block = 2 * neutral.columns(random_adapter(trace, neutral.tokens, 0.1).lora_b)
-    few = replace(neutral, tokens=np.ascontiguousarray(neutral.tokens[::3]))
-    third = [*range(0, neutral.tokens.size, 3), neutral.tokens.size]
-    whole = instant.Whole(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence, False)
+    adapter = replace(random_adapter(trace, np.arange(probe.vocab_size), 0.05), gain=0.5)
+    block = 2 * probe.coordinates.columns(random_adapter(trace, probe.tokens, 0.1).lora_b)
+    few = replace(probe, tokens=np.ascontiguousarray(probe.tokens[::3]))
+    third = [*range(0, probe.tokens.size, 3), probe.tokens.size]
+    whole = instant.UncappedUpdate(adapter, np.ascontiguousarray(block[:, third]), adapter.evidence, False)
     for share in (0.3, 1.0):
         got = instant._distances(whole, few)(share)
         want = few.distances_dense(whole.at(share, few))(1.0)
@@ -355,24 +355,24 @@ def test_prose_that_is_read_most_is_looked_at_whole():
     assert not set(loud) & set(rest) and len({*rows.tolist()}) == len(rows)
 
 
-def test_groups_of_prose_count_by_the_states_they_stand_for(neutral):
+def test_groups_of_prose_count_by_the_states_they_stand_for(probe):
     counts, prose = np.array([2, 3, 4]), np.array(30)
-    few = replace(neutral, counts=counts, prose=prose)
-    assert few._groups(np.arange(9)) == [(2, 0.0), (3, 0.1), (4, 0.9)]
-    some = few._groups(np.array([0, 1, 6, 8]))  # none of those that count for themselves
+    few = replace(probe, counts=counts, prose=prose)
+    assert few.groups.of(np.arange(9)) == [(2, 0.0), (3, 0.1), (4, 0.9)]
+    some = few.groups.of(np.array([0, 1, 6, 8]))  # none of those that count for themselves
     assert some == [(2, 0.0), (0, 0.0), (2, 1.0)]
 
 
-def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, neutral, tiny, tiny_backend):
+def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, probe, tiny, tiny_backend):
     """A few contexts and the exact linear part of all come closer to all than the few alone."""
-    adapter = random_adapter(trace, neutral.tokens, 0.05)
+    adapter = random_adapter(trace, probe.tokens, 0.05)
     states, following, _, answers = read(tiny_backend, tiny.tokenizer, tiny.config.max_context)
     z = tiny_backend.head(states[answers:])
     frozen = log_softmax_rows(z)
     adapter.add_to_logits(z, states[answers:])
     at = np.arange(len(z)), following[answers:]
     want = float(np.mean(frozen[at] - log_softmax_rows(z)[at]))
-    found, few = neutral.distance(adapter), neutral.distances_dense(adapter)(1.0)
+    found, few = probe.distance(adapter), probe.distances_dense(adapter)(1.0)
     assert abs(found.rise - want) < 0.5 * abs(few.rise - want)
-    slope = neutral.distances(adapter, neutral.columns(adapter.lora_b))(1e-3)
+    slope = probe.distances(adapter, probe.coordinates.columns(adapter.lora_b))(1e-3)
     assert slope.rise == pytest.approx(1e-3 * slope.slope, rel=0.05)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ruvmlx.kv.policy import EVERYTHING, TIERED, TierPolicy
-from ruvmlx.sona.optional.tier_choice import CANDIDATES, Found, choose, summary
+from ruvmlx.sona.optional.tier_choice import CANDIDATES, CandidateSummary, choose, summary
 from ruvmlx.store import KVMeasured
 
 SMALL, MIDDLE, LARGE = (TierPolicy("tiered", *pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))
 
 
-def found(policy, kl, latency, nbytes, error=0.0001) -> Found:
-    return Found(policy, 3, 24, kl, error, latency, nbytes)
+def found(policy, kl, latency, nbytes, error=0.0001) -> CandidateSummary:
+    return CandidateSummary(policy, 3, 24, kl, error, latency, nbytes)
 
 
 KNOWN = [
@@ -63,7 +63,7 @@ def test_ratings_are_no_input():
     """What `choose` knows of a reply is how long, how near and how fast; nothing that a rating could move."""
     known = {
         *inspect.signature(choose).parameters,
-        *Found.__dataclass_fields__,
+        *CandidateSummary.__dataclass_fields__,
         *KVMeasured.__dataclass_fields__,
     }
     assert not [name for name in known if "rating" in name or "reward" in name or "quality" in name]

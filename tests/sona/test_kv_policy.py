@@ -12,7 +12,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona.optional import tier_choice, tier_measurement
-from ruvmlx.sona.optional.tier_measurement import TIMED, Reading, Stopped, long_enough, reach
+from ruvmlx.sona.optional.tier_measurement import TIMED, Stopped, TierComparison, long_enough, reach
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 from tests.oracles.divergence import mean_kl
@@ -74,7 +74,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("name", ["native", "mlx"])
 def test_f16_costs_nothing_and_less_precision_costs_more(tiny, name):
-    reading = Reading(open_backend(name, tiny, threads=1), tokens(LONG), COLD_FROM)
+    reading = TierComparison(open_backend(name, tiny, threads=1), tokens(LONG), COLD_FROM)
     costs = [reading.cost(policy, nothing) for policy in (F16, NEVER, LATER, SOON)]
     assert costs[0].kl == [0.0, 0.0]
     means = [np.mean(cost.kl) for cost in costs]
@@ -85,7 +85,7 @@ def test_f16_costs_nothing_and_less_precision_costs_more(tiny, name):
 def test_it_is_what_one_reading_of_everything_gives(tiny_backend):
     """The slow twin: both caches read token by token, from the first to the last; lengths are odd."""
     ids = tokens(LONG + 37)
-    got = Reading(tiny_backend, ids, COLD_FROM).cost(LATER, nothing).kl
+    got = TierComparison(tiny_backend, ids, COLD_FROM).cost(LATER, nothing).kl
     caches = [tiny_backend.new_cache(policy) for policy in (F16, LATER)]
     p, q = (np.stack([tiny_backend.decode(t, cache).logits for t in ids]) for cache in caches)
     blocks = [slice(at, at + PAGE) for at in (COLD_FROM, COLD_FROM + PAGE)]
@@ -108,7 +108,7 @@ def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
         monkeypatch.setattr(
             tiny_backend, name, lambda ids, cache, real=real: (sizes.append(len(ids)), real(ids, cache))[1]
         )
-    Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
+    TierComparison(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, lambda: looks.append(1))
     assert max(sizes) <= 2 * tier_measurement.PIECE and len(looks) >= len(sizes)
 
 
@@ -128,16 +128,16 @@ def test_without_long_replies_the_default_stays(open_tiny):
 
 
 def test_two_are_not_enough_three_are(three):
-    assert three.kv_due()
-    report = three.review_kv()  # two at a time
+    assert three.tiers.due()
+    report = three.tiers.review()  # two at a time
     assert (report["measured"], report["changed"], report["candidates"]) == (2, False, [])
-    report = three.review_kv()
-    assert (report["measured"], report["changed"]) == (1, True) and not three.kv_due()
+    report = three.tiers.review()
+    assert (report["measured"], report["changed"]) == (1, True) and not three.tiers.due()
     assert [(c["replies"], c["tokens"]) for c in report["candidates"]] == [(3, 6 * PAGE)] * 3
     chosen = three.engine.sessions.policy
     assert (chosen.hot, chosen.warm) == (report["hot"], report["warm"]) and chosen in (SOON, LATER, NEVER)
-    assert three.kv_status().reason == report["reason"]
-    assert not three.review_kv()["changed"]
+    assert three.tiers.status().reason == report["reason"]
+    assert not three.tiers.review()["changed"]
 
 
 def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
@@ -169,28 +169,28 @@ def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend
     reviewed(three)
     for level, pressed in ((0.85, False), (0.95, True), (0.85, True), (0.5, False)):
         monkeypatch.setattr(tiny_backend.pool, "pressure", lambda level=level: level)
-        report = three.review_kv()
+        report = three.tiers.review()
         assert report["pressed"] == pressed
         assert ("memory is short" in report["reason"]) == pressed
         assert not pressed or three.engine.sessions.policy == SOON
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.85)
     long_reply(three, 4)
-    report = three.review_kv()
-    assert report["measured"] == 0 and "no room" in report["stopped"] and three.kv_due()
+    report = three.tiers.review()
+    assert report["measured"] == 0 and "no room" in report["stopped"] and three.tiers.due()
 
 
 def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
     monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
-    assert "no room" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three._kv.ledger.mine)
+    assert "no room" in three.tiers.review()["stopped"]
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three.tiers._history.mine)
 
 
 def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
     """The pool tightens its caches: what would be measured is another policy. The level goes back."""
     values = iter([0.1] * 4)
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
-    assert "memory is short" in three.review_kv()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three._kv.ledger.mine)
+    assert "memory is short" in three.tiers.review()["stopped"]
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three.tiers._history.mine)
 
 
 class Cancelled(threading.Event):
@@ -207,10 +207,10 @@ class Cancelled(threading.Event):
 
 def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     """At every stop the store is sound; what was done is not done again; the end is the same."""
-    store, mine = three.store, three._kv.ledger.mine
+    store, mine = three.store, three.tiers._history.mine
     done, stops = 0, 0
-    while three.kv_due():
-        report = three.review_kv(Cancelled(97))
+    while three.tiers.due():
+        report = three.tiers.review(Cancelled(97))
         stops += bool(report["stopped"])
         rows = store.kv.measured(*mine)
         assert len(rows) >= done and len({(r.reply_id, r.hot, r.warm) for r in rows}) == len(rows)
@@ -218,7 +218,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
         done = len(rows)
         assert (store.kv.choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
-    whole = Reading(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
+    whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
     kept = next(r for r in store.kv.measured(*mine) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
@@ -229,7 +229,7 @@ def test_a_stop_comes_through(tiny_backend):
 
     used = tiny_backend.pool.nbytes
     with pytest.raises(Stopped):
-        Reading(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, stop)
+        TierComparison(tiny_backend, tokens(LONG), COLD_FROM).cost(LATER, stop)
     assert tiny_backend.pool.nbytes == used
 
 
@@ -267,10 +267,10 @@ def test_tiers_that_are_none(open_tiny, tiers):
 def test_ratings_do_not_change_it(three):
     """Neither what is chosen nor what is measured: bit for bit as without them."""
     reviewed(three)
-    before = three._kv.review()
+    before = three.tiers._loop.review()
     for i in range(3):
         three.rate(f"long-{i}", "down")
-    after = three._kv.review()
+    after = three.tiers._loop.review()
     assert {**after, "seconds": 0} == {**before, "seconds": 0}
 
 
@@ -282,14 +282,14 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
     )
     pair = rng.normal(0, 0.2, (shape[0], 2)), rng.normal(0, 0.2, (2, shape[1]))
     base = BaseLoRA({("q_proj", 0): tuple(x.astype(np.float32) for x in pair)}, 2.0)
-    plain = Reading(tiny_backend, three.store.replies.tokens("long-2"), COLD_FROM).cost(LATER, nothing)
+    plain = TierComparison(tiny_backend, three.store.replies.tokens("long-2"), COLD_FROM).cost(LATER, nothing)
     tiny_backend.set_lora(base)
     try:
-        three._kv.review()
+        three.tiers._loop.review()
         assert tiny_backend.lora is base
     finally:
         tiny_backend.set_lora(None)
-    kept = three.store.kv.measured(*three._kv.ledger.mine)
+    kept = three.store.kv.measured(*three.tiers._history.mine)
     found = next(r for r in kept if (r.reply_id, r.warm) == ("long-2", LATER.warm))
     assert found.total == pytest.approx(sum(plain.kl))
 
@@ -298,7 +298,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
 
 
 def test_every_reply_is_observed(three):
-    seen = three.store.kv.observations(*three._kv.ledger.mine, 9)
+    seen = three.store.kv.observations(*three.tiers._history.mine, 9)
     assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
     assert (seen[1].hot, seen[1].warm, seen[1].pressure, seen[1].level) == (TIERED.hot, TIERED.warm, 0.1, 0)
     assert seen[1].tokens == LONG - 1  # the last one drawn was never read
@@ -306,12 +306,12 @@ def test_every_reply_is_observed(three):
 
 
 def test_a_chat_keeps_the_policy_it_began_with(three):
-    chat, given = three.new_chat(), {"sampling": Sampling(0.0), "max_new_tokens": 2}
-    list(three.say(chat, "one", **given, cancel=threading.Event()))
+    chat, given = three.chats.new_chat(), {"sampling": Sampling(0.0), "max_new_tokens": 2}
+    list(three.chats.say(chat, "one", **given, cancel=threading.Event()))
     reviewed(three)
-    list(three.say(chat, "two", **given, cancel=threading.Event()))
+    list(three.chats.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
-    new, old, first, *_ = three.store.kv.observations(*three._kv.ledger.mine, 9)
+    new, old, first, *_ = three.store.kv.observations(*three.tiers._history.mine, 9)
     assert (old.hot, old.warm) == (first.hot, first.warm) == (TIERED.hot, TIERED.warm)
     assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
 
@@ -340,7 +340,7 @@ def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, ope
     from ruvmlx.backends.reference import ReferenceBackend
 
     with open_tiny() as runtime:
-        ledger = tier_measurement.KVLedger(runtime.store, tiny.fingerprint, "reference")
-        loop = tier_measurement.KVLoop(ledger, tiny, ReferenceBackend(tiny))
+        history = tier_measurement.TierHistory(runtime.store, tiny.fingerprint, "reference")
+        loop = tier_measurement.KVLoop(history, tiny, ReferenceBackend(tiny))
         assert not loop.due() and loop.review()["reason"] == tier_measurement.NO_TIERS
-        assert loop.ledger.status().policy == F16
+        assert loop.history.status().policy == F16

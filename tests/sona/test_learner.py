@@ -64,7 +64,7 @@ def test_a_reply_whose_trace_is_gone_is_replayed_from_its_tokens(open_tiny):
         first = reply(runtime)
         with_trace = runtime.rate(first, "up")
         runtime.undo()
-        runtime.learner._traces.clear()
+        runtime.learner.traces.held.clear()
         runtime.store.db.execute("DELETE FROM traces")
         replayed = runtime.rate(first, "up")
     assert replayed.logprob_after == pytest.approx(with_trace.logprob_after, abs=1e-4)
@@ -158,7 +158,7 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
         monkeypatch.setattr(one.learner, "_weight", slow)
         assert one.rate(mine, "up").adapter_version == 2
         assert len(calls) == 2
-        assert one.learner.ledger.adapter(2).parent == 1
+        assert one.learner.history.adapter(2).parent == 1
         assert one.status().ratings == 2
 
 
@@ -169,8 +169,8 @@ def test_the_trace_of_another_adapter_is_not_taken_for_ones_own(open_tiny):
     with open_tiny(adapter="work") as runtime:
         runtime.rate(reply(runtime, seed=3), "down")  # work@1 is quite another adapter
         row, learner = runtime.store.replies.get(reply_id), runtime.learner
-        trace = learner._trace_of(row, learner._state)
-        expected = learner._replay(row, learner._state)
+        trace = learner.traces.of(row, learner.state)
+        expected = learner.traces.replay(row, learner.state)
         np.testing.assert_allclose(trace.grad_a, expected.grad_a, atol=1e-4)
         assert trace.log_ratio == pytest.approx(expected.log_ratio, abs=1e-6)
 
@@ -184,8 +184,8 @@ def test_a_lost_trace_changes_nothing_about_how_hard_a_rating_pushes(open_tiny, 
         for i in range(4):
             runtime.rate(reply(runtime, seed=i), "up")
         row, learner = runtime.store.replies.get(reply_id), runtime.learner
-        kept = learner._trace_of(row, learner._state).importance
-        replayed = learner._replay(row, learner._state).importance
+        kept = learner.traces.of(row, learner.state).importance
+        replayed = learner.traces.replay(row, learner.state).importance
         assert kept == pytest.approx(replayed, rel=1e-3) and 0 < kept <= 1
 
 
@@ -199,9 +199,9 @@ def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(op
         runtime.undo()
         version = runtime.rate(b, "1").adapter_version
         assert runtime.rollback(version).ratings == 2
-        assert [r.rating for r in runtime.learner.ledger.ratings()] == ["up", "1"]
+        assert [r.rating for r in runtime.learner.history.ratings()] == ["up", "1"]
         assert runtime.rollback(2).ratings == 2
-        assert [r.rating for r in runtime.learner.ledger.ratings()] == ["up", "5"]
+        assert [r.rating for r in runtime.learner.history.ratings()] == ["up", "5"]
 
 
 def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
@@ -244,7 +244,7 @@ def test_random_walks_through_ratings_undos_and_rollbacks(open_tiny):
                     runtime.rollback(head)
                 in_force, state = known[head]
                 assert weights(runtime) == state
-                assert {r.reply_id: r.rating for r in runtime.learner.ledger.ratings()} == in_force
+                assert {r.reply_id: r.rating for r in runtime.learner.history.ratings()} == in_force
 
 
 def test_an_older_rating_can_be_changed_too(open_tiny):
@@ -267,7 +267,7 @@ def test_rollback_and_what_counts_after_it(open_tiny):
         assert weights(runtime) == second
         assert runtime.rollback(3).ratings == 3
         assert runtime.rollback(0).ratings == 0
-        assert runtime.learner.ledger.version() == 0
+        assert runtime.learner.history.version() == 0
         with pytest.raises(NotFound, match="version 9"):
             runtime.rollback(9)
 
@@ -305,8 +305,8 @@ def test_an_update_that_is_not_finite_is_refused(open_tiny):
     with open_tiny() as runtime:
         reply_id = reply(runtime)
         before = weights(runtime)
-        trace = runtime.learner._traces[reply_id]
-        trace.grad_b[0, 0], trace.said = np.nan, None
+        trace = runtime.learner.traces.held[reply_id]
+        trace.grad_b[0, 0], trace.stats = np.nan, None
         with pytest.raises(RuvmlxError, match="not finite"):
             runtime.rate(reply_id, "up")
         assert weights(runtime) == before and runtime.status().ratings == 0

@@ -12,7 +12,7 @@ POISONS = (np.nan, np.inf, -np.inf, 1e30, -1e30)
 
 def arrays(runtime, trace) -> dict[str, np.ndarray]:
     """What a rating reads, by layer; each may be written to."""
-    micro, said = runtime.learner.micro, trace.said
+    micro, said = runtime.learner.micro, trace.stats
     return {
         "hidden": trace._hidden[len(trace._hidden) // 2],
         "grad_a": trace.grad_a,
@@ -56,23 +56,23 @@ def test_a_thousand_poisoned_updates(rated, full):
     the reply is prepared for its rating, before that or, as here, with it."""
     runtime, reply_id = rated
     rng, stored = np.random.default_rng(0), weights(runtime)
-    trace = runtime.learner._traces[reply_id]
+    trace = runtime.learner.traces.held[reply_id]
     for i in range(1000 if full else 200):
         layers = arrays(runtime, trace)
         name = list(layers)[i % len(layers)]
         array = layers[name]
         at = tuple(int(rng.integers(n)) for n in array.shape)
         poison, known = POISONS[rng.integers(len(POISONS))], array[at].copy()
-        prepared, array.flags.writeable = trace.said, True
+        prepared, array.flags.writeable = trace.stats, True
         array[at] = poison
         if name in ("hidden", "grad_a", "grad_b", "lora_a", "lora_b") or (name == "evidence" and i % 20 < 10):
-            trace.said = None
+            trace.stats = None
         try:
             refused(runtime, reply_id, ("up", "down", "5", "1")[rng.integers(4)])
         except BaseException as error:
             raise AssertionError(f"{poison} in {name}{list(at)}") from error
         finally:
-            array[at], trace.said = known, prepared
+            array[at], trace.stats = known, prepared
     assert weights(runtime) == stored
     assert runtime.rate(reply_id, "up").applied
 
@@ -104,9 +104,9 @@ def test_the_objectives_numbers(rated, monkeypatch, poison, where):
     """An infinite V(x) or log-ratio is clipped to a whole push; NaN is no rating."""
     runtime, reply_id = rated
     if where == "value":
-        monkeypatch.setattr(runtime.learner.memory, "weigh", lambda *a: (0.5, poison))
+        monkeypatch.setattr(runtime.learner.rating_index, "weigh", lambda *a: (0.5, poison))
     else:
-        runtime.learner._traces[reply_id].logprob = poison
+        runtime.learner.traces.held[reply_id].logprob = poison
     if np.isnan(poison):
         refused(runtime, reply_id, "up")
     else:

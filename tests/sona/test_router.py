@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.model import Message
-from ruvmlx.sona.adapter_history import Ledger
+from ruvmlx.sona.adapter_history import AdapterHistory
 from ruvmlx.sona.optional import router as router_module
 from ruvmlx.sona.optional.router import ARMS, INPUTS, TURNS, Route, Router, turns_of
 from ruvmlx.sona.signal import Pace
@@ -99,7 +99,7 @@ def test_a_reply_of_the_untouched_model_is_just_that_and_can_be_rated(open_tiny,
         again = runtime.rate(made.request_id, "up")
         assert again.logprob_after == pytest.approx(up.logprob_after, abs=1e-5)
         runtime.undo()
-        runtime.learner._traces.clear()
+        runtime.learner.traces.held.clear()
         runtime.store.db.execute("DELETE FROM traces")
         replayed = runtime.rate(made.request_id, "up")
         assert replayed.logprob_after == pytest.approx(up.logprob_after, abs=1e-4)
@@ -202,18 +202,18 @@ def test_the_newest_turns_are_read_and_no_others():
 def routed(home):
     """A store with an adapter of one version, and its router."""
     store = Store(home / "ruvmlx.db")
-    ledger = Ledger(store, MODEL)
-    yield store, ledger, Router(store, ledger, MODEL)
+    history = AdapterHistory(store, MODEL)
+    yield store, history, Router(store, history, MODEL)
     store.close()
 
 
-def add(store, ledger, route: Route, rating: str, latency_ratio=1.0) -> str:
+def add(store, history, route: Route, rating: str, latency_ratio=1.0) -> str:
     """A reply made by a choice, and its rating."""
     reply_id = f"r{store.db.value('SELECT count(*) FROM replies'):05d}"
-    row = ReplyRow(reply_id, "m", MODEL, ledger.name, 0, [1], [2], "q", "t", "stop", None, None,
+    row = ReplyRow(reply_id, "m", MODEL, history.name, 0, [1], [2], "q", "t", "stop", None, None,
                    latency_ratio=latency_ratio)  # fmt: skip
-    store.replies.add(row, None, route=route.row(reply_id, MODEL, ledger.name))
-    ledger.commit(ledger.version(), reply_id, rating, "", 0.0, b"", 0.0, 0.0)
+    store.replies.add(row, None, route=route.row(reply_id, MODEL, history.name))
+    history.commit(history.version(), reply_id, rating, "", 0.0, b"", 0.0, 0.0)
     return reply_id
 
 
@@ -227,7 +227,7 @@ def question(rng, kind: int) -> np.ndarray:
     return turns
 
 
-def lost(router, store, ledger, rng, n, uniform=False) -> float:
+def lost(router, store, history, rng, n, uniform=False) -> float:
     """Regret a reply of a user who wants what was learned for one topic, the untouched model for another."""
     total = 0.0
     for _ in range(n):
@@ -238,7 +238,7 @@ def lost(router, store, ledger, rng, n, uniform=False) -> float:
             route = Route(arm, 0.5, route.turns, {"adapter": 0.5, "plain": 0.5})
         right = route.adapter == (kind == 0)
         total += 0.0 if right else 0.6
-        add(store, ledger, route, "up" if rng.random() < (0.8 if right else 0.2) else "down")
+        add(store, history, route, "up" if rng.random() < (0.8 if right else 0.2) else "down")
     return total / n
 
 
@@ -249,9 +249,9 @@ def test_a_simulated_users_regret_is_less_than_by_chance(home):
         regrets = []
         for uniform in (False, True):
             store = Store(home / f"{seed}{uniform}.db")
-            ledger = Ledger(store, MODEL)
-            router = Router(store, ledger, MODEL)
-            regrets.append(lost(router, store, ledger, np.random.default_rng(seed), 160, uniform))
+            history = AdapterHistory(store, MODEL)
+            router = Router(store, history, MODEL)
+            regrets.append(lost(router, store, history, np.random.default_rng(seed), 160, uniform))
             store.close()
         found.append(regrets)
     mean = np.mean(found, axis=0)
@@ -259,11 +259,11 @@ def test_a_simulated_users_regret_is_less_than_by_chance(home):
 
 
 def test_the_probability_is_how_often_it_is_chosen(routed):
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(8)
     turns = question(rng, 0)
     for rating in ("up", "down", "up"):
-        add(store, ledger, router.choose(turns, 1), rating)
+        add(store, history, router.choose(turns, 1), rating)
     routes = [router.choose(turns, seed) for seed in range(600)]
     often = np.mean([route.arm == "plain" for route in routes])
     assert (
@@ -274,54 +274,54 @@ def test_the_probability_is_how_often_it_is_chosen(routed):
 
 def test_the_faster_of_two_equally_liked_arms_wins(routed):
     """As well liked, but twice as slow as usual: the other arm becomes the better one."""
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(3)
     for i in range(40):
         arm = ("adapter", "plain")[i % 2]
         route = Route(arm, 0.5, question(rng, i % 3 % 2), {"adapter": 0.5, "plain": 0.5})
-        add(store, ledger, route, "up", latency_ratio=1.9 if arm == "adapter" else 1.0)
+        add(store, history, route, "up", latency_ratio=1.9 if arm == "adapter" else 1.0)
     status = {arm.arm: arm for arm in router.status().arms}
     assert status["adapter"].mean_reward == pytest.approx(0.1) and status["plain"].mean_reward == 1
     assert status["plain"].best > 0.95 and status["plain"].rated == status["plain"].chosen == 20
 
 
 def test_choices_that_are_not_understood_are_left_out(routed):
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(4)
     best = {"adapter": 1.0}
-    add(store, ledger, Route("adapter", 1.0, question(rng, 0), best), "up")
+    add(store, history, Route("adapter", 1.0, question(rng, 0), best), "up")
     sound = learned(router)
-    add(store, ledger, Route("rot13", 1.0, question(rng, 0), best), "up")
-    add(store, ledger, Route("adapter", 1.0, question(rng, 0) * np.float32(np.nan), best), "up")
-    add(store, ledger, Route("adapter", 1.0, np.ones((2, 3), np.float32), best), "up")
+    add(store, history, Route("rot13", 1.0, question(rng, 0), best), "up")
+    add(store, history, Route("adapter", 1.0, question(rng, 0) * np.float32(np.nan), best), "up")
+    add(store, history, Route("adapter", 1.0, np.ones((2, 3), np.float32), best), "up")
     assert learned(router) == sound
 
 
 def test_only_the_newest_ratings_count(routed, monkeypatch):
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(5)
     monkeypatch.setattr(router_module, "WINDOW", 5)
     for i in range(9):
-        add(store, ledger, Route("plain", 1.0, question(rng, i % 2), {"plain": 1.0}), "up")
+        add(store, history, Route("plain", 1.0, question(rng, i % 2), {"plain": 1.0}), "up")
     router.sync()
     assert sum(arm.count for arm in router._arms) == 5
 
 
-def trained_on(store, ledger, rng, n, liked) -> None:
+def trained_on(store, history, rng, n, liked) -> None:
     """The arm is right by whether the topic is that of the turn before: only a state knows."""
     for _ in range(n):
         kinds = rng.integers(2, size=2)
         turns = np.concatenate([question(rng, int(k)) for k in kinds])
         arm = int(rng.integers(2))
         route = Route(ARMS[arm], 0.5, turns, {"adapter": 0.5, "plain": 0.5})
-        add(store, ledger, route, "up" if liked(rng, arm, kinds) else "down")
+        add(store, history, route, "up" if liked(rng, arm, kinds) else "down")
 
 
 def test_training_is_adopted_only_where_it_foretells_better(routed):
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(6)
     assert router.train()["reason"] == "0 rated choices; training needs 64"
-    trained_on(store, ledger, rng, 100, lambda rng, arm, kinds: rng.random() < 0.5)
+    trained_on(store, history, rng, 100, lambda rng, arm, kinds: rng.random() < 0.5)
     before = learned(router)
     report = router.train()
     assert not report["trained"] and report["ratings"] == 100 and learned(router) == before
@@ -334,13 +334,13 @@ def test_training_is_adopted_only_where_it_foretells_better(routed):
 
 
 def test_a_trained_cell_survives_a_restart(routed):
-    store, ledger, router = routed
+    store, history, router = routed
     rng = np.random.default_rng(7)
-    trained_on(store, ledger, rng, 300, lambda rng, arm, kinds: (kinds[0] == kinds[1]) == arm)
+    trained_on(store, history, rng, 300, lambda rng, arm, kinds: (kinds[0] == kinds[1]) == arm)
     report = router.train()
     assert report["trained"] and report["error_after"] < report["error_before"]
     after = learned(router)
-    assert learned(Router(store, ledger, MODEL)) == after and disagreement(store) == ""
+    assert learned(Router(store, history, MODEL)) == after and disagreement(store) == ""
     store.db.execute("UPDATE router_cells SET state = x'00'")
     assert learned(router) != after  # damaged: the cell as it was drawn
     assert "router" in disagreement(store)

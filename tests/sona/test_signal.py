@@ -97,7 +97,7 @@ def chat(runtime, *texts):
 
 def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
     with open_tiny(implicit_feedback=True) as runtime:
-        bank, memory = runtime.learner.memory.bank, runtime.learner.memory
+        bank, memory = runtime.learner.rating_index.bank, runtime.learner.rating_index
         reply_id = reply(runtime)
         assert runtime.notice(reply_id, "copied") and runtime.notice(reply_id, "continued")
         memory.sync()

@@ -8,7 +8,7 @@ import sys
 import time
 
 from ruvmlx.models.load import load_model
-from ruvmlx.sona.adapter_history import Ledger
+from ruvmlx.sona.adapter_history import AdapterHistory
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 
@@ -50,9 +50,9 @@ def test_acknowledged_ratings_survive_kill_9(tiny_folder, home):
         last = int([line for line in lines if line.strip()][-1])
         store = Store(home / "ruvmlx.db")
         assert store.witness.check().broken is None and disagreement(store) == ""
-        ledger = Ledger(store, model.fingerprint)
-        status = ledger.status()
+        history = AdapterHistory(store, model.fingerprint)
+        status = history.status()
         assert acknowledged < last <= status.adapter_version <= last + 1
         assert status.ratings == status.adapter_version
-        assert ledger.adapter(status.adapter_version).state
+        assert history.adapter(status.adapter_version).state
         acknowledged = status.adapter_version

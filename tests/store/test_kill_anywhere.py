@@ -13,7 +13,7 @@ from contextlib import closing
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.load import load_model
 from ruvmlx.sona import instant
-from ruvmlx.sona.learner import Learner
+from ruvmlx.sona.wiring import open_learner
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 
@@ -35,7 +35,7 @@ def say(*words):
 def live(seed):
     from ruvmlx.sona import background, promotion
     background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
-    settings = background.Settings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
+    settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
     with Runtime(Store(store_file()), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
         for i in range(10_000):
             request = GenerationRequest(
@@ -110,7 +110,7 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, ful
     backend = NativeBackend(tiny, threads=1)
     with closing(Store(path)) as store:
         store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
-        Learner(store, tiny, backend, "default")  # reads the neutral text, once for all
+        open_learner(store, tiny, backend, "default")  # reads the reference text, once for all
     acknowledged, promotions, lives = set(), 0, 1000 if full else 15
     with Lives(tiny_folder, home) as processes:
         for life in range(lives):
@@ -123,9 +123,9 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, ful
                 rated = {row[0] for row in store.db.rows("SELECT reply_id FROM ratings")}
                 assert acknowledged <= rated
                 for row in store.adapters.all(tiny.fingerprint):
-                    learner = Learner(store, tiny, backend, row.name)
+                    learner = open_learner(store, tiny, backend, row.name)
                     assert learner.version == row.version
-                    assert learner.neutral.kl(learner.micro) <= instant.KL_CAP + 1e-4
+                    assert learner.probe.kl(learner.micro) <= instant.KL_CAP + 1e-4
                     if row.name != "default":
                         store.adapters.delete(tiny.fingerprint, row.name)
     assert len(acknowledged) > lives // 2 and promotions

@@ -34,7 +34,7 @@ for i in range(runtime.status().ratings, 12):
     list(runtime.generate(request))
     runtime.settle()
     runtime.rate("last", "up" if i % 2 else "down")
-settings = background.Settings(steps=3, lr=4e-3, warmup=1, rank=3)
+settings = background.TrainingSettings(steps=3, lr=4e-3, warmup=1, rank=3)
 while True:
     print("run", flush=True)
     runtime.consolidate(lambda *a: print("step", flush=True), None, settings)
@@ -62,8 +62,8 @@ def test_training_survives_kill_9(tiny_folder, home, whole_text):
             assert status.ratings == 12 and runtime.store.integrity() == "ok"
             assert status.consolidations >= promotions
             promotions = status.consolidations
-            found |= {learner.ledger.training() is not None, "base" if promotions else "none"}
+            found |= {learner.history.training() is not None, "base" if promotions else "none"}
             assert (learner.base is None) == (promotions == 0)
             assert status.adapter_version == 12 + promotions
-            assert learner.neutral.kl(learner.micro) <= status.kl_cap + 1e-4
+            assert learner.probe.kl(learner.micro) <= status.kl_cap + 1e-4
     assert {True, "base"} <= found  # killed in the middle of a training, and after a promotion

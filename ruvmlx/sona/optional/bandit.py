@@ -5,8 +5,8 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
 and one draw from each arm's posterior decides. The updates are exact and of rank one; P is kept, not its
-inverse, so nothing drifts. What an arm learned is taken back by fitting the others' evidence again: to the
-last bit what it would have been without.
+inverse, so errors do not grow. To take a rating back, the arm is fitted again to the other ratings: the
+result is the same to the last bit.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ import numpy as np
 from ...errors import RuvmlxError
 
 NOISE = 0.5  # sigma: of thumbs up and down in equal parts
-BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior: of an arm's level, and per feature of a state
-DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior: the arm that the user would have without a router does better
+BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations: of an arm's level, and per feature of a state
+DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior: the arm in use without a router does better
 MOST = 2.0  # a reward is quality (0 to 1) * max(0, 2 - latency_ratio)
 DRAWS = 2000
 
@@ -41,7 +41,7 @@ class Regression:
         return cls(np.diag(diagonal), moment)
 
     def observe(self, phi: np.ndarray, reward: float) -> None:
-        """One rating: phi [d]. RuvmlxError, and nothing changes, for what is no reward or no state."""
+        """Add one rating: phi [d]. RuvmlxError, and nothing changes, if reward or state is invalid."""
         if not 0 <= reward <= MOST:  # false for NaN, too
             raise RuvmlxError(f"a reward is from 0 to {MOST:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
@@ -63,7 +63,7 @@ class Regression:
         return self.total / self.count if self.count else None
 
     def expects(self, phi: np.ndarray) -> tuple[float, float]:
-        """The expected reward at a state, and the standard deviation of what is believed of it."""
+        """The posterior mean and standard deviation of the reward at a state."""
         solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
         return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
 
@@ -79,7 +79,6 @@ def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int =
 
 
 def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """The arm that the first draw favours, and every arm's share of all draws: its probability of being best,
-    and that of being chosen."""
+    """The best arm in the first draw, and each arm's share of all draws: its probability of being best."""
     best = draws(beliefs, rng)
     return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)

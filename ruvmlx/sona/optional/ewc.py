@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: what an earlier task needs of the weights is made dear to change.
+"""Elastic weight consolidation (EWC): penalise changes to weights that earlier tasks depend on.
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
@@ -27,31 +27,33 @@ contradicts the first's, nats. Before it, nll of the two was 3.228 and 3.710, KL
     1e5       3.364   2.985  0.239      3.195   3.058  0.163
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
-It does what it says, but replay alone keeps more of the first task and costs less of the second; on top of
-replay it costs more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with
-another, and slightly other texts, no figure but the KL differed by more than 0.04.
+It works, but replay alone keeps more of the first task and costs less of the second; with replay, the penalty
+costs more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with another,
+and slightly different texts, no figure but the KL differed by more than 0.04.
 """
 
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...errors import CorruptFile
 from ...lora.base_lora import BaseLoRA, Pair, Place, Squares
+from ...pausing import Pause
+from ..adapter_history import AdapterHistory
 
 DECAY = 0.999  # of the Fisher's mean, per example
-FADE = 0.95  # of an anchor that another one swallows: the online form's gamma
+FADE = 0.95  # of the earlier of two merged anchors: gamma of online EWC
 TASKS = 10  # anchors at most
-STRENGTH = 0.0  # of the background loop's penalty: off, by the table above
 
 
 @dataclass
 class Fisher:
-    """squares: exponential sums of (rows [in], columns [out]); mass: what a sum of ones would come to."""
+    """squares: exponential sums of (rows [in], columns [out]); mass: the same sum of ones."""
 
     squares: dict[Place, Squares]
     mass: float = 0.0
@@ -66,8 +68,13 @@ class Fisher:
         self.mass += (1 - DECAY) * (1 - self.mass)
         self.examples += 1
 
+    @property
+    def finite(self) -> bool:
+        """No NaN or Inf."""
+        return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
+
     def mean(self, place: Place) -> Squares:
-        """(rows, columns) of the examples so far: as many as there are, none of them zero."""
+        """(rows, columns) of the examples so far; there must be one."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
@@ -112,7 +119,7 @@ class Fisher:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The end of a task: where the base stood, and how much the task depends on each part of it.
+    """The end of a task: the base LoRA, and how much the task depends on each part of it.
 
     A matrix that the base does not change has dW* = 0.
     """
@@ -121,13 +128,69 @@ class Anchor:
     fisher: Fisher
 
 
+class EWC:
+    """The anchors of one adapter: implements sona/weight_anchors.py."""
+
+    limit = TASKS
+
+    def __init__(self, history: AdapterHistory):
+        self._history = history
+
+    def ids(self) -> list[int]:
+        """Of the anchors on the way to the version in use, the oldest first."""
+        return [row.id for row in self._history.deep.anchors()]
+
+    def load(self) -> list[Anchor]:
+        """These anchors."""
+        rows = self._history.deep.anchors()
+        return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
+
+    def last_version(self) -> int:
+        """The version at which the newest one was made; 0: there is none."""
+        rows = self._history.deep.anchors()
+        return rows[-1].version if rows else 0
+
+    def new_importance(self) -> Fisher:
+        return Fisher({})
+
+    def read_importance(self, data: bytes) -> Fisher:
+        """Read back; CorruptFile if damaged."""
+        return Fisher.from_bytes(data)
+
+    def end_run(
+        self,
+        version: int,
+        base: int,
+        importance: Fisher | None,
+        report: dict[str, Any],
+        pruned: dict[str, str],
+    ) -> bool:
+        """Write a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
+
+        False, and nothing is written, if another base is in use than the one that was measured.
+        """
+        data = importance.to_bytes() if importance is not None else None
+        return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merged)
+
+    def penalty(
+        self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
+    ) -> tuple[float, dict[Place, Pair]]:
+        """`penalty` below."""
+        return penalty(base, anchors, strength, pause)
+
+
+def merged(earlier: bytes, later: bytes) -> bytes:
+    """Two stored Fishers as one."""
+    return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()
+
+
 def penalty(
     base: BaseLoRA,
     anchors: Sequence[Anchor],
     strength: float,
-    pause: Callable[[], None] | None = None,
+    pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """The penalty and its gradient by the base's factors. Matrices without a Fisher, as the head, are free.
+    """The penalty and its gradient by the base's factors. Matrices without a Fisher, as the head, have none.
 
     The gradient by dW is strength * F (dW - dW*), and goes on to the factors by the chain rule.
     """

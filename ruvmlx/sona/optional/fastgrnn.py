@@ -21,7 +21,7 @@ GATE_BIAS = -1.0  # a fourth of the state is kept per turn, so that the newest t
 
 
 @dataclass(frozen=True)
-class Cell:
+class FastGRNNCell:
     """w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (G by its two halves), bias_z, bias_h [H]; zeta0,
     nu0: arrays of shape [], before the sigmoid. All float64."""
 
@@ -51,13 +51,13 @@ class Tape:
 
 
 @cache
-def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> Cell:
+def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
     """The same on every machine. U is orthogonal times 0.9: a state neither dies nor grows by it."""
     rng = np.random.Generator(np.random.PCG64(seed))
     w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
     u, _ = np.linalg.qr(rng.standard_normal((hidden, hidden)))
     bias_h = 0.1 * rng.standard_normal(hidden)
-    return Cell(
+    return FastGRNNCell(
         w, 0.9 * u, np.zeros_like(w), np.zeros_like(u), np.full(hidden, GATE_BIAS), bias_h,
         np.array(ZETA0), np.array(NU0),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-def step(cell: Cell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     """One turn of one conversation: x [I], h [H] -> [H]."""
     s = x @ cell.w + h @ cell.u
     z = sigmoid(s + x @ cell.gate_w + h @ cell.gate_u + cell.bias_z)
@@ -87,7 +87,7 @@ def padded(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray
     return x, mask
 
 
-def forward(cell: Cell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
+def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
     """States after the last turn: x [N, T, I], mask [N, T] -> [N, H]. Masked turns leave a state as it is."""
     h = np.zeros((len(x), cell.hidden))
     tape = Tape([], [], [], [], [])
@@ -103,7 +103,7 @@ def forward(cell: Cell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Ta
     return h, tape
 
 
-def backward(cell: Cell, tape: Tape, grad: np.ndarray) -> Cell:
+def backward(cell: FastGRNNCell, tape: Tape, grad: np.ndarray) -> FastGRNNCell:
     """Gradient of a scalar by every parameter, from the one by the last states, grad [N, H]."""
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}

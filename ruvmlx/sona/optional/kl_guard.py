@@ -1,49 +1,47 @@
-"""The guard of the layers below the head that measures: between two replies, what is too much is taken back.
+"""The KL guard: after each reply, re-measure KL and scale the layer LoRA down if it is over the cap.
 
-A rating is held to its caps by an estimate (body.py). Here the neutral text is read under the change itself.
+A rating keeps to its caps by an estimate (layer_update.py). Here the reference text is read under the layer
+LoRA itself.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from ...lora.layer_lora import BodyLoRA, packed
+from ...lora.layer_lora import LayerLoRA, packed
+from ...pausing import Pause
 from ...store import HeadMoved
 from .. import instant
-from .layer_adapter import Below
-from .layer_gradients import Pause
+from ..active_adapter import ActiveAdapter
+from .layer_adapter import LayerAdapter
 
-if TYPE_CHECKING:
-    from ..learner import Learner
-
-LOOKS = 3  # at the neutral text, while a body is too much for it
-SLACK = 1.05  # of the body's share of a cap, before it is scaled back
+LOOKS = 3  # measurements while the layer LoRA is over its share of a cap
+SLACK = 1.05  # times that share, before it is scaled down
 
 
-def restrain(learner: "Learner", below: Below, pause: Pause | None = None) -> None:
-    """Read the neutral text under a body that has changed. While it is further from the frozen model than it
-    may be, it is scaled back, more and more: a version that no rating made. pause: as `Learner.settle`'s."""
+def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
+    """Measure KL under a layer LoRA that has changed; while it is over the cap, scale it down further.
+
+    Each scaling is a version that no rating made. `pause` may raise to leave.
+    """
     for refusals in range(LOOKS):
-        body = learner.body
-        if body is None or below.knows(body):
+        layer_lora = active.layer_lora
+        if layer_lora is None or layers.knows(layer_lora):
             return
-        learner.stand()
-        lora = learner.backend.lora
+        lora = active.combined
         assert lora is not None
-        try:
-            under = learner.ground(lora, pause).neutral
-        finally:
-            learner.stand()
-        known, beyond = below.note(body, learner.standing.neutral, under)
-        if beyond > SLACK:
-            share = beyond ** (-(2**refusals) / 2) if refusals < LOOKS - 1 else 0.0
-            _hold_back(learner, below, known.shrunk(share))
+        with active.installed(lora):
+            probe = active.probe_base(lora, pause).probe
+        known, used = layers.note(layer_lora, active.probed_base.probe, probe)
+        if used > SLACK:
+            share = used ** (-(2**refusals) / 2) if refusals < LOOKS - 1 else 0.0
+            _commit_scaled(active, layers, known.shrunk(share))
 
 
-def _hold_back(learner: "Learner", below: Below, body: BodyLoRA) -> None:
-    """Commit the body, less than what is in use, and a head that is within the caps beside it."""
-    state, neutral = learner.state, learner.neutral
-    adapter = instant.recapped(state.micro, neutral).adapter if below.targets.head else state.micro
-    kl = max(0.0, neutral.kl(adapter) + below.further(body))
-    with suppress(HeadMoved):  # who was quicker will be looked at next time
-        learner.ledger.adjust(state.version, packed(adapter, body), kl, adapter.norm)
-    learner.sync()
+def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:
+    """Commit a smaller layer LoRA, and a head that is within the caps beside it."""
+    state, probe = active.state, active.probe
+    micro = instant.recapped(state.micro, probe).adapter if layers.targets.head else state.micro
+    kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
+    with suppress(HeadMoved):  # another process was quicker; its version is measured next time
+        active.history.adjust(state.version, packed(micro, layer_lora), kl, micro.norm)
+    active.catch_up()
+    active.install()

@@ -1,4 +1,4 @@
-"""The layers below the head, as a learner has them: which are moved, their gradients, what was measured."""
+"""The learner's part for layers below the head: which are changed, their gradients, their measured KL."""
 
 from dataclasses import dataclass
 
@@ -6,156 +6,178 @@ import numpy as np
 
 from ...backends.base import Backend
 from ...lora.base_lora import BaseLoRA
-from ...lora.layer_lora import BodyLoRA, joined
+from ...lora.layer_lora import LayerLoRA, joined
 from ...lora.targets import parse
 from ...models.model import Model
+from ...pausing import Pause
 from ...store import ReplyRow, Store
 from .. import instant
-from ..kl_probe import Neutral
-from ..state import State
-from ..trace import Gradient, Trace
+from ..kl_probe import KLProbe
+from ..state import LearnerState
+from ..trace import LayerGradient, Trace
 from . import layer_update
-from .layer_gradients import Pause, Reader
+from .layer_gradients import LayerGradients
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The neutral text as it was read under a base with this body, whose curvature is what was found."""
+class ProbedLayers:
+    """The KL probe under a base with this layer LoRA, whose curvature is the measured one."""
 
-    body: BodyLoRA
-    neutral: Neutral
+    layer_lora: LayerLoRA
+    probe: KLProbe
 
 
-class Below:
-    """What a learner needs to move more than the head. Where it does not, nothing is ever built or read."""
+class LayerAdapter:
+    """Builds and measures nothing unless ratings change more than the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.config.n_layers)
-        self.reader = Reader(store, model, backend)
-        self.seen: Seen | None = None
-        self._fresh: BodyLoRA | None = None
-        self._unasked: tuple[BodyLoRA | None, np.ndarray | None] = (None, None)
-        self._joined: tuple[BaseLoRA | None, BodyLoRA | None, BaseLoRA | None] = (None, None, None)
+        self.gradients = LayerGradients(store, model, backend)
+        self.measured: ProbedLayers | None = None
+        self._fresh: LayerLoRA | None = None
+        self._unasked: tuple[LayerLoRA | None, np.ndarray | None] = (None, None)
+        self._combined: tuple[BaseLoRA | None, LayerLoRA | None, BaseLoRA | None] = (None, None, None)
+
+    def release(self) -> None:
+        """Free the training graph."""
+        self.gradients.close()
 
     # -- what the backend runs -----------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
-        return self.seen.neutral.nbytes if self.seen else 0
+        return self.measured.probe.nbytes if self.measured else 0
 
-    def change(self, base: BaseLoRA | None, body: BodyLoRA | None) -> BaseLoRA | None:
-        """Both as one; the same object for the same two, for caches belong to it."""
-        if self._joined[0] is not base or self._joined[1] is not body:
-            self._joined = base, body, joined(base, body)
-        return self._joined[2]
+    @property
+    def probe(self) -> KLProbe | None:
+        """The KL probe under base and layer LoRA as it was measured last."""
+        return self.measured.probe if self.measured else None
 
-    def tried(self, base: BaseLoRA | None, body: BodyLoRA | None) -> BaseLoRA | None:
-        """The same for a moment: what is in use stays known."""
-        known = self._joined[0] is base and self._joined[1] is body
-        return self._joined[2] if known else joined(base, body)
+    def forget_probe(self) -> None:
+        self.measured = None
 
-    def on(self, base: BaseLoRA | None, lora: BaseLoRA | None) -> bool:
-        """Is `lora` the base, or the newest change that was made with it?"""
-        return lora is base or (self._joined[0] is base and self._joined[2] is lora)
+    def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+        """Both as one LoRA; the same object for the same two, because KV caches belong to it."""
+        if self._combined[0] is not base or self._combined[1] is not layer_lora:
+            self._combined = base, layer_lora, joined(base, layer_lora)
+        return self._combined[2]
+
+    def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+        """The same, without forgetting the one in use."""
+        known = self._combined[0] is base and self._combined[1] is layer_lora
+        return self._combined[2] if known else joined(base, layer_lora)
+
+    def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
+        """Is `lora` the base, or the newest combination with it?"""
+        return lora is base or (self._combined[0] is base and self._combined[2] is lora)
 
     # -- before a rating -----------------------------------------------------------------------------
 
-    def prepare(self, state: State) -> None:
-        """What the next rating would have to compute first."""
-        body = state.body
-        if body is not None and self.targets.places and self._unasked[0] is not body:
-            self._unasked = body, layer_update.unasked(body, self.targets)
+    def prepare(self, state: LearnerState) -> None:
+        """Compute what the next rating would have to compute first."""
+        layer_lora = state.layer_lora
+        if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
+            self._unasked = layer_lora, layer_update.unasked(layer_lora, self.targets)
 
-    def wanted(self, state: State) -> bool:
-        """Does a rating need anything of the layers?"""
-        return bool(self.targets.places) or state.body is not None
+    def wanted(self, state: LearnerState) -> bool:
+        """Does a rating need a layer gradient of its reply?"""
+        return bool(self.targets.places) or state.layer_lora is not None
 
     def read(
         self,
         base: BaseLoRA | None,
-        state: State,
-        drawn: BodyLoRA | None,
+        state: LearnerState,
+        drawn: LayerLoRA | None,
         reply: ReplyRow,
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Take what a rating needs of the reply, but what its trace has already; was anything taken?
+        """Add the layer gradient to the trace where it is missing; True if anything was added.
 
-        drawn: the body that was in force when the trace was taken.
+        drawn: the layer LoRA in force when the trace was taken.
         """
-        taken = False
+        added = False
         if self.targets.places:
-            body = self._body(state, pause)
-            if trace.body is None or trace.body.frame != body.frame:
-                trace.body, taken = self.reader.gradient(base, body, state.micro, reply, pause), True
-                trace.carried = along(trace.body, body if drawn is state.body else drawn)
+            layers = self.extended(state, pause)
+            if trace.layer_gradient is None or trace.layer_gradient.frame != layers.frame:
+                gradient = self.gradients.gradient(base, layers, state.micro, reply, pause)
+                trace.layer_gradient, added = gradient, True
+                trace.carried = mean_logprob_change(gradient, layers if drawn is state.layer_lora else drawn)
         if trace.base_logprob is None and drawn is not None and drawn.moves:
-            trace.base_logprob, taken = self.reader.logprob(base, reply, pause), True
-        return taken
+            trace.base_logprob, added = self.gradients.logprob(base, reply, pause), True
+        return added
 
-    def beyond(self, trace: Trace, state: State) -> float:
-        """What the state's body adds to the reply's mean log-probability per token beyond the one under which
-        the trace was taken, to first order, nats."""
-        if trace.body is None:
+    def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
+        """Change of the reply's mean log-probability since its trace was taken, to first order, nats."""
+        if trace.layer_gradient is None:
             return 0.0
-        return along(trace.body, self._body(state) if self.targets.places else state.body) - trace.carried
+        layers = self.extended(state) if self.targets.places else state.layer_lora
+        return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
-    def _body(self, state: State, pause: Pause | None = None) -> BodyLoRA:
-        """The state's body, with places that no rating has moved yet."""
-        body = state.body
-        missing = [p for p in self.targets.places if body is None or p not in body.places]
+    def extended(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
+        """The state's layer LoRA, with the target places that no rating has changed yet."""
+        layers = state.layer_lora
+        missing = [p for p in self.targets.places if layers is None or p not in layers.places]
         if not missing:
-            assert body is not None
-            return body
+            assert layers is not None
+            return layers
         if self._fresh is None or list(self._fresh.places) != missing:
-            self._fresh = self.reader.fresh(missing, pause)
-        return body.extended(self._fresh) if body else self._fresh
+            self._fresh = self.gradients.fresh(missing, pause)
+        return layers.extended(self._fresh) if layers else self._fresh
 
     # -- a rating ------------------------------------------------------------------------------------
 
-    def limit(self, ground: Neutral) -> layer_update.Limit:
-        """ground: the neutral text under the base alone."""
-        return layer_update.Limit.beside(ground, self.targets)
+    def limit(self, base: KLProbe) -> layer_update.LayerLimit:
+        """base: the KL probe under the base alone."""
+        return layer_update.LayerLimit.beside(base, self.targets)
 
-    def moved(self, state: State, trace: Trace, weight: float, ground: Neutral) -> BodyLoRA | None:
-        """The body after a rating."""
-        if trace.body is None or not weight or not self.targets.places:
-            return state.body
+    def updated(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
+        """The layer LoRA after a rating."""
+        if trace.layer_gradient is None or not weight or not self.targets.places:
+            return state.layer_lora
         kept = instant.remembered(instant.turned(state.micro.trend, weight, trace.log_ratio))
-        body = self._body(state)
-        if self.seen is not None:
-            body = body.changed(curvature=self.seen.body.curvature)
-        known, beyond = self._unasked
-        beyond = beyond if known is not None and known is state.body else None
-        return layer_update.update(body, trace.body, weight, kept, self.targets, self.limit(ground), beyond)
+        layers = self.extended(state)
+        if self.measured is not None:
+            layers = layers.changed(curvature=self.measured.layer_lora.curvature)
+        known, unasked = self._unasked
+        unasked = unasked if known is not None and known is state.layer_lora else None
+        gradient, limit = trace.layer_gradient, self.limit(base)
+        return layer_update.update(layers, gradient, weight, kept, self.targets, limit, unasked)
 
-    def without(self, state: State, origin: State, pushed: State, ground: Neutral) -> BodyLoRA | None:
-        """The body less what the rating from `origin` to `pushed` did to it."""
-        if state.body is None or pushed.body is None:
-            return state.body
-        return layer_update.without(state.body, origin.body, pushed.body, self.targets, self.limit(ground))
+    def without(
+        self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
+    ) -> LayerLoRA | None:
+        """The layer LoRA less the effect of the rating that led from `before` to `after`."""
+        layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
+        if layers is None or new is None:
+            return layers
+        return layer_update.without(layers, old, new, self.targets, self.limit(base))
 
-    # -- the guard -----------------------------------------------------------------------------------
+    # -- the KL guard --------------------------------------------------------------------------------
 
-    def knows(self, body: BodyLoRA | None) -> bool:
-        """Was the neutral text read under this body last, or need it not be?"""
-        return body is None or not body.moves or bool(self.seen and self.seen.body.lora_b is body.lora_b)
+    def knows(self, layer_lora: LayerLoRA) -> bool:
+        """Was the KL measured under these weights last, or do they change nothing?"""
+        known = self.measured is not None and self.measured.layer_lora.lora_b is layer_lora.lora_b
+        return known or not layer_lora.moves
 
-    def note(self, body: BodyLoRA, ground: Neutral, under: Neutral) -> tuple[BodyLoRA, float]:
-        """Remember the neutral text as it is read under the body. -> the body with the curvature found, and
-        how many times its limit it uses."""
-        limit = self.limit(ground)
-        known = layer_update.recalibrated(body, ground, under, limit)
-        self.seen = Seen(known, under)
+    def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
+        """Remember the KL probe under the layer LoRA.
+
+        Returns the layer LoRA with its measured curvature, and the multiple of its limit that it uses.
+        """
+        limit = self.limit(base)
+        known = layer_update.recalibrated(layer_lora, base, under, limit)
+        self.measured = ProbedLayers(known, under)
         return known, layer_update.estimated(known) / limit.kl
 
-    def further(self, body: BodyLoRA | None) -> float:
-        """How much further from the frozen model than the body that was seen last, by the estimate, nats."""
-        return layer_update.estimated(body) - layer_update.estimated(self.seen.body if self.seen else None)
+    def added_kl(self, layer_lora: LayerLoRA | None) -> float:
+        """Estimated KL beyond the layer LoRA that was measured last, nats per token."""
+        measured = self.measured.layer_lora if self.measured else None
+        return layer_update.estimated(layer_lora) - layer_update.estimated(measured)
 
 
-def along(gradient: Gradient, body: BodyLoRA | None) -> float:
-    """What the body adds to the mean log-probability per token of the gradient's reply, to first order."""
-    if body is None or gradient.frame != body.frame:
+def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:
+    """Change of the reply's mean log-probability per token by the layer LoRA, to first order, nats."""
+    if layer_lora is None or gradient.frame != layer_lora.frame:
         return 0.0
-    return float(np.dot(gradient.values, body.lora_b)) / gradient.tokens
+    return float(np.dot(gradient.values, layer_lora.lora_b)) / gradient.tokens

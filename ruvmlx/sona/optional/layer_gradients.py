@@ -1,12 +1,13 @@
-"""What the instant loop needs of the layers below the head: measured once per model, and the gradient of each
-reply, taken while the user reads it. Both by the training graph (training/trainer.py), which is built when
-first wanted.
+"""Gradients of replies by a LayerLoRA, and its calibration.
+
+Each reply's gradient is taken while the user reads it; the calibration is done once per model. Both need the
+training graph (training/trainer.py), which is built on first use.
 """
 
 import io
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,36 +17,36 @@ from ...errors import RuvmlxError
 from ...kernels import micro as kernels
 from ...lora import MicroLoRA
 from ...lora.base_lora import BaseLoRA, Place, place_shape
-from ...lora.layer_lora import BodyLoRA, joined, unpacked_body
+from ...lora.layer_lora import LayerLoRA, joined, unpacked_layers
 from ...models.model import Model
+from ...pausing import Pause
 from ...store import ReplyRow, Store
 from .. import reference_text
-from ..trace import Gradient, adapted_logits
+from ..trace import LayerGradient, adapted_logits
 
 if TYPE_CHECKING:
-    from ...training.slices import Text
+    from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-Pause = Callable[[], None]
-LEAST = 0.1  # of a place's mean Fisher information, for an output that never mattered
+LEAST = 0.1  # floor of an output's Fisher information, as a share of its place's mean
 
 
-class Reader:
-    """Reads replies and the neutral text for a BodyLoRA. Lives in the backend's thread."""
+class LayerGradients:
+    """Reads replies and the reference text for a LayerLoRA. Lives in the backend's thread."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # of a measurement that was stopped, by text
+        self._done: dict[Any, Any] = {}  # of a stopped calibration, by text
 
     def close(self) -> None:
-        """Give the training graph's memory back."""
+        """Free the training graph."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
 
     def _graph(self, pause: Pause | None = None) -> "Trainer":
-        from ...training.trainer import Trainer  # MLX starts with it
+        from ...training.trainer import Trainer  # it starts MLX
 
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._backend, pause=pause or (lambda: None))
@@ -54,24 +55,24 @@ class Reader:
     def gradient(
         self,
         base: BaseLoRA | None,
-        body: BodyLoRA,
+        layer_lora: LayerLoRA,
         micro: MicroLoRA,
         reply: ReplyRow,
         pause: Pause | None = None,
-    ) -> Gradient:
-        """Of a reply under base, body and micro: one pass forward and one back, some 10 ms a token."""
-        from ...training.slices import Text
+    ) -> LayerGradient:
+        """Gradient of a reply under base, layer LoRA and micro: forward and backward, some 10 ms a token."""
+        from ...training.slices import TrainingText
 
-        trainer, text = self._graph(pause), Text.cut(reply.prompt_ids, reply.sampled_ids)
+        trainer, text = self._graph(pause), TrainingText.cut(reply.prompt_ids, reply.sampled_ids)
         trainer.set_head(base, micro)
-        change = joined(base, body, empty=True)
+        change = joined(base, layer_lora, empty=True)
         assert change is not None
         _, grads = trainer.reply(change, text, pause=pause)
-        values = np.float32(text.said) * body.flat(grads, change.scale)
-        return Gradient(body.frame, values, text.said)
+        values = np.float32(text.said) * layer_lora.flat(grads, change.scale)
+        return LayerGradient(layer_lora.frame, values, text.said)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
-        """Of a reply, summed over its tokens, under the base alone, nats: one prefill in the backend."""
+        """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
         tokens, at, total = np.asarray(reply.sampled_ids, np.int32), 0, 0.0
         with under(self._backend, base):
             states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1], pause)
@@ -80,8 +81,8 @@ class Reader:
                 at += len(part)
         return total
 
-    def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> BodyLoRA:
-        """A body of these places that changes nothing yet; measured once per model and kept in the store."""
+    def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
+        """A layer LoRA of these places that changes nothing yet; measured once per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)
@@ -93,14 +94,14 @@ class Reader:
             self._store.model_data.put_reference_text(key, out.getvalue())
         return known
 
-    def _measured(self, places: Sequence[Place], pause: Pause | None) -> BodyLoRA:
-        """Text by text; what is done when `pause` raises is not done again."""
+    def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
+        """Text by text; if `pause` raises, the next call continues after the last text."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
         said, other = (self._means(places, texts, pause) for texts in (answers, prose[: len(answers)]))
-        reads = {place: reading(said[place], other[place]) for place in places}
-        plain = BodyLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
+        reads = {place: answer_direction(said[place], other[place]) for place in places}
+        plain = LayerLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
         zero = joined(None, plain, empty=True)
         assert zero is not None
         squares = np.zeros_like(plain.lora_b)
@@ -113,12 +114,12 @@ class Reader:
         parts = np.split(squares / np.float32(len(answers)), plain.starts[1:])
         fisher = {p: f + np.float32(LEAST * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)}
         self._done.clear()
-        return BodyLoRA.fresh(reads, fisher)
+        return LayerLoRA.fresh(reads, fisher)
 
     def _means(
-        self, places: Sequence[Place], texts: Sequence["Text"], pause: Pause | None
+        self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix where something is said, over all texts."""
+        """Mean input [in] of each matrix at the predicted tokens of all texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.said for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
@@ -128,26 +129,25 @@ class Reader:
                 sums[place] = sums.get(place, 0) + mean * (text.said / tokens)
         return sums
 
-    def _texts(self) -> tuple[list["Text"], list["Text"]]:
-        """The neutral text, cut to what training reads: answers, and prose."""
-        from ...training.slices import MAX_TOKENS, Text
+    def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
+        """The reference text, truncated for training: answers, and prose."""
+        from ...training.slices import MAX_TOKENS, TrainingText
 
-        found: tuple[list[Text], list[Text]] = [], []
+        found: tuple[list[TrainingText], list[TrainingText]] = [], []
         for question, answer in reference_text.texts():
             limit = min(MAX_TOKENS, self._model.config.max_context)
             tokens, first = reference_text.encoded(self._model.tokenizer, question, answer, limit)
-            found[not question].append(Text(tuple(tokens), first))
+            found[not question].append(TrainingText(tuple(tokens), first))
         return found
 
 
-def reading(said: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """lora_a [in]: of the mean input in answers `said` what is not the one in prose `other`. It reads 1 in
-    the former and 0 in the latter, on average."""
-    said, other = said.astype(np.float64), other.astype(np.float64)
-    apart = said - other * (said @ other) / max(other @ other, 1e-12)
-    if apart @ apart < 1e-4 * (said @ said):  # they hardly differ here
-        apart = said
-    return (apart / max(apart @ said, 1e-12)).astype(np.float32)
+def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
+    """lora_a [in] from the mean inputs [in]: on average, x . lora_a is 1 in answers and 0 in prose."""
+    answers, prose = answers.astype(np.float64), prose.astype(np.float64)
+    apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
+    if apart @ apart < 1e-4 * (answers @ answers):  # the two hardly differ here
+        apart = answers
+    return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
 
 
 def _width(model: Model, place: Place) -> int:
@@ -156,9 +156,9 @@ def _width(model: Model, place: Place) -> int:
     return shape[1]
 
 
-def _known(data: bytes, model: Model) -> BodyLoRA | None:
+def _known(data: bytes, model: Model) -> LayerLoRA | None:
     """None if damaged: it can be measured again."""
     try:
-        return unpacked_body(data, model.config)
+        return unpacked_layers(data, model.config)
     except RuvmlxError:
         return None

@@ -1,4 +1,4 @@
-"""The instant loop beyond the output head: lora_b of a BodyLoRA is set from all ratings, as the head's is.
+"""The instant loop below the output head: all ratings set lora_b of a LayerLoRA, as they set the head's.
 
 For the reply i of n_i tokens with weight w_i and gradient g_i of its log-probability by lora_b,
 
@@ -7,12 +7,13 @@ For the reply i of n_i tokens with weight w_i and gradient g_i of its log-probab
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
 F is the Fisher information of the untouched model's answers per token, so G / F is a natural gradient;
-ratings fade as they do in the head (instant.py). J is of each matrix, James and Stein's
-1 - NOISE sum S / sum G^2: what is in one reply alone is mostly what that was about.
+ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix, 1 - NOISE sum
+S / sum G^2: what is in one reply alone is mostly its topic.
 
-The guard, at once: KL is about curvature * 1/2 sum F lora_b^2, and gain keeps that within its share of the
-cap and one rating's part of it. And while the user reads: KL and perplexity are measured under the change,
-the curvature follows from them, and what was too much is taken back (learner.py).
+Two caps. At once: KL is about curvature * 1/2 sum F lora_b^2; gain keeps that within the layer LoRA's share
+of the KL cap, and within one rating's share of it. While the user reads: KL and perplexity are measured under
+the layer LoRA, the curvature follows from them, and the layer LoRA is scaled down if it is over the cap
+(kl_guard.py).
 """
 
 import math
@@ -21,146 +22,153 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...kernels.micro import NotFinite
-from ...lora.layer_lora import BodyLoRA
+from ...lora.layer_lora import LayerLoRA
 from ...lora.targets import Targets
 from ..instant import KL_CAP, LARGEST, PER_RATING, RISE_CAP
-from ..kl_probe import Neutral
-from ..trace import Gradient
+from ..kl_probe import KLProbe
+from ..trace import LayerGradient
 
 STEP = 1.0
-TOKENS = 300.0  # of replies, that the prior is worth
-AGREE = 12.0  # ratings that must agree before half of a step is taken
+TOKENS = 300.0  # weight of the prior, in tokens of replies
+AGREE = 12.0  # ratings that agree, for half of a step
 NOISE = 0.5
-BESIDE_HEAD, ALONE = 0.5, 0.9  # share of what the base leaves of the caps
-CAREFUL = 0.8  # share of its limit that is used on an estimate alone
-HOPELESS = 1e12  # curvature of what has no finite KL: nothing is left of it
-TINY = 1e-7  # nats: of less no curvature is measured
+BESIDE_HEAD, ALONE = 0.5, 0.9  # share of the caps that the base leaves
+CAREFUL = 0.8  # share of its limit, while KL is only estimated
+HOPELESS = 1e12  # curvature if KL is not finite: scales lora_b to about 0
+TINY = 1e-7  # nats: no curvature is measured below
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What the body may add: kl, nats per token in answers, and rise of prose's negative log-likelihood."""
+class LayerLimit:
+    """What the layer LoRA may add: kl in answers, nats per token; rise of the prose's nll, nats per token."""
 
     kl: float
     rise: float
 
     @classmethod
-    def beside(cls, neutral: Neutral, targets: Targets) -> "Limit":
-        """neutral: as it is read under the base alone."""
+    def beside(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
+        """probe: the KL probe under the base alone."""
         share = BESIDE_HEAD if targets.head else ALONE
-        return cls(share * max(KL_CAP - neutral.floor, 1e-5), share * max(RISE_CAP - neutral.rise, 1e-5))
+        return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
 
 def update(
-    body: BodyLoRA,
-    gradient: Gradient,
+    layer_lora: LayerLoRA,
+    gradient: LayerGradient,
     weight: float,
     kept: float,
     targets: Targets,
-    limit: Limit,
-    beyond: np.ndarray | None = None,
-) -> BodyLoRA:
-    """The body after a rating that leaves `kept` of the older ones; NotFinite if anything is not finite.
+    limit: LayerLimit,
+    unasked_b: np.ndarray | None = None,
+) -> LayerLoRA:
+    """The layer LoRA after a rating.
 
-    beyond: `unasked` of the body, if that is known already.
+    kept: what is left of the older ratings. unasked: `unasked` of the layer LoRA, if it is known already.
+    NotFinite if anything is not finite.
     """
     if weight == 0:
-        return body
+        return layer_lora
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    with np.errstate(over="ignore", invalid="ignore"):  # it is looked at below
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         step = np.float32(weight) * gradient.values
-        evidence = np.float32(kept) * body.evidence
+        evidence = np.float32(kept) * layer_lora.evidence
         evidence[0] += step
         step *= step
         evidence[1] += step
-    if not evidence[1].max() < LARGEST**2:  # NaN is not; and what is sound squared is sound
+    if not evidence[1].max() < LARGEST**2:  # false for NaN; if the squares are finite, so is the rest
         raise NotFinite("a gradient is NaN, infinite or beyond all measure")
-    tokens = kept * body.tokens + abs(weight) * gradient.tokens
-    most = min(CAREFUL * limit.kl, estimated(body) + PER_RATING)
-    return limited(_moved(body, evidence, tokens, targets, beyond), most)
+    tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
+    most = min(CAREFUL * limit.kl, estimated(layer_lora) + PER_RATING)
+    return limited(_moved(layer_lora, evidence, tokens, targets, unasked_b), most)
 
 
 def without(
-    body: BodyLoRA, before: BodyLoRA | None, after: BodyLoRA, targets: Targets, limit: Limit
-) -> BodyLoRA:
-    """The body less what one past rating, from `before` to `after`, did to it."""
-    if body.frame != after.frame or (before and before.frame != after.frame):
-        return body  # its places were others: that push stays
-    evidence = body.evidence - (after.evidence - (before.evidence if before else 0))
+    layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
+) -> LayerLoRA:
+    """The layer LoRA less the effect of one past rating, from `before` to `after`."""
+    if layer_lora.frame != after.frame or (before and before.frame != after.frame):
+        return layer_lora  # other places: that update stays
+    evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
-    tokens = max(0.0, body.tokens - after.tokens + (before.tokens if before else 0.0))
-    return limited(_moved(body, evidence, tokens, targets), limit.kl)
+    tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
+    return limited(_moved(layer_lora, evidence, tokens, targets), limit.kl)
 
 
 def _moved(
-    body: BodyLoRA, evidence: np.ndarray, tokens: float, targets: Targets, beyond: np.ndarray | None = None
-) -> BodyLoRA:
+    layer_lora: LayerLoRA,
+    evidence: np.ndarray,
+    tokens: float,
+    targets: Targets,
+    unasked_b: np.ndarray | None = None,
+) -> LayerLoRA:
     """Before any cap: gain is 1."""
-    new = body.changed(evidence=evidence, tokens=tokens, gain=1.0)
+    new = layer_lora.changed(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = pushed(new, targets)
-    lora_b += unasked(body, targets) if beyond is None else beyond
+    lora_b += unasked(layer_lora, targets) if unasked_b is None else unasked_b
     return new.changed(lora_b=lora_b)
 
 
-def unasked(body: BodyLoRA, targets: Targets) -> np.ndarray:
-    """What lora_b is beyond theta at gain 1 [n], as after a consolidation: it stays, whatever is asked."""
-    if not body.gain:
-        return np.zeros_like(body.lora_b)
-    return body.lora_b * np.float32(1 / body.gain) - pushed(body, targets)
+def unasked(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
+    """lora_b [n] beyond theta, at a gain of 1, as after a consolidation: ratings leave it as it is."""
+    if not layer_lora.gain:
+        return np.zeros_like(layer_lora.lora_b)
+    return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - pushed(layer_lora, targets)
 
 
-def limited(body: BodyLoRA, kl: float) -> BodyLoRA:
-    """Scaled back until its estimated KL is at most `kl`."""
-    now = estimated(body)
+def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
+    """Scaled down until its estimated KL is at most `kl`."""
+    now = estimated(layer_lora)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
-    return body.shrunk(math.sqrt(kl / now)) if now > kl else body
+    return layer_lora.shrunk(math.sqrt(kl / now)) if now > kl else layer_lora
 
 
-def pushed(body: BodyLoRA, targets: Targets) -> np.ndarray:
-    """theta [n]: what the evidence asks for; 0 outside of the targets."""
-    g, s = body.evidence
+def pushed(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
+    """theta [n] of the evidence; 0 outside of the targets."""
+    g, s = layer_lora.evidence
     square = g * g
-    signal, noise = (np.add.reduceat(x, body.starts) for x in (square, s))
+    signal, noise = (np.add.reduceat(x, layer_lora.starts) for x in (square, s))
     clear = np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
-    clear[~chosen(body, signal, targets)] = 0
+    clear[~chosen(layer_lora, signal, targets)] = 0
     below = np.float32(AGREE) * s
     below += np.float32(1e-12)
     below += square
-    below *= body.fisher
+    below *= layer_lora.fisher
     theta = square
     theta *= g
     theta /= below
-    theta *= np.repeat(np.float32(STEP / (TOKENS + body.tokens)) * clear, body.counts)
+    theta *= np.repeat(np.float32(STEP / (TOKENS + layer_lora.tokens)) * clear, layer_lora.counts)
     return theta
 
 
-def chosen(body: BodyLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
-    """Which places are moved, by the squared length of the gradient of each so far."""
+def chosen(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
+    """Mask of the places to change. signal: squared length of each place's gradient so far."""
     wanted = set(targets.places)
-    mask = np.array([place in wanted for place in body.places], bool)
+    mask = np.array([place in wanted for place in layer_lora.places], bool)
     if 0 < targets.top < mask.sum():
         order = np.argsort(np.where(mask, -signal, np.inf), kind="stable")
         mask = np.isin(np.arange(mask.size), order[: targets.top])
     return mask
 
 
-def estimated(body: BodyLoRA | None) -> float:
+def estimated(layer_lora: LayerLoRA | None) -> float:
     """KL to the base, nats per token."""
-    if body is None:
+    if layer_lora is None:
         return 0.0
-    return body.curvature * body.energy
+    return layer_lora.curvature * layer_lora.energy
 
 
-def recalibrated(body: BodyLoRA, base: Neutral, under: Neutral, limit: Limit) -> BodyLoRA:
-    """The body with the curvature that was measured: `base` and `under` are the neutral text as it is read
-    under the base alone and under both. A rise of prose counts as if it were KL, in proportion to what is
-    allowed: it grows with lora_b, KL with its square."""
-    flat = body.energy
+def recalibrated(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
+    """The layer LoRA with its measured curvature.
+
+    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll counts as if it
+    were KL, in proportion to what is allowed: it grows with lora_b, KL with the square of lora_b.
+    """
+    flat = layer_lora.energy
     if flat < TINY:
-        return body
+        return layer_lora
     kl, rise = under.floor - base.floor, max(0.0, under.rise - base.rise)
     if not (math.isfinite(kl) and math.isfinite(rise)):
-        return replace(body, curvature=HOPELESS)
-    return replace(body, curvature=max(kl, limit.kl * (rise / limit.rise) ** 2, 0.1 * flat) / flat)
+        return replace(layer_lora, curvature=HOPELESS)
+    return replace(layer_lora, curvature=max(kl, limit.kl * (rise / limit.rise) ** 2, 0.1 * flat) / flat)

@@ -1,15 +1,15 @@
-"""The router: by which means a reply is made, learned from ratings and latency.
+"""The router: chooses how each reply is generated, by ratings and latency of earlier ones.
 
-Arms are what can be had without another model: the learned adapter or the untouched model, liked replies as
-examples or not, where the user allows examples. A conversation's newest turns go through a FastGRNN
-(fastgrnn.py); a Bayesian regression per arm says what reward to expect there (bandit.py); one draw decides.
+Its arms need no other model: the learned adapter or the untouched model, with or without liked replies as
+examples, if the user allows examples. A FastGRNN (fastgrnn.py) reads the newest turns of the conversation;
+one Bayesian regression per arm predicts the reward (bandit.py); one draw decides.
 
     reward = quality * max(0, 2 - latency_ratio)        (signal.py)
 
-What it knows is a function of the ratings in force and of the trained cell alone: after a changed rating,
-an undo, a restart or another process's rating it is, bit for bit, what those ratings make of it. The newest
-WINDOW of them count, for the adapter that is one arm goes on changing. The precision of the KV cache is no
-arm: that is measured, not liked (kv_choice.py).
+Its state is a function of the ratings in force and of the trained cell alone: after a changed rating, an
+undo, a restart or another process's rating it is, bit for bit, what those ratings make of it. The newest
+WINDOW of them count, because the adapter, which is an arm, keeps changing. The precision of the KV cache is
+no arm: that is measured, not rated (tier_choice.py).
 """
 
 import threading
@@ -24,18 +24,18 @@ import numpy as np
 from ...models.model import Message
 from ...store import RatedRoute, RouteRow, Store
 from .. import signal
-from ..adapter_history import Ledger
+from ..adapter_history import AdapterHistory
 from . import bandit, fastgrnn
 from .bandit import Regression
 from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
 WINDOW = 512  # rated choices that count
-TURNS = 8  # newest ones of a conversation that are read
-TOPIC = 32  # numbers that are left of a question's vector
+TURNS = 8  # newest turns of a conversation that are read
+TOPIC = 32  # dimensions of a question's vector after projection
 INPUTS = TOPIC + 2
-MINIMUM = 64  # rated choices before the cell is trained; a fourth of them judges it
-_LOUD = 4.0  # length of a question's vector: the gates' inputs have deviations near 0.7
+MINIMUM = 64  # rated choices before the cell is trained; a fourth of them is held out
+_LENGTH = 4.0  # of a question's vector, so that the gates' inputs have deviations near 0.7
 _RECENT = 64  # conversations by which arms are compared in a report
 
 
@@ -50,7 +50,7 @@ class Route:
 
     @property
     def adapter(self) -> bool:
-        """Is the reply made with what was learned?"""
+        """Does the arm use the learned adapter?"""
         return self.arm.startswith("adapter")
 
     @property
@@ -58,7 +58,7 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """The same when no reply was liked that could be an example: it stands for both of its arms."""
+        """The same choice if there is no liked reply for an example: it stands for both arms."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -96,21 +96,21 @@ class RouterStatus:
 
 
 def offered(examples: bool) -> tuple[str, ...]:
-    """Arms to choose from; the one that the user would have without a router comes first."""
+    """Arms to choose from; the first is the one in use without a router."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
 
 def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
     """A conversation as the cell reads it: [T, INPUTS] float32, the newest TURNS turns.
 
-    vector_of: a question's whitened vector, or None where it is not known: what was said is zero then.
+    vector_of: a question's whitened vector, or None if it is not known: then the topic is zero.
     """
     said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
     rows = np.zeros((len(said), INPUTS), np.float32)
     for row, m in zip(rows, said, strict=True):
         vector = vector_of(m.content) if m.role == "user" else None
         if vector is not None:
-            row[:TOPIC] = _LOUD * (vector @ _projection(len(vector)))
+            row[:TOPIC] = _LENGTH * (vector @ _projection(len(vector)))
         row[TOPIC] = 1.0 if m.role == "user" else -1.0
         row[TOPIC + 1] = np.log1p(len(m.content)) / 4 - 1  # about -0.4 for a word, 1 for 3,000 letters
     return rows
@@ -126,9 +126,9 @@ def _projection(width: int) -> np.ndarray:
 class Router:
     """The choices of one adapter on one model. Needs the store alone, no weights."""
 
-    def __init__(self, store: Store, ledger: Ledger, fingerprint: str, examples: bool = False):
+    def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
         """examples: the user allows examples."""
-        self._store, self._ledger, self._mine = store, ledger, (fingerprint, ledger.name)
+        self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered(examples)
         self._known: Any = None  # what the arms reflect
         self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
@@ -139,9 +139,9 @@ class Router:
         return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
 
     def sync(self) -> None:
-        """Know the ratings in force, if they may have changed: milliseconds at most, mostly nothing."""
+        """Fit the arms to the ratings in force, if these may have changed: milliseconds at most."""
         state, _ = self._store.routes.cell(*self._mine)
-        known = (self._ledger.version(), self._store.routes.rated_mark(*self._mine), state)
+        known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
             return
         lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None
@@ -150,7 +150,7 @@ class Router:
         self._known = known
 
     def _rated(self) -> list[RatedRoute]:
-        """The newest rated choices that are still understood."""
+        """The newest rated choices whose format is still known."""
         return [
             row
             for row in self._store.routes.rated(*self._mine, WINDOW)
@@ -158,7 +158,7 @@ class Router:
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
-        """The choices with the reward that each is worth by all ratings in force."""
+        """The choices with their rewards, by all ratings in force."""
         labels = [signal.INDEX[rating] for _, rating in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
@@ -190,10 +190,10 @@ class Router:
     # -- training ----------------------------------------------------------------------------------------
 
     def train(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train the cell; use it if it foretells ratings better that it was not trained on.
+        """Train the cell; use it if it predicts held-out ratings better.
 
-        A fourth of the replies, always the same ones, judges: the new cell must have a smaller squared error
-        than the one in use, by more than twice the standard error of the difference.
+        A fourth of the replies is held out, always the same ones: the new cell must have a smaller squared
+        error than the one in use, by more than twice the standard error of the difference.
         """
         self.sync()
         rows, priors = self._rated(), self._priors()
@@ -239,7 +239,7 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """By the user's other ratings, as everywhere: the one in question says nothing about itself."""
+    """The reward by the user's other ratings; the rating itself is left out."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

@@ -1,4 +1,4 @@
-"""What the router learns beside its bandit: low-rank updates of a fixed FastGRNN cell.
+"""The router's low-rank updates of a fixed FastGRNN cell.
 
     U + A_s B_s             rank 8: how the state is carried from turn to turn
     G = A_g B_g             rank 2: when it is kept
@@ -20,7 +20,7 @@ errors:
     by the newest turn, 160                       0.190 -> 0.197    0
     by nothing, 100                               0.256 -> 0.286    0    (20 steps: 0.358)
 
-So the router asks held-out ratings before it uses a cell.
+So the router uses a cell only if it predicts held-out ratings better.
 """
 
 import io
@@ -35,7 +35,7 @@ import numpy as np
 from ...training.adamw import BETA1, BETA2, EPS
 from . import fastgrnn
 from .bandit import NOISE, Regression
-from .fastgrnn import Cell
+from .fastgrnn import FastGRNNCell
 
 STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4
 STEPS, RATE, DECAY = 10, 0.01, 0.1
@@ -84,7 +84,7 @@ class RouterLoRA:
     def of(cls, pairs: list[Pair]) -> "RouterLoRA":
         return cls(pairs[0], pairs[1], tuple(pairs[2:]))
 
-    def cell(self) -> Cell:
+    def cell(self) -> FastGRNNCell:
         """The fixed cell with the updates in it."""
         hidden = self.state[0].shape[0]
         inputs = self.gate[0].shape[0] - hidden

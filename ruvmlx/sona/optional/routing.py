@@ -1,4 +1,4 @@
-"""Where the router meets a reply: what it reads before one, and with what the reply is made."""
+"""The router at a reply: what it reads before one, and how the reply is then generated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,16 +21,16 @@ class Routing:
         self._routers: dict[str, Router] = {}
 
     def of(self, learner: Learner) -> Router:
-        name = learner.ledger.name
+        name = learner.history.name
         if name not in self._routers:
-            self._routers[name] = Router(self._store, learner.ledger, self._fingerprint, self._examples)
+            self._routers[name] = Router(self._store, learner.history, self._fingerprint, self._examples)
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
-        """None where there is nothing to choose: no words to go by, or nothing learned and no examples."""
+        """None if there is nothing to choose: an empty question, or nothing learned and no examples."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
-        arms = tuple(arm for arm in router.offered if learner.learned or arm.startswith("adapter"))
+        arms = tuple(arm for arm in router.offered if learner.active.differs or arm.startswith("adapter"))
         if len(arms) < 2 or not question.strip():
             return None
         messages = request.messages if request.messages is not None else [Message("user", question)]
@@ -40,31 +40,27 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """The newest question is read now, with the model; of earlier ones what is known already."""
-        memory = learner.memory
+        """Embeds the newest question now, with the model; of earlier ones, uses the stored vectors."""
+        index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 
         def vector(text: str) -> np.ndarray | None:
             if text == question:
-                state = memory.state_of(text)
+                state = index.state_of(text)
             else:
-                state = np.frombuffer(known[text], "<f4") if text in known else memory.known_state(text)
-            if state is None or state.shape != memory.whitening.mean.shape or not np.isfinite(state).all():
+                state = np.frombuffer(known[text], "<f4") if text in known else index.known_state(text)
+            if state is None or state.shape != index.whitening.mean.shape or not np.isfinite(state).all():
                 return None
-            return memory.whitening(state)
+            return index.whitening(state)
 
         return vector
 
 
 @contextmanager
 def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
-    """Within: the backend has no base, if the reply is made without what was learned; the one in use
-    otherwise."""
+    """Within: the backend runs the untouched model if `untouched`, else the LoRA in use."""
     if learner is None or not untouched:
         yield
         return
-    learner.untouched()
-    try:
+    with learner.active.installed(None):
         yield
-    finally:
-        learner.stand()

@@ -1,10 +1,10 @@
-"""Which lengths the KV cache's tiers get: a rule over what was measured, and nothing else.
+"""Chooses the lengths of the KV cache's tiers, by a rule over measurements.
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-Of the policies under the limit that fit the byte budget, the fastest; those within TIE of it count as just as
-fast, and the smallest of these is taken. Under memory pressure the smallest under the limit. Ratings are
-no input: a precision that is liked is not a precision that is right.
+Of the policies under the limit that fit the byte budget, the fastest; those within TIE of it count as equally
+fast, and the smallest of these is chosen. Under memory pressure the smallest under the limit. Ratings are no
+input: a precision that is liked is not a precision that is right.
 """
 
 import math
@@ -16,11 +16,11 @@ from typing import Any
 from ...kv.policy import EVERYTHING, PAGE, TIERED, TierPolicy
 from ...store import KVMeasured
 
-KL_LIMIT = 0.004  # nats per token: the bound by which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # two times nearer than this are one: so much they differ between two runs
-REPLIES = 3  # measured with a policy before it may be chosen
+KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
+TIE = 0.03  # relative difference of two times within the noise of two runs
+REPLIES = 3  # replies measured with a policy before it may be chosen
 
-# f16 is what they are compared with, never one of them. Hot tokens cost bytes and hardly show in KL.
+# f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
     TierPolicy("tiered", hot, warm)
     for hot, warm in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), (TIERED.hot, TIERED.warm))
@@ -28,9 +28,9 @@ CANDIDATES = tuple(
 
 
 @dataclass(frozen=True)
-class Found:
-    """A policy and what is known of it. latency: time of a token against f16's; bytes: of a sequence at the
-    context that is needed."""
+class CandidateSummary:
+    """The measurements of a policy. latency: time of a token over f16's. bytes: of a sequence of the needed
+    length."""
 
     policy: TierPolicy
     replies: int
@@ -65,17 +65,17 @@ class KVChoice:
     reason: str
 
 
-def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Found:
-    """What the measurements of one policy say together."""
+def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
+    """Combines the measurements of one policy."""
     blocks = sum(r.blocks for r in rows)
     kl = sum(r.total for r in rows) / blocks
     latency = median(r.us / r.us_f16 for r in rows)
-    return Found(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
+    return CandidateSummary(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
     """Standard error of the mean: over blocks, or over replies where these differ by more than their blocks
-    make them. The tokens of one text are not independent."""
+    explain. The tokens of one text are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -83,9 +83,9 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 
 
 def choose(
-    found: Iterable[Found], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
+    found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
-    """found: what was measured often enough. budget: bytes, 0 for none. pressed: memory is short."""
+    """found: policies that were measured often enough. budget: bytes, 0: none. pressed: memory is short."""
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]
     good = [f for f in known if f.upper <= limit]
@@ -107,11 +107,11 @@ def choose(
     return _chosen(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
 
 
-def _size(found: Found) -> tuple[int, float]:
+def _size(found: CandidateSummary) -> tuple[int, float]:
     return found.bytes, found.upper
 
 
-def _chosen(found: Found, why: str) -> KVChoice:
+def _chosen(found: CandidateSummary, why: str) -> KVChoice:
     return KVChoice(
         found.policy,
         f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time a token; "

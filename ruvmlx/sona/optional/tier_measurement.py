@@ -1,9 +1,11 @@
-"""The loop that manages the KV cache's tiers: what each reply's cache was like, what candidate policies cost
-against f16 on the user's own long replies, and which of them new caches get (kv_choice.py).
+"""Measures the KV cache's tiers on the user's own long replies, and chooses the policy of new caches.
 
-A reply is read as it was: its prompt's and its own tokens, in the untouched model, so that no rating has a
-part in it, and in pieces of a few tens of milliseconds, between which it can be stopped. What is committed
-is a pair of reply and policy: one that was stopped is read again.
+It records what each reply's cache was like, measures candidate policies against f16, and applies the rule of
+tier_choice.py.
+
+A reply is read again as prompt and reply tokens, in the untouched model, so that ratings have no influence.
+It is read in pieces of a few tens of milliseconds, between which it can be stopped. A measurement of one
+reply with one policy is committed whole; one that was stopped is done again.
 """
 
 import threading
@@ -21,29 +23,24 @@ from ...engine.types import GenerationResponse
 from ...kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
 from ...kv.pool import HIGH, LOW, PagePool
 from ...models.model import Model
+from ...pausing import Pause, Stopped, stop_when
 from ...sampling import log_softmax
 from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
 from . import tier_choice
-from .tier_choice import KL_LIMIT, REPLIES, Found, KVChoice, choose, summary
+from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
-BLOCKS = 8  # of a reply, the last ones, that are compared
-PIECE = 16  # tokens between two looks at `cancel`: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # tokens decoded one by one behind the blocks, to compare times
+BLOCKS = 8  # last blocks of a reply, which are compared
+PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
+TIMED = 16  # tokens after the blocks, decoded one by one to compare times
 MOST = 4096  # tokens of a reply that are read
 REPLIES_AT_ONCE = 2  # per review
-RECENT = 100  # replies that say how long a context is needed
+RECENT = 100  # newest replies, from which the needed context is taken
 
 NO_TIERS = "this backend keeps f16 alone"
 
-Pause = Callable[[], None]
-
-
-class Stopped(Exception):
-    """Somebody needs the machine."""
-
 
 class NoRoom(Exception):
-    """Memory is short: what a policy costs would be measured under a tighter one."""
+    """Memory is short, so the pool would use a tighter policy than the one to be measured."""
 
 
 def reach(policy: TierPolicy) -> int:
@@ -54,7 +51,7 @@ def reach(policy: TierPolicy) -> int:
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Tokens of a reply that tells something of every candidate: two blocks behind the last boundary."""
+    """Tokens of a reply that every candidate can be measured on: two blocks behind the last boundary."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
@@ -67,9 +64,10 @@ class Cost:
     us_f16: float
 
 
-class Reading:
-    """A reply read with the f16 cache up to its last BLOCKS blocks, which are then read with f16 and with a
-    policy by turns. All policies are so compared on the same tokens, each of which sees pages of every tier.
+class TierComparison:
+    """Compares policies on the last BLOCKS blocks of one reply, read with f16 and with a policy by turns.
+
+    All policies are compared on the same tokens, each of which attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
@@ -90,7 +88,7 @@ class Reading:
         return Cost(kl, us, us_f16)
 
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
-        """A cache with what is before the blocks."""
+        """A cache filled up to the blocks."""
         cache = self._backend.new_cache(policy)
         for at in range(0, self._start, 2 * PIECE):  # takes as long as PIECE with the head for each token
             pause()
@@ -139,18 +137,18 @@ class KVStatus:
     observed: list[dict[str, Any]]
 
 
-class KVLedger:
-    """What the store knows of a model's KV policies on a backend; no weights are needed."""
+class TierHistory:
+    """What the store holds of a model's KV policies on a backend; needs no weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
-        """asked: the policy that the user named, which is used whatever was measured."""
+        """asked: the policy that the user chose; it overrides the measurements."""
         self.store, self.asked = store, asked
         self.mine = (fingerprint, backend)
         self.candidates = tier_choice.CANDIDATES
 
     @property
     def policy(self) -> TierPolicy:
-        """For new caches."""
+        """The policy of new caches."""
         if self.asked is not None:
             return self.asked
         row = self.store.kv.choice(*self.mine)
@@ -177,14 +175,14 @@ class KVLedger:
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _observed(self) -> list[dict[str, Any]]:
-        """The newest replies by the policy that they had."""
+        """The newest replies, grouped by their policy."""
         by_policy: dict[tuple[int, int], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT):
             by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
         return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
 
     def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
-        """Long replies, the newest first, and the candidates that they were not read with."""
+        """Long replies, the newest first, with the candidates that were not measured on them."""
         known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv.measured(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
@@ -192,12 +190,12 @@ class KVLedger:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """Tokens that a cache is to hold: the longest of the newest replies, or what is long enough."""
+        """Tokens that a cache must hold: the longest of the newest replies, at least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
-    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[Found]:
-        """What the candidates cost, once each was measured often enough: half of them are no choice."""
+    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
+        """Summaries of the candidates; none until each was measured often enough."""
         rows = self.store.kv.measured(*self.mine)
         mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
         if any(len(seen) < REPLIES for _, seen in mine):
@@ -219,11 +217,13 @@ def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
 
 
 class KVLoop:
-    """Observes, measures and chooses. Lives in the backend's thread."""
+    """Observes caches, measures policies, chooses one. Lives in the backend's thread."""
 
-    def __init__(self, ledger: KVLedger, model: Model, backend: Backend, limit: float | None = None) -> None:
+    def __init__(
+        self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
+    ) -> None:
         """limit: nats per token, of KL(f16 || policy); KL_LIMIT unless given."""
-        self.ledger, self._backend = ledger, backend
+        self.history, self._backend = history, backend
         self._context = model.config.max_context
         self._limit = KL_LIMIT if limit is None else limit
         self._pool: PagePool | None = getattr(backend, "pool", None)
@@ -231,12 +231,12 @@ class KVLoop:
     # -- observing -----------------------------------------------------------------------------------
 
     def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """What the reply's cache was like when it ended; policy: the one that it was made with."""
+        """The state of the reply's cache at its end; policy: the one it was made with."""
         kv, tps = response.kv, response.generation_tps
         cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
         return KVObservation(
             response.request_id,
-            *self.ledger.mine,
+            *self.history.mine,
             policy.hot if policy else EVERYTHING,
             policy.warm if policy else EVERYTHING,
             response.cache_tokens,
@@ -255,18 +255,18 @@ class KVLoop:
     # -- reviewing -----------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Is there a reply that a review would measure?"""
-        return self._pool is not None and next(self.ledger.unmeasured(), None) is not None
+        """Is there a reply to measure?"""
+        return self._pool is not None and next(self.history.unmeasured(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure up to REPLIES_AT_ONCE replies, then choose; says what it found. `cancel` ends measuring."""
+        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report; `cancel` stops measuring."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
         done: list[str] = []
         try:
             with untouched(self._backend):
-                self._measure_some(_pause(cancel), done)
+                self._measure_some(stop_when(cancel), done)
         except Stopped:
             stop = "stopped; it goes on from there"
         except NoRoom as e:
@@ -275,22 +275,22 @@ class KVLoop:
         return report | {"seconds": time.perf_counter() - started}
 
     def _measure_some(self, pause: Pause, done: list[str]) -> None:
-        for i, (reply_id, missing) in enumerate(list(self.ledger.unmeasured())):
+        for i, (reply_id, missing) in enumerate(list(self.history.unmeasured())):
             if i == REPLIES_AT_ONCE:
                 return
-            tokens = self.ledger.store.replies.tokens(reply_id)[: min(MOST, self._context)]
-            reading = Reading(self._backend, tokens, max(map(reach, self.ledger.candidates)))
+            tokens = self.history.store.replies.tokens(reply_id)[: min(MOST, self._context)]
+            reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
                 row = KVMeasured(
                     reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
                 )  # fmt: skip
-                self.ledger.store.kv.add_measured(*self.ledger.mine, row)
+                self.history.store.kv.add_measured(*self.history.mine, row)
             done.append(reply_id)
 
-    def _measured(self, reading: Reading, policy: TierPolicy, pause: Pause) -> Cost:
-        """NoRoom when memory gets short: then the policy in force is not the one to be measured."""
+    def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
+        """NoRoom when memory gets short, because the pool then uses another policy."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -307,17 +307,17 @@ class KVLoop:
             watched()
             return reading.cost(policy, watched)
         finally:
-            pool.level = level  # what the measuring took is given back
+            pool.level = level  # the measurement's memory is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose by all that was measured, and keep the choice where there is something to choose by."""
-        ledger, context, now = self.ledger, self.ledger.context(), pool.pressure()
-        before = ledger.store.kv.choice(*ledger.mine)
+        """Choose by all measurements, and store the choice if there are enough."""
+        history, context, now = self.history, self.history.context(), pool.pressure()
+        before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
-        found = ledger.found(lambda policy: policy.bytes(context, pool.sizes))
-        asked = {"asked": ledger.asked is not None, "pressure": now, "changed": False}
-        if before and not found:  # the candidates are others than they were; these are not known yet
+        found = history.found(lambda policy: policy.bytes(context, pool.sizes))
+        asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
+        if before and not found:  # the list of candidates has changed, and the new ones are not measured yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
@@ -334,17 +334,9 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Commit it, unless nothing is new; was the policy another one before?"""
+        """Store the choice, unless it is the same; True if the policy changed."""
         if before and before.report == report:
             return False
         hot, warm = choice.policy.hot, choice.policy.warm
-        self.ledger.store.kv.put_choice(*self.ledger.mine, KVChoiceRow(hot, warm, report, time.time()))
+        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
         return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))
-
-
-def _pause(cancel: threading.Event | None) -> Pause:
-    def pause() -> None:
-        if cancel is not None and cancel.is_set():
-            raise Stopped
-
-    return pause

@@ -1,0 +1,200 @@
+"""The adapter in use: its weights, the base LoRA under them, and the KL probe under that base.
+
+It follows the store: an undo, a rollback or another process's rating moves it. It keeps the backend's LoRA in
+step with the weights.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..lora import MicroLoRA
+from ..lora.base_lora import BaseLoRA
+from ..lora.layer_lora import LayerLoRA, unpacked_layers
+from ..lora.micro_lora import RANK
+from ..models.model import Model
+from ..pausing import Pause
+from ..progress import QUIET, Watch
+from ..store import Store
+from .adapter_history import AdapterHistory
+from .base_probe import probe_under
+from .calibration import measure
+from .kl_probe import KLProbe
+from .state import LearnerState, ProbedBase
+
+_BASES_IN_MEMORY = 3
+
+
+class LayerInstaller(Protocol):
+    """What installing a layer LoRA takes, without its training (optional/layer_adapter.py)."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def probe(self) -> KLProbe | None:
+        """The KL probe under base and layer LoRA as it was measured last; None: not measured."""
+
+    def forget_probe(self) -> None:
+        """The measurement is of another base, or of a layer LoRA that is gone."""
+
+    def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+        """Both as one LoRA; the same object for the same two, because KV caches belong to it."""
+
+    def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+        """The same, without forgetting the one in use."""
+
+    def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
+        """Is `lora` the base, or the newest combination with it?"""
+
+
+class ActiveAdapter:
+    """Lives in the backend's thread."""
+
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller,
+        watch: Watch = QUIET,
+    ):  # fmt: skip
+        """watch: told of the calibration, which is done once for each model and takes seconds."""
+        self._store, self._model, self._layers = store, model, layers
+        self.backend, self.history = backend, history
+        backend.set_lora(None)
+        # Probabilities of the frozen model's contexts stay known; its head is not in place under a base LoRA.
+        self.frozen_probe = self._load_probe(watch)
+        self._bases: OrderedDict[int, ProbedBase] = OrderedDict()
+        self.state = self.load(history.version())
+        self.probed_base = self._probed(self.state.base)
+
+    @property
+    def base(self) -> BaseLoRA | None:
+        return self.probed_base.lora
+
+    @property
+    def layer_lora(self) -> LayerLoRA | None:
+        return self.state.layer_lora
+
+    @property
+    def probe(self) -> KLProbe:
+        """The KL probe under the base in use, and under the layer LoRA as it was measured last."""
+        return self._layers.probe or self.probed_base.probe
+
+    @property
+    def combined(self) -> BaseLoRA | None:
+        """Base and layer LoRA in use as one LoRA."""
+        return self._layers.combined(self.base, self.layer_lora)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights and of the KL probes."""
+        bases = sum(b.probe.nbytes + (b.lora.nbytes if b.lora else 0) for b in self._bases.values())
+        own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
+        return own + self.frozen_probe.nbytes + bases + self._layers.nbytes
+
+    @property
+    def differs(self) -> bool:
+        """Do the weights in use differ from the untouched model's?"""
+        moves = self.layer_lora is not None and self.layer_lora.moves
+        return self.base is not None or self.state.micro.norm > 0 or moves
+
+    # -- in step with the store ----------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Take up the stored version, if another process (or an undo) has moved on."""
+        version = self.history.version()
+        if version != self.state.version:
+            self._use(self.load(version))
+
+    def _use(self, state: LearnerState) -> None:
+        if state.base != self.state.base:
+            self.probed_base = self._probed(state.base)
+            self._layers.forget_probe()
+        elif not (state.layer_lora and state.layer_lora.moves):
+            self._layers.forget_probe()
+        self.state = state
+
+    def load(self, version: int) -> LearnerState:
+        """A stored version's weights; 0: the untouched model. NotFound if it is no longer stored."""
+        config = self._model.config
+        if version == 0:
+            return LearnerState(MicroLoRA.fresh(self.frozen_probe.directions, config.vocab_size), 0, 0, 0.0)
+        row = self.history.adapter(version)
+        micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
+        return LearnerState(micro, row.base, version, row.kl, unpacked_layers(row.state, config))
+
+    # -- the backend's LoRA --------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Install the current LoRA. Call only between replies: older KV caches become stale."""
+        self._set(self.combined)
+
+    def install_base(self) -> None:
+        """Install the current base. An earlier layer LoRA of the reply being written may stay beside it."""
+        if not self._layers.has_base(self.backend.lora, self.base):
+            self.install()
+
+    @contextmanager
+    def installed(self, lora: BaseLoRA | None) -> Iterator[None]:
+        """Within: the backend runs `lora`, None: the untouched model. Afterwards: the current LoRA again."""
+        self._set(lora)
+        try:
+            yield
+        finally:
+            self.install()
+
+    def replay_lora(self, state: LearnerState) -> BaseLoRA | None:
+        """The LoRA under which a reply is read again for a state of the base in use."""
+        return self._layers.combined_once(self.base, state.layer_lora)
+
+    def _set(self, lora: BaseLoRA | None) -> None:
+        if self.backend.lora is not lora:
+            self.backend.set_lora(lora)
+
+    # -- the KL probe --------------------------------------------------------------------------------
+
+    def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
+        """Read the reference text under a LoRA, which stays in the backend: call within `installed`.
+
+        `pause` is called every few tokens and may raise to leave.
+        """
+        if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
+            self.backend.set_lora(None)
+            self.frozen_probe.look(pause or (lambda: None))  # while the untouched head is in place
+        self.backend.set_lora(lora)
+        context = self._model.config.max_context
+        return ProbedBase(
+            lora, probe_under(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
+        )
+
+    def remember(self, base: int, probed: ProbedBase) -> None:
+        """Keep the probe of a base that was measured before it was stored under this id."""
+        self._bases[base] = probed
+
+    def _probed(self, base: int) -> ProbedBase:
+        """Install a base and measure the KL probe under it, unless it is known."""
+        if base == 0:
+            self.backend.set_lora(None)
+            return ProbedBase(None, self.frozen_probe)
+        known = self._bases.pop(base, None)
+        if known is None:
+            known = self.probe_base(self.history.base(base))
+        else:
+            self._set(known.lora)
+        self._bases[base] = known
+        while len(self._bases) > _BASES_IN_MEMORY:
+            self._bases.popitem(last=False)
+        return known
+
+    def _load_probe(self, watch: Watch) -> KLProbe:
+        config, tokenizer = self._model.config, self._model.tokenizer
+        stored = self._store.model_data.reference_text(self._model.fingerprint)
+        eos = np.array(sorted(tokenizer.eos_ids))
+        known = KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None
+        if known is None:
+            shape = (RANK, config.vocab_size, config.max_context)
+            known = measure(self.backend, tokenizer, *shape, watch)
+            self._store.model_data.put_reference_text(self._model.fingerprint, known.to_bytes())
+        return known

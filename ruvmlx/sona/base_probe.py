@@ -1,0 +1,63 @@
+"""The KL probe under a base LoRA: the reference text is read again and compared with the frozen model."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..models.model import Tokenizer
+from ..pausing import Pause
+from . import reference_text
+from .coordinates import packed
+from .kl_probe import ROWS, KLProbe, drifting, log_softmax_rows
+
+
+def probe_under(
+    frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
+) -> KLProbe:
+    """The probe under the base that the backend has now; the backend has it again afterwards.
+
+    frozen: the frozen model's probe. Its `look` must have been called before the base was installed, because
+    its head is the backend's. `pause` may raise to leave.
+    """
+    pause = pause or (lambda: None)
+    answers = frozen.answered_contexts
+    states, following, _, n_answers = reference_text.read(backend, tokenizer, max_context, pause)
+    contexts = np.ascontiguousarray(states[frozen.rows])
+    prose = states[n_answers:], following[n_answers:]
+    drift = drifting(*prose, backend.head, frozen.directions, frozen.tokens, pause)
+    known = frozen.log_probabilities
+    new = replace(frozen, contexts=contexts, drift=drift, head=backend.head, frozen=known)
+    lost = _compare(frozen, new, backend, pause)
+    new.rise = sum(share * float(np.mean(lost[part])) for part, share in frozen.groups.in_prose)
+    new.answered_contexts = answers
+    new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
+    return new
+
+
+def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> np.ndarray:
+    """Set the packed probabilities and log-ratios of `new`.
+
+    Returns log(p_frozen / p_base) of each context's following token [M].
+    """
+    base, probabilities, ratios, lost = backend.lora, [], [], []
+    try:
+        for i in range(0, len(new.contexts), ROWS):
+            backend.set_lora(None)
+            before = log_softmax_rows(frozen.head(frozen.contexts[i : i + ROWS]))
+            backend.set_lora(base)
+            pause()
+            rows = log_softmax_rows(frozen.head(new.contexts[i : i + ROWS]))
+            y = frozen.following[i : i + ROWS]
+            lost.append((before - rows)[np.arange(len(y)), y])
+            probabilities.append(packed(np.exp(rows), frozen.tokens))
+            mean = packed(np.exp(rows) * (rows - before), frozen.tokens)
+            p = probabilities[-1]
+            ratios.append(np.divide(mean, p, np.zeros_like(mean), where=p > 0))
+            pause()
+    finally:
+        backend.set_lora(base)
+    pause()
+    new.packed = np.ascontiguousarray(np.concatenate(probabilities))
+    new.packed_ratio = np.ascontiguousarray(np.concatenate(ratios))
+    return np.concatenate(lost)

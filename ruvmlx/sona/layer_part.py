@@ -1,0 +1,59 @@
+"""The optional part that lets ratings change layers below the output head, as the core sees it.
+
+The core knows this protocol alone. `wiring.py` passes the implementation in (optional/layer_adapter.py).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..lora.base_lora import BaseLoRA
+from ..lora.layer_lora import LayerLoRA
+from ..lora.targets import Targets
+from ..pausing import Pause
+from ..store import ReplyRow
+from .active_adapter import ActiveAdapter
+from .kl_probe import KLProbe
+from .state import LearnerState
+from .trace import Trace
+
+KLGuard = Callable[[ActiveAdapter, Pause | None], None]  # between replies: scales the layer LoRA down
+
+
+class LayerPart(Protocol):
+    """Gradients, updates and the estimated KL of a LayerLoRA. `base`: the base LoRA in use."""
+
+    targets: Targets
+
+    def prepare(self, state: LearnerState) -> None:
+        """Compute what the next rating would have to compute first."""
+
+    def wanted(self, state: LearnerState) -> bool:
+        """Does a rating need a layer gradient of its reply?"""
+
+    def read(
+        self,
+        base: BaseLoRA | None,
+        state: LearnerState,
+        drawn: LayerLoRA | None,
+        reply: ReplyRow,
+        trace: Trace,
+        pause: Pause | None = None,
+    ) -> bool:
+        """Add the layer gradient to the trace where it is missing; True if anything was added."""
+
+    def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
+        """Change of the reply's mean log-probability since its trace was taken, to first order, nats."""
+
+    def updated(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
+        """The layer LoRA after a rating."""
+
+    def without(
+        self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
+    ) -> LayerLoRA | None:
+        """The layer LoRA less the effect of the rating that led from `before` to `after`."""
+
+    def added_kl(self, layer_lora: LayerLoRA | None) -> float:
+        """Estimated KL beyond the layer LoRA that was measured last, nats per token."""
+
+    def release(self) -> None:
+        """Free the training graph."""

@@ -1,0 +1,114 @@
+"""Traces of the newest replies, and the way to the trace of an older one.
+
+A rating takes its reply's trace from memory, else from the store, else from a second prefill of its tokens.
+"""
+
+from collections import OrderedDict
+
+from ..backends.base import under
+from ..errors import NotFound
+from ..lora.layer_lora import LayerLoRA
+from ..pausing import Pause
+from ..store import ReplyRow, Store
+from . import instant
+from .active_adapter import ActiveAdapter
+from .layer_part import KLGuard, LayerPart
+from .state import LearnerState
+from .trace import Trace
+
+_TRACES_IN_MEMORY = 4
+
+
+class ReplyTraces:
+    """Lives in the backend's thread."""
+
+    def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
+        self._store, self._active, self._layers, self._guard = store, active, layers, guard
+        self._learns = learns
+        self.held: OrderedDict[str, Trace] = OrderedDict()  # by reply id, the newest last
+        self._stored: set[str] = set()  # ids of those that the store has as well
+
+    def keep(self, reply_id: str, trace: Trace) -> None:
+        """Hold a reply's trace until it is settled."""
+        if trace.tokens:
+            self.held[reply_id] = trace
+            while len(self.held) > _TRACES_IN_MEMORY:
+                self._stored.discard(self.held.popitem(last=False)[0])
+
+    def settle(self) -> None:
+        """Prepare the newest replies for a rating, in this process or another."""
+        for reply_id in self.held:
+            self._settle(reply_id)
+
+    def settle_layers(self, pause: Pause | None = None) -> None:
+        """Enforce the KL cap, then take the layer gradients of the newest replies: seconds.
+
+        `pause` may raise to leave.
+        """
+        if not (self._learns and self._layers.wanted(self._active.state)):
+            return
+        self._guard(self._active, pause)
+        state = self._active.state
+        self._layers.prepare(state)
+        for reply_id, trace in reversed(self.held.items()):
+            if self._active.history.base_of(trace.version) == state.base:
+                self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
+
+    def _settle(self, reply_id: str) -> None:
+        trace, state = self.held[reply_id], self._active.state
+        if trace.stats is None and trace.version == state.version:
+            self._active.probe.prepare()
+            trace.stats = instant.prepare_stats(trace, self._active.probe)
+        if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:
+            self._store.traces.put(reply_id, trace.to_bytes())
+            self._stored.add(reply_id)
+
+    def of(self, reply: ReplyRow, state: LearnerState) -> Trace:
+        """The reply's trace under the given weights."""
+        if reply.id in self.held:
+            self._settle(reply.id)
+        trace = self.held.get(reply.id) or self._read(reply, state)
+        if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
+            trace = self.replay(reply, state)  # its hidden states are those of another base
+        self._read_layers(reply, trace, state)
+        if trace.version != state.version:
+            trace = trace.replayed(state.micro, state.version, self._active.backend.head)
+            trace.moved = self._layers.logprob_shift(trace, state)
+        return trace
+
+    def _read_layers(
+        self, reply: ReplyRow, trace: Trace, state: LearnerState, pause: Pause | None = None
+    ) -> None:
+        """Complete the trace by what a rating needs of the layers below the head, and store it again."""
+        if not (self._learns and self._layers.wanted(state)):
+            return
+        drawn = self.layer_lora_of(trace.version, state)
+        added = self._layers.read(self._active.base, state, drawn, reply, trace, pause)
+        if added and reply.id in self._stored and self.held.get(reply.id) is trace:
+            self._store.traces.put(reply.id, trace.to_bytes())
+
+    def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
+        """The layer LoRA of a version; the state's own where that version is no longer stored."""
+        try:
+            return state.layer_lora if version == state.version else self._active.load(version).layer_lora
+        except NotFound:
+            return state.layer_lora
+
+    def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
+        """The stored trace. Those of other adapters are of no use; version 0 is the same for all."""
+        data = self._store.traces.get(reply.id)
+        if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
+            return None
+        return Trace.from_bytes(data, state.micro)
+
+    def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
+        """Take the trace again: one prefill over the reply's prompt and tokens."""
+        if not reply.sampled_ids:
+            raise NotFound(f"reply {reply.id} has no words: it was stopped at once, or its chat was deleted.")
+        backend = self._active.backend
+        with under(backend, self._active.replay_lora(state)):
+            states = backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
+        hidden = states[len(reply.prompt_ids) - 1 :]
+        return Trace.from_hidden(
+            state.micro, state.version, hidden, reply.sampled_ids, backend.head, reply.logprob
+        )

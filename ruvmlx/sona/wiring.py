@@ -1,0 +1,34 @@
+"""Puts a learner together: the core, and the optional parts behind its protocols."""
+
+from functools import partial
+
+from ..backends.base import Backend
+from ..models.model import Model
+from ..progress import QUIET, Watch
+from ..store import Store
+from .active_adapter import ActiveAdapter
+from .adapter_history import AdapterHistory
+from .learner import Learner
+from .optional.ewc import EWC
+from .optional.kl_guard import enforce_kl_cap
+from .optional.layer_adapter import LayerAdapter
+from .rating_index import RatingIndex
+
+
+def open_learner(
+    store: Store, model: Model, backend: Backend, name: str = "default",
+    learn: bool = True, implicit: bool = False, targets: str = "head", watch: Watch = QUIET,
+) -> Learner:  # fmt: skip
+    """The learner of one named adapter on one model. Seconds for a model that was never calibrated.
+
+    learn: False records ratings, and the rating index follows them, but weights stay as they are.
+    implicit: the rating index also heeds what the user did with replies that were not rated.
+    targets: the matrices that ratings change (lora/targets.py).
+    watch: told of the calibration.
+    """
+    layers = LayerAdapter(store, model, backend, targets)
+    history = AdapterHistory(store, model.fingerprint, name)
+    rating_index = RatingIndex(store, model, backend, history, implicit)
+    active = ActiveAdapter(store, model, backend, history, layers, watch)
+    guard, anchors = partial(enforce_kl_cap, layers), EWC(history)
+    return Learner(store, model, active, rating_index, layers, guard, anchors, learn)
