@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
     from .api import (
-        AdapterInfo,
         Chat,
         LocalModel,
-        ModelInfo,
-        Rating,
         Reply,
-        ReplyOptions,
         ReplyStream,
         embed,
         list_adapters,
         list_models,
         open,
     )
+    from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
     from .context_window import Turn
     from .errors import RuvmlxError
     from .sona.adapter_history import LearnStatus
@@ -59,6 +56,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AdapterInfo": "api_types",
+    "ModelInfo": "api_types",
+    "Rating": "api_types",
+    "ReplyOptions": "api_types",
     "AsyncChat": "aio",
     "AsyncModel": "aio",
     "AsyncReplyStream": "aio",

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .api import Chat, LocalModel, Prompt, Rating, Reply, ReplyOptions, ReplyStream, open
+from .api import Chat, LocalModel, Prompt, Reply, ReplyStream, open
+from .api_types import Rating, ReplyOptions
 from .context_window import Turn
 
 if TYPE_CHECKING:

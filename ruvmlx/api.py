@@ -17,8 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
 from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
@@ -33,68 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Prompt = str | Sequence[Mapping[str, str]]
 Begin = Callable[["Runtime", Sampling, int, threading.Event], Iterator[Chunk]]
-
-
-class ReplyOptions(TypedDict, total=False):
-    """What one reply may ask for. What is not given comes from the settings, then from the model.
-
-    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
-    of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    max_tokens: int
-
-
-@dataclass(frozen=True)
-class Rating:
-    """What a rating did to the weights.
-
-    applied: whether they changed. logprob_before, logprob_after: log-probability of the rated reply, the mean
-    per token, nats. kl: distance of the adapter to the frozen model on reference text, nats per token; never
-    over kl_cap. adapter_version: the version that the rating made. seconds: what it took.
-    """
-
-    reply_id: str
-    rating: str
-    applied: bool
-    logprob_before: float
-    logprob_after: float
-    kl: float
-    kl_cap: float
-    adapter_version: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model on this machine.
-
-    bits: stored bits per parameter. bytes: size on disk. problem: why it cannot be read; bits and parameters
-    are then None.
-    """
-
-    name: str
-    path: Path
-    format: str
-    bits: float | None
-    parameters: int | None
-    bytes: int
-    problem: str
-
-
-@dataclass(frozen=True)
-class AdapterInfo:
-    """What was learned under one name for one model. version: 0 is the untouched model. bytes: on disk."""
-
-    name: str
-    model: str
-    version: int
-    bytes: int
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_
 
 
 @dataclass(frozen=True)
-class Spec:
+class SettingSpec:
     """What one setting accepts.
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
@@ -88,7 +88,7 @@ class Spec:
 
 
 def _setting(kind: type, default: Any, doc: str, **rules: Any) -> Any:
-    return field(default=default, metadata={"spec": Spec(kind, doc, **rules)})
+    return field(default=default, metadata={"spec": SettingSpec(kind, doc, **rules)})
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Settings:
         return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-SPECS: dict[str, Spec] = {setting.name: setting.metadata["spec"] for setting in fields(Settings)}
+SPECS: dict[str, SettingSpec] = {setting.name: setting.metadata["spec"] for setting in fields(Settings)}
 
 
 def home() -> Path:
@@ -288,14 +288,14 @@ def parse(name: str, value: Any, origin: str) -> Any:
     return _checked(name, _spec(name), value, f" (from {origin})")
 
 
-def _checked(name: str, spec: Spec, value: Any, origin: str = "") -> Any:
+def _checked(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
     try:
         return spec.parse(value)
     except ValueError as e:
         raise UsageError(f"{name} = {value!r}{origin}: expected {e}.") from None
 
 
-def _spec(name: str, where: str = "") -> Spec:
+def _spec(name: str, where: str = "") -> SettingSpec:
     if name not in SPECS:
         raise UsageError(f"{where}no setting {name!r}; there are: {', '.join(SPECS)}.")
     return SPECS[name]

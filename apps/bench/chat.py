@@ -55,7 +55,7 @@ SIZES = {
 }
 
 
-class Chat:
+class BenchChat:
     """A running chat app, its terminal, and what it says of itself."""
 
     def __init__(self, source: ChatterSettings):
@@ -149,7 +149,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
 
 
 def _paced(source: ChatterSettings, size: Size) -> list[Row]:
-    with Chat(source) as chat:
+    with BenchChat(source) as chat:
         typist, took = Typist(chat.terminal), list[float]()
         for _ in range(size.replies):
             chat.ask("Go on.")
@@ -170,7 +170,7 @@ def _paced(source: ChatterSettings, size: Size) -> list[Row]:
     ]  # fmt: skip
 
 
-def _type_while(chat: Chat, typist: Typist, most: int = 1 << 30) -> list[float]:
+def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[float]:
     """Keys until the reply has ended, or so many; what they took, but for one that came after its end."""
     before = len(typist.took)
     while chat.phase == "replying" and len(typist.took) - before < most:
@@ -218,7 +218,7 @@ def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
 
 
 def _replying(source: ChatterSettings, keys: int) -> list[Row]:
-    with Chat(source) as chat:
+    with BenchChat(source) as chat:
         typist, took = Typist(chat.terminal), list[float]()
         for _ in range(ATTEMPTS * keys):
             if len(took) < keys:
@@ -230,7 +230,7 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
 def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
     """Esc after a random part of a second; until the app waits for the next message."""
     took: list[float] = []
-    with Chat(source) as chat:
+    with BenchChat(source) as chat:
         for _ in range(ATTEMPTS * stops):
             if len(took) < stops:
                 took += _stop(chat, rng.random())
@@ -243,7 +243,7 @@ def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Ro
     ]
 
 
-def _stop(chat: Chat, after: float) -> list[float]:
+def _stop(chat: BenchChat, after: float) -> list[float]:
     """ms; none if the reply ended before."""
     chat.ask(STORY)
     chat.terminal.watch(after)
@@ -260,7 +260,7 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
     """The first key into the running background loop, again and again: it trains on after each."""
     if not keys:
         return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
-    with Chat(source) as chat:
+    with BenchChat(source) as chat:
         typist = Typist(chat.terminal)
         while len(typist.took) < keys:
             chat.terminal.drawn("learning in the background", 120)
@@ -278,7 +278,7 @@ def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Ro
     if not turns:
         return [left_out(name, "MB", "`bench chat` measures it", FLAT)]
     marks = {turns // 5: (0.0, 0.0), turns * 3 // 5: (0.0, 0.0), turns: (0.0, 0.0)}
-    with Chat(source) as chat:
+    with BenchChat(source) as chat:
         for turn in range(1, turns + 1):
             chat.ask(f"Tell me of number {turn}.")
             chat.until("idle")

@@ -26,7 +26,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Spec:
+class CommandSpec:
     """A row of the table."""
 
     usage: str  # as /help shows it; "" for a command that the row before tells of
@@ -49,102 +49,104 @@ def quit_step(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 COMMANDS = {
-    "rate": Spec(
+    "rate": CommandSpec(
         RATE_USAGE, "rate the reply; short: /up /down /1 ... /5", rate.rate, "rate.rate_as_typed",
         "Rate with stars and a note", {"up": "Rate up", "down": "Rate down"},
         takes_argument=True, asks=True, during_reply=True,
     ),
-    "undo": Spec(
+    "undo": CommandSpec(
         "/undo", "take the last rating back", rate.undo,
         title="Take the last rating back", during_reply=True,
     ),
-    "rollback": Spec(
+    "rollback": CommandSpec(
         "/rollback N", "use version N of what was learned; 0: nothing", rate.rollback,
         title="Roll back what was learned", takes_argument=True, asks=True,
     ),
-    "learning": Spec(
+    "learning": CommandSpec(
         "/learning", "what was learned, and what the machine does", rate.learning, "panel.toggle",
         "Learning and machine: the side panel", during_reply=True,
     ),
-    "again": Spec(
+    "again": CommandSpec(
         "/again", "write the reply again, beside this one", write.again, "write.again",
         "Write the reply again",
     ),
-    "more": Spec(
+    "more": CommandSpec(
         "/more", "go on with a reply that was cut or stopped", write.more, "write.more",
         "Go on with a cut reply",
     ),
-    "edit": Spec(
+    "edit": CommandSpec(
         "/edit [TEXT]", "put your last question in other words", write.edit, "write.edit_as_typed",
         "Edit the question", takes_argument=True,
     ),
-    "next": Spec(
+    "next": CommandSpec(
         "/next, /prev", "flip through the replies in this place", write.next_reply, "write.next",
         "Next reply in this place",
     ),
-    "prev": Spec("", "", write.previous_reply, "write.previous", "Previous reply in this place"),
-    "compare": Spec(
+    "prev": CommandSpec("", "", write.previous_reply, "write.previous", "Previous reply in this place"),
+    "compare": CommandSpec(
         "/compare [TEXT]", "answer with and without what was learned", compare.compare_replies, "compare.ask",
         "Compare with the untouched model", takes_argument=True,
     ),
-    "choose": Spec(
+    "choose": CommandSpec(
         "/choose 1|2", "which of the two is better; it is rated up", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
     ),
-    "copy": Spec(
+    "copy": CommandSpec(
         "/copy [N]", "copy the reply, or its code block N", write.copy, "clipboard.copy",
         "Copy the reply", takes_argument=True,
     ),
-    "chats": Spec(
+    "chats": CommandSpec(
         "/chats [WORDS]", "your chats, or those with these words", library.list_chats, "library.choose",
         "Chats: list and search", takes_argument=True,
     ),
-    "open": Spec(
+    "open": CommandSpec(
         "/open ID|N", "go on with a chat; N counts in /chats", library.open_chat, takes_argument=True
     ),
-    "new": Spec("/new", "start a new chat", library.new_chat, title="New chat"),
-    "title": Spec(
+    "new": CommandSpec("/new", "start a new chat", library.new_chat, title="New chat"),
+    "title": CommandSpec(
         "/title TEXT", "give this chat another title", library.title,
         title="Rename this chat", takes_argument=True, asks=True,
     ),
-    "fork": Spec("/fork", "go on in a copy of this chat", library.fork, title="Fork this chat"),
-    "delete": Spec(
+    "fork": CommandSpec("/fork", "go on in a copy of this chat", library.fork, title="Fork this chat"),
+    "delete": CommandSpec(
         "/delete", "delete this chat; /restore brings it back", library.delete, title="Delete this chat"
     ),
-    "restore": Spec("", "", library.restore, title="Bring back a deleted chat"),
-    "export": Spec(
+    "restore": CommandSpec("", "", library.restore, title="Bring back a deleted chat"),
+    "export": CommandSpec(
         "/export FILE", "write this chat as .md or .json", library.export,
         title="Export this chat to a file", takes_argument=True, asks=True,
     ),
-    "import": Spec(
+    "import": CommandSpec(
         "/import FILE", "take up a chat from a .json file", library.import_file,
         title="Import a chat from a file", takes_argument=True, asks=True,
     ),
-    "system": Spec(
+    "system": CommandSpec(
         "/system [TEXT|none]", "show or change the system prompt", models.system,
         title="System prompt of this chat", takes_argument=True, asks=True,
     ),
-    "model": Spec(
+    "model": CommandSpec(
         "/model [NAME|N]", "change the model; the chat stays", models.use_model, "models.use_as_typed",
         "Model by its name: a repository, a folder, a file", takes_argument=True, asks=True,
     ),
-    "models": Spec(
+    "models": CommandSpec(
         "/models", "the models that are here, numbered for /model", models.list_models, "models.choose",
         "Models: list and change",
     ),
-    "adapters": Spec(
+    "adapters": CommandSpec(
         "/adapters", "the adapters that there are", models.list_adapters, "models.choose_adapter",
         "Adapters: list and change",
     ),
-    "adapter": Spec(
+    "adapter": CommandSpec(
         "/adapter [NAME|none]", "show or change the adapter", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
     ),
-    "status": Spec(
+    "status": CommandSpec(
         "/status", "the model, and what it has learned", models.status, title="Status of model and learning"
     ),
-    "help": Spec("/help", "this list", help_step, "help", "All commands and keys", during_reply=True),
-    "quit": Spec("/quit", "leave; the chat is saved", quit_step, "leave.leave_as_typed", during_reply=True),
+    "help": CommandSpec("/help", "this list", help_step, "help", "All commands and keys", during_reply=True),
+    "quit": CommandSpec(
+        "/quit", "leave; the chat is saved", quit_step, "leave.leave_as_typed", during_reply=True,
+    ),
 }  # fmt: skip
 
 KEYS_HELP = (

@@ -26,7 +26,7 @@ def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
     return click.option(*flags, name, type=_click_type(spec), help=help or f"{spec.doc}.")
 
 
-def _click_type(spec: config.Spec) -> click.ParamType:
+def _click_type(spec: config.SettingSpec) -> click.ParamType:
     if spec.kind is bool or spec.choices:
         return click.Choice(spec.choices or ("on", "off"))
     if spec.kind is int:

