@@ -276,7 +276,7 @@ def test_settings_keep_the_users_comments(run, home):
         assert code == 2 and one_line(err)
 
 
-def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, home):
+def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, home, monkeypatch):
     """`--examples` for one call, the setting for all; 9 are too many either way."""
     call = ("generate", "how is tea made?", "--max-tokens", "2", "--ignore-eos", "--json")
     model = ("--model", str(tiny_folder), "--backend", "reference")
@@ -292,9 +292,10 @@ def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, ho
     assert run("config", "set", "examples", "2")[0] == 0
     assert json.loads(run(*call, *model)[1])["examples"] == [liked]
     assert run(*call, *model, "--examples", "9")[0] == 2
-    run("config", "set", "examples", "9")
+    assert run("config", "set", "examples", "9")[0] == 2
+    monkeypatch.setenv("RUVMLX_EXAMPLES", "9")
     code, _, err = run(*call, *model)
-    assert code == 2 and "examples is 9" in err and len(err.splitlines()) == 1
+    assert code == 2 and "examples = '9'" in err and len(err.splitlines()) == 1
 
 
 def test_learn_and_models_as_json(run, tiny_folder):
