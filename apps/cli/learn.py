@@ -13,8 +13,9 @@ from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
 
 from .interrupt import ctrl_c_sets
+from .learning_words import rating_line, status_lines
 from .options import load_model, model_options, open_runtime, resolve
-from .output import json_option, print_json, show, show_facts
+from .output import json_option, print_json, show
 
 
 @click.command()
@@ -31,11 +32,7 @@ def rate(reply_id: str, rating: str, note: str, as_json: bool, **flags: Any) -> 
     if as_json:
         print_json(result)
         return
-    show(
-        f"{result.rating}: log-probability of the reply {result.logprob_before:.4f} -> "
-        f"{result.logprob_after:.4f} per token; KL {result.kl:.4f} of {result.kl_cap}; "
-        f"adapter version {result.adapter_version} ({result.apply_us / 1e3:.2f} ms)"
-    )
+    show(rating_line(result))
 
 
 @click.group()
@@ -82,7 +79,8 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    show_facts({k: v for k, v in facts.items() if v is not None and k != "router"})
+    for line in status_lines(facts):
+        show(line)
     if "router" in facts:
         _show_router(facts["router"])
 
@@ -139,9 +137,10 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
     if as_json:
         print_json(facts | {"kv": kv})
     else:
-        done = "anchored" if deep else "promoted"
-        show((f"{done}: " if report[done] else f"not {done}: ") + report["reason"])
-        show_facts({k: v for k, v in facts.items() if isinstance(v, int | float | str) and k != "reason"})
+        if deep:
+            show(("Anchored: " if report["anchored"] else "Nothing anchored: ") + report["reason"])
+        for line in status_lines(facts):
+            show(line)
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (`ruvmlx learn kv` tells more)")
     if cancel.is_set():

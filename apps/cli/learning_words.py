@@ -1,0 +1,92 @@
+"""What was learned, in sentences for people; the figures of the field stand in brackets."""
+
+from typing import Any
+
+from ruvmlx.runtime import RatingResult
+
+# Up to which share of what is allowed replies differ how much.
+DIFFERENCE = (
+    (0.05, "hardly differ"),
+    (0.35, "differ slightly"),
+    (0.8, "differ clearly"),
+    (float("inf"), "differ strongly"),
+)
+STILL_THE_ORIGINAL = "replies are the original model's."
+
+
+def status_lines(facts: dict[str, Any]) -> list[str]:
+    """facts: as `learn status --json` prints them."""
+    lines = [_learned(facts), _way_back(facts), _training(facts)]
+    if targets := facts.get("targets"):
+        where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
+        lines.append(f"Ratings change {where}.")
+    return [line for line in lines if line]
+
+
+def rating_line(result: RatingResult) -> str:
+    """What one rating did."""
+    if not result.applied:
+        return f"Kept your rating ({result.rating}); it changed nothing. {_version(result.adapter_version)}"
+    how = "likelier" if result.logprob_after >= result.logprob_before else "less likely"
+    return (
+        f"Learned from your rating ({result.rating}): the model finds this reply {how} now "
+        f"(log-probability per token {result.logprob_before:.3f} to {result.logprob_after:.3f}). "
+        f"{_difference(result.kl, result.kl_cap)} {_version(result.adapter_version)}"
+    )
+
+
+def _learned(facts: dict[str, Any]) -> str:
+    ratings, used = facts["ratings"], facts["updates"]
+    if not facts["adapter_version"]:
+        given = f"{_ratings(ratings)} given, none in use" if ratings else "No ratings yet"
+        return f"{given}: {STILL_THE_ORIGINAL}"
+    unused = ratings - used
+    rest = f"; {unused} changed nothing" if unused > 0 else ""
+    return f"Learned from {_ratings(ratings)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+
+
+def _difference(kl: float, cap: float) -> str:
+    """Distance to the original model as a share of the largest one allowed."""
+    if not cap:
+        return f"Distance to the original model: KL {kl:.3f}."
+    share = kl / cap
+    differ = next(words for limit, words in DIFFERENCE if share < limit)
+    return (
+        f"Replies {differ} from the original model's: {share:.0%} of what is allowed "
+        f"(KL {kl:.3f} of {cap:g} nats per token)."
+    )
+
+
+def _way_back(facts: dict[str, Any]) -> str:
+    if not facts["adapter_version"]:
+        kept = [v for v in facts["versions"] if v]
+        return f"`ruvmlx learn rollback {max(kept)}` uses what was learned before." if kept else ""
+    return (
+        f"{_version(facts['adapter_version'])} `ruvmlx learn undo` takes the last rating back; "
+        "`ruvmlx learn rollback V` returns to version V (0: the original model)."
+    )
+
+
+def _version(number: int) -> str:
+    return f"This is version {number}." if number else "The original model is in use."
+
+
+def _training(facts: dict[str, Any]) -> str:
+    """The background loop: how often it trained, what became of the last time, what waits for it."""
+    done, waiting = facts["consolidations"], facts["pending"]
+    said = f"Trained in the background {_times(done)}." if done else ""
+    if facts.get("promoted") is not None:
+        outcome = "The newest training is in use" if facts["promoted"] else "The newest training was not used"
+        said = f"{said} {outcome}: {facts['reason']}."
+    if waiting:
+        wait = "waits" if waiting == 1 else "wait"
+        said = f"{said} {_ratings(waiting)} {wait} for training: `ruvmlx learn consolidate` begins it now."
+    return said.strip()
+
+
+def _ratings(count: int) -> str:
+    return f"{count} rating{'' if count == 1 else 's'}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,68 @@
+"""`learn status` and `rate` for people: who knows no KL and no adapter understands each line."""
+
+from types import SimpleNamespace
+
+import pytest
+from ruvmlx.apps.cli.learning_words import rating_line, status_lines
+
+NOTHING = {
+    "ratings": 0, "updates": 0, "pending": 0, "consolidations": 0, "adapter_version": 0, "kl": 0.0,
+    "kl_cap": 0.1, "versions": [], "promoted": None, "reason": None, "targets": "head",
+}  # fmt: skip
+LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
+
+
+def test_nothing_learned_is_said_in_two_lines():
+    assert status_lines(NOTHING) == [
+        "No ratings yet: replies are the original model's.",
+        "Ratings change the output layer.",
+    ]
+
+
+def test_what_was_learned_has_its_distance_and_the_way_back():
+    assert status_lines(LEARNED)[:3] == [
+        "Learned from 3 ratings. Replies differ slightly from the original model's: 12% of what is allowed "
+        "(KL 0.012 of 0.1 nats per token).",
+        "This is version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` returns "
+        "to version V (0: the original model).",
+        "3 ratings wait for training: `ruvmlx learn consolidate` begins it now.",
+    ]
+
+
+def test_a_refused_training_says_why():
+    facts = LEARNED | {
+        "consolidations": 1,
+        "promoted": False,
+        "reason": "held-out ratings prefer it not",
+    }
+    assert status_lines(facts | {"pending": 1})[2] == (
+        "Trained in the background once. The newest training was not used: held-out ratings prefer it not. "
+        "1 rating waits for training: `ruvmlx learn consolidate` begins it now."
+    )
+
+
+def test_a_reset_names_the_version_to_return_to():
+    lines = status_lines(NOTHING | {"ratings": 2, "versions": [0, 1, 2]})
+    assert lines[0] == "2 ratings given, none in use: replies are the original model's."
+    assert lines[1] == "`ruvmlx learn rollback 2` uses what was learned before."
+
+
+def test_a_rating_that_changes_nothing_is_no_lesson():
+    lines = status_lines(LEARNED | {"ratings": 5})
+    assert lines[0].startswith("Learned from 5 ratings; 2 changed nothing. ")
+
+
+@pytest.mark.parametrize(("after", "how"), [(-0.2, "likelier"), (-0.9, "less likely")])
+def test_a_rating_says_what_it_did(after, how):
+    result = SimpleNamespace(
+        rating="up",
+        applied=True,
+        logprob_before=-0.5,
+        logprob_after=after,
+        kl=0.09,
+        kl_cap=0.1,
+        adapter_version=4,
+    )
+    line = rating_line(result)
+    assert f"finds this reply {how} now" in line and "differ strongly" in line and "version 4" in line
+    assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
