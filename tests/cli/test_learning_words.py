@@ -23,8 +23,8 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
         "Learned from 3 ratings. Replies differ slightly from the original model's: 12% of what is allowed "
         "(KL 0.012 of 0.1 nats per token).",
-        "This is version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` returns "
-        "to version V (0: the original model).",
+        "This is version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` "
+        "returns to version V (0: the original model).",
         "3 ratings wait for training: `ruvmlx learn consolidate` begins it now.",
     ]
 
