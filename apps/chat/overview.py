@@ -16,7 +16,7 @@ from . import describe
 from .describe import bar
 
 BAR = 4  # cells of a tier's share
-DETAILS = ("model", "caches", "LoRA", "rest")  # left out where there is little room
+DETAILS = ("model", "caches", "learnt", "rest")  # left out where there is little room
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
     share = status.kl / status.kl_cap if status.kl_cap else 0.0
     return [
-        ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
+        ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
         ("ratings", f"{status.ratings}, {status.updates} used"),
-        ("KL", f"{bar(share)} {status.kl:.3f} of {status.kl_cap:g}"),
-        ("patterns", f"{memory.patterns}, {memory.hits} hits"),
+        ("change", f"{bar(share)} {share:.0%} (KL {status.kl:.3f})"),
+        ("topics", f"{memory.patterns}, met {memory.hits} times"),
         ("training", f"after {state.missing} more" if state.missing else "when you rest"),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
     ]
@@ -80,7 +80,7 @@ def cache_rows(kv: KVStats | None) -> Rows:
         (name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
         for name, (nbytes, tokens) in tiers.items()
     ]
-    return [*rows, ("cache", f"{size(kv.bytes)} (f16: {size(kv.f16_bytes)})")]
+    return [*rows, ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
 
 
 def memory_rows(held: MemoryUse) -> Rows:
@@ -91,7 +91,7 @@ def memory_rows(held: MemoryUse) -> Rows:
         ("budget", f"{size(held.budget)}, peak {size(held.peak)}"),
         ("model", size(held.model)),
         ("caches", size(held.kv) + limit),
-        ("LoRA", size(held.adapters)),
+        ("learnt", size(held.adapters)),
         ("rest", size(held.rest)),
     ]
 

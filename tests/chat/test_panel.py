@@ -22,21 +22,21 @@ async def test_the_panel_follows_what_is_learned(chatting, size):  # noqa: F811
     async with chatting(size) as (app, pilot):
         await ask(app, pilot, "What is blue?")
         await pilot.press("f2")
-        await until(pilot, lambda: "default, version 0" in screen_text(app))
+        await until(pilot, lambda: "0 of default" in screen_text(app))
         assert "after 16 more" in screen_text(app)
         assert re.search(r"memory +[▰▱]{5} [\d.]+ [MG]iB", screen_text(app))
         assert re.search(r"budget +[\d.]+ [MG]iB, peak [\d.]+ [MG]iB", screen_text(app))
         await send(app, pilot, "/rate up very\x1b[2J clear")
-        await until(pilot, lambda: "default, version 1" in screen_text(app))
+        await until(pilot, lambda: "1 of default" in screen_text(app))
         await until(pilot, lambda: "after 15 more" in screen_text(app))
         assert "very clear" in screen_text(app) and "versions 0, 1" in screen_text(app)
-        assert ("LoRA  " in screen_text(app)) == (size != SMALL)  # details where there is room
+        assert ("learnt " in screen_text(app)) == (size != SMALL)  # details where there is room
         await send(app, pilot, "/rollback 0")
-        await until(pilot, lambda: "default, version 0" in screen_text(app))
+        await until(pilot, lambda: "0 of default" in screen_text(app))
         await send(app, pilot, "/rollback x")
         await until(pilot, lambda: "a version is a number" in screen_text(app))
         await pilot.press("f2")
-        await until(pilot, lambda: "default, version" not in screen_text(app))
+        await until(pilot, lambda: "of default" not in screen_text(app))
 
 
 async def test_without_an_adapter(open_tiny, chatting):  # noqa: F811
@@ -50,7 +50,7 @@ async def test_without_an_adapter(open_tiny, chatting):  # noqa: F811
 def test_the_same_in_words(open_tiny):
     with open_tiny() as runtime:
         _, said = plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
-    assert "Learning: adapter default, version 1" in said
+    assert "Learning: version 1 of default" in said
     assert "Recent ratings: ▼ down too short" in said
     assert re.search(
         r"Machine: memory [\d.]+ [MG]iB\nMachine: budget [\d.]+ [MG]iB, peak [\d.]+ [MG]iB", said
@@ -108,14 +108,14 @@ def test_every_tier_with_its_bytes_and_every_part_with_its_name():
         ("hot", "▰▱▱▱ 7 MiB, 319 tok"),
         ("warm", "▰▰▱▱ 21 MiB, 1,792 tok"),
         ("cold", "▰▰▱▱ 22 MiB, 2,048 tok"),
-        ("cache", "50 MiB (f16: 94 MiB)"),
+        ("cache", "50 MiB (full: 94 MiB)"),
     ]
     assert overview.memory_rows(HELD) == [
         ("memory", "▰▱▱▱▱ 400 MiB"),
         ("budget", "8.0 GiB, peak 500 MiB"),
         ("model", "100 MiB"),
         ("caches", "50 MiB of 64 MiB"),
-        ("LoRA", "5 MiB"),
+        ("learnt", "5 MiB"),
         ("rest", "245 MiB"),
     ]
 
