@@ -95,7 +95,7 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
     """Refuse what would run, but wrongly."""
     if data.get("model_type") not in MODEL_TYPES:
         kind = str(data.get("model_type"))[:40]
-        raise UnsupportedModel(f"{where}: model_type {kind!r}; {' and '.join(MODEL_TYPES)} are run.")
+        raise UnsupportedModel(f"{where}: model_type {kind!r}; {', '.join(MODEL_TYPES)} are run.")
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
     if data.get("partial_rotary_factor") not in (None, 1, 1.0):

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelNotFound, RuvmlxError
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
-from .hf_config import config_from_json
+from .hf_config import MODEL_TYPES, config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
@@ -142,7 +142,7 @@ def cached_repositories() -> Iterator[tuple[str, Path]]:
     """(owner/name, folder) of every complete Llama or Mistral model in the cache."""
     for repo in sorted(_folders(hub_cache())):
         path = _snapshot(repo) if repo.name.startswith("models--") else None
-        if path and _model_type(path) in ("llama", "mistral"):
+        if path and _model_type(path) in MODEL_TYPES:
             yield repo.name.removeprefix("models--").replace("--", "/", 1), path
 
 
