@@ -213,13 +213,22 @@ def known() -> dict:
     return json.loads((DATA / "store_v3.json").read_text())
 
 
+def as_then(found, then):
+    """`found` without the fields that rows have got since."""
+    if isinstance(then, dict) and isinstance(found, dict):
+        return {name: as_then(found.get(name), value) for name, value in then.items()}
+    if isinstance(then, list) and isinstance(found, list) and len(then) == len(found):
+        return [as_then(*pair) for pair in zip(found, then, strict=True)]
+    return found
+
+
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock):
     path = tmp_path / "ruvmlx.db"
     path.write_bytes(gzip.decompress((DATA / "store_v3.db.gz").read_bytes()))
     store = Store(path)
     assert disagreement(store) == ""
     clock()
-    assert everything(store) == known()
+    assert as_then(everything(store), known()) == known()
     assert disagreement(store) == ""
 
 
@@ -231,7 +240,7 @@ def test_the_same_calls_write_the_same_log_and_read_the_same_rows(tmp_path, cloc
     clock()
     found = everything(store)
     assert found["chain"] == known()["chain"]
-    assert found == known()
+    assert as_then(found, known()) == known()
 
 
 def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
@@ -244,4 +253,4 @@ def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
         store.db.execute(f"ALTER TABLE {name} ADD COLUMN later TEXT")
     fill(store)
     clock()
-    assert len(names) > 20 and everything(store) == known()
+    assert len(names) > 20 and as_then(everything(store), known()) == known()
