@@ -235,7 +235,7 @@ async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
             yield
 
         runtime = app.host._opened()
-        monkeypatch.setattr(runtime, "again", refuse)
+        monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")
         assert shown(app) == before

@@ -109,7 +109,7 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
         await ask(app, pilot, "And you?")
         assert len(app.chat.transcript.replies) == 2
         turns = await app.host.call(
-            lambda r: [r.store.replies.get(t.reply_id).model for t in r.turns(session)[1::2]]
+            lambda r: [r.store.replies.get(t.reply_id).model for t in r.chats.turns(session)[1::2]]
         )
         assert turns == [ONE, TWO]
 

@@ -66,7 +66,7 @@ def test_the_system_prompt_is_shown_changed_and_removed(runtime, state):
 def test_a_deleted_chat_is_remembered(runtime, state):
     """/delete opens a new chat; /restore opens the deleted one, once."""
     put_away, brought_back = [], []
-    runtime.put_away, runtime.bring_back = put_away.append, brought_back.append
+    runtime.soft_delete, runtime.restore = put_away.append, brought_back.append
     chats = SimpleNamespace(get=lambda _: SimpleNamespace(title="Greeting"))
     runtime.store = SimpleNamespace(chats=chats)
     first = state.session

@@ -128,7 +128,7 @@ def test_stopped_at_every_kind_of_pause(learned, restart):
         if restart:
             learned.learning.loops.close()
     assert report["anchored"] and anchors.load()[0].fisher.to_bytes() == want
-    for part in ("replay._examples", "graph._by_blocks", "training.squares", "deep._measure"):
+    for part in ("replay._examples", "graph._by_blocks", "trainer.squares", "deep._measure"):
         assert any(part in place for place in known), part
 
 
