@@ -91,7 +91,7 @@ _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
 
 @pytest.fixture
 def whole_text() -> None:
-    """Ask for it to read all of the reference text, as users do."""
+    """A test that takes this fixture reads the whole reference text, as users do."""
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
 
 
 def _kernel(name: str) -> str:
-    """custom_kernel_ruvmlx_rope_append__64_0_float16_t... -> rope_append"""
+    """Our name of an exported kernel: custom_kernel_ruvmlx_rope_append__64_0_float16 -> rope_append."""
     return name.removeprefix("custom_kernel_").removeprefix("ruvmlx_").split("__")[0].split("_float")[0]
 
 

@@ -115,7 +115,7 @@ class Ruvmlx:
         return asdict(self._cache.stats())
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
-        """A greedy reply of n tokens with that cache: seconds to its first, and of each other one."""
+        """Write n tokens greedily: seconds to the first one, then the seconds of each further one."""
         cache = self._backend.new_cache(self._policy_of(kv))
         times, step, token = [time.perf_counter()], self._backend.prefill(tokens, cache), 0
         for _ in range(n - 1):

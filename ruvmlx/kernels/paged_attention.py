@@ -5,13 +5,12 @@ sines (layers.turns). Twin: layers.attend_ref.
 """
 
 import ctypes as C
-import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
+from ..platform.cpu import physical_cores
 from . import matmul
 from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
 from .library import OK, _load
@@ -34,10 +33,14 @@ class PagedAttention:
     """Layers of one shape; H query heads, K key/value heads, D numbers a head.
 
     A page holds 64 tokens of all layers and key/value heads, as neon/include/rvm.h says. ValueError for a
-    head_dim that the library refuses: odd ones, and those over 512.
+    head_dim that the library refuses: odd ones, and those over 512. threads: that share the heads of a long
+    prompt; None: the physical cores that this process may use.
     """
 
-    def __init__(self, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int):
+    def __init__(
+        self, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int, threads: int | None = None
+    ):
+        self._threads = ThreadPoolExecutor(threads or physical_cores(), "ruvmlx-attend")
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self._head_pages = n_layers * n_kv_heads
         self._head_bytes = [head_page_bytes(tier, head_dim) for tier in range(HOT + 1)]
@@ -65,7 +68,9 @@ class PagedAttention:
         self._append(layer, table, offset, qkv, turn)
         out = np.empty((n, self.n_heads * self.head_dim), F32)
         call = partial(self._attend, layer, pages, offset, qkv, turn, window, out)
-        _each(call, self.n_kv_heads, n * total >= SHARED)
+        each = self._threads.map if n * total >= SHARED else map
+        for _ in each(call, range(self.n_kv_heads)):
+            pass
         return out
 
     def _append(self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array) -> None:
@@ -108,20 +113,6 @@ class PagedAttention:
         call.out, call.out_stride = out.ctypes.data + place, out.shape[1]
         call.scratch = scratch.ctypes.data
         _done(self._functions.attend(C.addressof(call)))
-
-
-def _each(call: Callable[[int], None], count: int, shared: bool) -> None:
-    if shared:
-        for _ in _threads().map(call, range(count)):
-            pass
-    else:
-        for i in range(count):
-            call(i)
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "ruvmlx-attend")
 
 
 def _done(rc: int) -> None:

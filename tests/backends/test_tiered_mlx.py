@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx import backend as mlx
+from ruvmlx.backends.mlx import tiered_cpu
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import UsageError
+from ruvmlx.kernels.library import LibraryError
 from ruvmlx.kv.policy import F16, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
@@ -180,6 +182,16 @@ def test_no_policy_and_f16_are_the_plain_cache(shape):
     assert backend.new_cache(SMALL).stats().policy == "tiered"
     with pytest.raises(UsageError, match="f16"):
         ReferenceBackend(shape).new_cache(SMALL)
+
+
+def test_without_the_c_library_the_cache_is_plain_and_the_user_is_told(shape, monkeypatch):
+    def missing(*_):
+        raise LibraryError("librvm.so is not installed")
+
+    monkeypatch.setattr(tiered_cpu, "PagedAttention", missing)
+    backend = MLXBackend(shape, device="cpu")
+    assert backend.new_cache(SMALL).stats().policy == "f16" and "no tiers" in backend.caveat
+    assert opened(shape, "graph").caveat == ""
 
 
 def test_pages_change_threads(shape):

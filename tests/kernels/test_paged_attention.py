@@ -11,7 +11,7 @@ from tests.oracles import pages
 
 SHAPES = [(1, 1, 2), (3, 1, 30), (6, 2, 64), (4, 4, 80), (9, 3, 64), (8, 1, 128), (2, 1, 256), (2, 2, 512)]
 LAYERS = 2
-# Of the largest value; warm pages are read in integers of 15 bits, cold ones in 7.
+# Largest error over the largest value. Queries become integers, of 15 bits for warm pages, 7 for cold ones.
 TOLERANCE = {HOT: 2e-3, WARM: 2e-3, COLD: 2e-2}
 
 

@@ -1,4 +1,4 @@
-"""Ratings: given, taken back, an earlier version of what was learned, and all that is known of it."""
+"""Commands about ratings: rate, undo, roll back to an earlier version, and show what was learned."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime

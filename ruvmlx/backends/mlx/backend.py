@@ -31,6 +31,12 @@ from .stream import HeldChange, MLXTokenStream
 CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
 
 
+NO_TIERS = (
+    "The KV cache has no tiers: the C library is missing or has no pages for heads of {} numbers. "
+    "`ruvmlx doctor` tells which."
+)
+
+
 class MLXBackend:
     """Runs one model; `plan` decides how its weights are stored."""
 
@@ -79,10 +85,12 @@ class MLXBackend:
             not how.own_layers
         )  # on a CPU a step ahead would compete with the current step for cores
         own = how.own_layers
-        self.pool = tiered_cpu.pool(model.config) if own else PagePool(MLXStorage(model.config))
+        self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
         self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
         self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
+        if self.pool is None:
+            self.caveat = NO_TIERS.format(model.config.head_dim)
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None

@@ -23,11 +23,11 @@ from .cpu_layers import CPUAttention, Positions
 from .plain_batch import LayerBatch
 
 
-def pool(config: ModelConfig) -> PagePool | None:
+def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
     """None where the C library is missing, or has no pages for this head_dim."""
     try:
         shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
-        return PagePool(NativeStorage(PagedAttention(*shape)))
+        return PagePool(NativeStorage(PagedAttention(*shape, threads)))
     except (LibraryError, ValueError):
         return None
 

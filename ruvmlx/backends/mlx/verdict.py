@@ -28,7 +28,7 @@ from .kernels import source
 FORMAT, KEPT = 1, 16  # verdicts: one for each kind of model that was opened last
 
 
-# The key ------------------------------------------------------------------------------------------
+# What a verdict depends on --------------------------------------------------------------------------
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
