@@ -10,7 +10,6 @@ import numpy as np
 from ..errors import UnsupportedModel
 
 
-
 @dataclass(frozen=True)
 class Llama3Rope:
     """Llama-3 rope scaling: low frequencies are stretched by `factor`, high ones kept, the rest blended."""

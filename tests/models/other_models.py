@@ -19,8 +19,8 @@ _COMMON = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
-# Mixture of experts; logits with a cap; logits with a scale, layer norms; a state space model; sliding windows and
-# the text model inside of a model that sees.
+# Mixture of experts; logits with a cap; logits with a scale, layer norms; a state space model; sliding
+# windows and the text model inside of a model that sees.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0},

@@ -1,9 +1,8 @@
 """Runs any architecture that mlx-lm runs, by mlx-lm's own model and caches.
 
-Ratings work: MicroLoRA needs the final hidden states and the logits, nothing else. It is added to the logits as
-the model returns them, so a scale or cap that a model has on its logits comes before it. What only our own
-decoders have is missing: KV tiers, a base LoRA, training in the background, ratings of other matrices than the
-head.
+Ratings work: MicroLoRA needs the final hidden states and the logits, nothing else. It is added to the logits
+as the model returns them, after the scale or cap that some models have. KV tiers, a base LoRA, training in
+the background and ratings of other matrices than the head need a decoder of our own; they are missing here.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,11 @@
-"""The caches that an mlx-lm model makes for itself, whatever they are (KV, sliding, chunked, Mamba states), as
-one KVCache.
+"""The caches that an mlx-lm model makes for itself (KV, sliding, chunked, Mamba states) as one KVCache.
 
-A sliding window gets our own cache: mlx-lm's cannot forget its newest tokens once it is full, so every turn of a
-long chat would read the whole chat again.
+A sliding window gets our own cache: mlx-lm's cannot forget its newest tokens once it is full, so every turn
+of a long chat would read the whole chat again.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,9 +75,7 @@ class AnyCache:
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         states = [_read(state, read) for state in facts["states"]]
-        self.layers = [
-            _restored(layer, state) for layer, state in zip(self.layers, states, strict=True)
-        ]
+        self.layers = [_restored(layer, state) for layer, state in zip(self.layers, states, strict=True)]
         self.offset = int(facts["offset"])
 
     @contextmanager
@@ -151,5 +148,3 @@ def _read_array(described: Mapping[str, Any], read: Callable[[int], bytes]) -> m
         raise ValueError(f"no cache has {described}")
     data = read(int(np.prod(shape, dtype=np.int64)) * dtype.size)
     return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
-
-

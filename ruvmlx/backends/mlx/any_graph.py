@@ -2,8 +2,8 @@
 
 mlx-lm's models share one habit: `Model.__call__` calls a submodule that returns the hidden states after the
 final norm, and computes logits from them (a head or the tied embedding, often scaled or capped afterwards).
-That submodule is found by running a few tokens and is wrapped. The wrapper records what the submodule returns;
-to compute logits of given hidden states it returns these instead of running the submodule.
+That submodule is found by running a few tokens and is wrapped. The wrapper records what the submodule
+returns; to compute logits of given hidden states it returns these instead of running the submodule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from ...platform.mx import mx, nn
 PROBE = (0, 1, 2)  # ids that every vocabulary has
 
 
-class _Body:
+class _HiddenStates:
     """Stands in for the submodule that computes hidden states. `given`: returned instead, when set."""
 
     def __init__(self, module: nn.Module):
@@ -35,8 +35,8 @@ class _Body:
 
 
 class SplitGraph:
-    """An mlx-lm model as two functions. Raises UnsupportedModel where it cannot be split, CorruptFile where its
-    sizes are not those of `shape`.
+    """An mlx-lm model as two functions. Raises UnsupportedModel where it cannot be split, CorruptFile where
+    its sizes are not those of `shape`.
 
     dtype: of the hidden states.
     """
@@ -72,11 +72,11 @@ class _Found(NamedTuple):
     dtype: mx.Dtype
 
 
-def _split(model: nn.Module, kind: str) -> tuple[_Body, _Found]:
+def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
     """Wrap the first submodule that carries all of a model's logits."""
     whole = _array(model(mx.array([PROBE], mx.uint32)))
     for owner, name, module in _submodules(model):
-        body = _Body(module)
+        body = _HiddenStates(module)
         setattr(owner, name, body)
         if (hidden := _carried(model, body, whole)) is not None:
             return body, _Found((hidden.shape[-1], whole.shape[-1]), hidden.dtype)
@@ -96,7 +96,7 @@ def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
                 yield owner, name, child
 
 
-def _carried(model: nn.Module, body: _Body, whole: mx.array) -> mx.array | None:
+def _carried(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
     """The body's output [1, L, D], if the logits follow from it alone; else None."""
     again = _array(model(mx.array([PROBE], mx.uint32)))
     hidden = body.last
