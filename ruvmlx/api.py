@@ -24,6 +24,7 @@ from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
+from .models.thinking import split
 from .sampling import Sampling
 from .settings import SPECS, Settings, load, store_file
 
@@ -56,6 +57,11 @@ class Reply:
     ttft_ms: float
     examples: tuple[str, ...]
     _model: "LocalModel" = field(repr=False, compare=False)
+
+    @property
+    def answer(self) -> str:
+        """The text without the thought of a model that thinks first."""
+        return split(self.text).answer
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
         """Rate this reply "up", "down" or 1 to 5: the weights change at once. See `LocalModel.rate`."""

@@ -11,8 +11,10 @@ from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEn
 from .engine.batch import generate_many
 from .errors import StoreBusy
 from .learning import Learning
+from .models.thinking import ThoughtCounter, opened_by
 from .sampling import check_sampling
 from .settings import Settings
+from .sona.answer_trace import AnswerTrace
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
@@ -61,16 +63,17 @@ class ReplyWriter:
         adapter = learner.micro if learner and not untouched else None
         words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
         with made_by(learner, untouched):
-            run = self.engine.run(request, adapter, trace)
+            recorder = self._recorder(request, trace)
+            run = self.engine.run(request, adapter, recorder)
             for chunk in run.chunks():
                 words.append(chunk.text)
                 if chunk.response is not None:
                     done = chunk.response
-                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace)
+                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace, recorder)
                     self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
                     run.record()
-                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace)
+                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace, recorder)
                     self._save_draft(session_id, row)
                     saved_at = time.monotonic()
                 yield chunk
@@ -98,6 +101,8 @@ class ReplyWriter:
         """
         if request.input_ids is not None:
             return request
+        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
+        request = replace(request, thinking=thinking)
         request = replace(request, input_ids=self.engine.prompt_ids(request))
         if request.untouched:
             return request
@@ -137,6 +142,14 @@ class ReplyWriter:
         learner.sync()
         return learner.trace(untouched)
 
+    def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
+        """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
+        if trace is None or self._settings.rate_thoughts:
+            return trace
+        tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
+        begun = request.begun.text if request.begun else opened_by(tokenizer, prompt)
+        return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
+
     def _reply_row(
         self,
         request: GenerationRequest,
@@ -144,6 +157,7 @@ class ReplyWriter:
         finish_reason: str,
         drawn: list[int],
         trace: Trace | None,
+        recorder: Trace | AnswerTrace | None,
     ) -> ReplyRow:
         question, learner = question_of(request), self._learning.learner
         return ReplyRow(
@@ -158,7 +172,8 @@ class ReplyWriter:
             text=text,
             finish_reason=finish_reason,
             query=learner.rating_index.known_state(question) if learner else None,
-            logprob=trace.logprob if trace else None,
+            logprob=trace.logprob if trace and trace.tokens else None,
+            thought=recorder.thought if isinstance(recorder, AnswerTrace) else 0,
             examples=request.examples,
         )
 

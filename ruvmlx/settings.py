@@ -158,6 +158,16 @@ class Settings:
     min_p: float | None = _setting(float, None, "least share of the likeliest token's probability; 0 is off")
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
     system: str | None = _setting(str, None, "system prompt of new chats")
+    thinking: str = _setting(
+        str,
+        "auto",
+        "whether the model thinks before it answers, where its template has the choice; auto is the template's",
+        choices=("auto", "on", "off"),
+        public=True,
+    )
+    rate_thoughts: bool = _setting(
+        bool, False, "on: ratings also change how the model thinks, not its answers alone", witnessed=True
+    )
     examples: int = _setting(
         int,
         0,

@@ -21,6 +21,7 @@ from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching
@@ -180,10 +181,15 @@ class PlainChat:
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Words as they come. The label waits for the first of them, so an error stands on its own line."""
-        safe, begun, reason = Sanitizer(), False, ""
+        safe, answer, begun, reason = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
-                text = safe.feed(chunk.text)
+                was_thinking = answer.is_thinking
+                text = answer.feed(safe.feed(chunk.text))
+                if answer.is_thinking and not was_thinking:
+                    self._streams.note("Thinking ...")
+                if chunk.response:
+                    text += answer.flush()
                 if text or chunk.response:
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True

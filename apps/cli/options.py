@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODEL = ("model", "backend", "threads", "kv", "adapter", "router")
-_SAMPLING = ("max_tokens", "temperature", "top_p", "min_p", "top_k", "system", "examples")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "min_p", "top_k", "system", "thinking", "examples")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:

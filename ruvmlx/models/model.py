@@ -90,8 +90,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Conversation -> ids through the model's chat template, rendered in a sandbox."""
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
+        model is to think first; None is the template's own choice. Templates without a choice ignore it."""
 
 
 @dataclass

@@ -30,9 +30,22 @@ class ReplyRow:
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, pooled hidden state of the question (sona/embedding.py)
-    logprob: float | None  # sum over the sampled tokens, with the adapter; None: sampled without an adapter
+    logprob: float | None  # sum over the rated tokens, with the adapter; None: sampled without an adapter
     examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
+    thought: int = (
+        0  # sampled tokens at the beginning that are the model's thoughts, which ratings do not move
+    )
+
+    @property
+    def context_ids(self) -> list[int]:
+        """What stands before the tokens that a rating moves."""
+        return self.prompt_ids + self.sampled_ids[: self.thought]
+
+    @property
+    def rated_ids(self) -> list[int]:
+        """The tokens that a rating moves."""
+        return self.sampled_ids[self.thought :]
 
 
 class Replies:
