@@ -161,7 +161,7 @@ class Settings:
     thinking: str = _setting(
         str,
         "auto",
-        "whether the model thinks before it answers, where its template has the choice; auto is the template's",
+        "whether the model thinks before it answers, where its template has the choice; auto: the template's",
         choices=("auto", "on", "off"),
         public=True,
     )

@@ -53,7 +53,7 @@ def written(runtime, closed=True):
         )
         *_, last = runtime.generate(request)
         parts = split(last.response.text)
-        if closed and len(parts.answer) > 8 or not closed and parts.is_open:
+        if (closed and len(parts.answer) > 8) or (not closed and parts.is_open):
             return runtime.store.replies.get(request.request_id)
 
 
@@ -69,8 +69,7 @@ def test_the_text_begins_with_the_tag_that_the_template_wrote(opened):
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_rating_is_that_of_the_answer_alone(opened, settled):
-    """From the trace that was taken while it was written, and from a second prefill: the same, and the same as
-    that of a reply to a prompt which holds the thought."""
+    """From the trace that was taken while it was written, and from a second prefill: the same."""
     with opened() as runtime:
         reply = written(runtime)
         trace = runtime.learner.traces.held[reply.id]

@@ -20,8 +20,8 @@ from typing import TextIO
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
-from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.models.thinking import AnswerFilter
+from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching

@@ -1,8 +1,7 @@
-"""Thoughts: text in <think> ... </think> (R1, Qwen3, SmolLM3) or [THINK] ... [/THINK] (Magistral) with which a
-reply begins.
+"""Thoughts: a reply's beginning in <think> (R1, Qwen3, SmolLM3) or [THINK] (Magistral) and the closing tag.
 
-Some templates open the block in the prompt; the reply's text then begins with the same tag, so that text alone
-always tells thought from answer.
+Some templates open the block in the prompt; the reply's text then begins with the same tag, so that its text
+alone always tells thought from answer.
 """
 
 from collections.abc import Sequence

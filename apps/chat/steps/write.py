@@ -7,8 +7,8 @@ from typing import Any
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.host import BeginReply
-from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.models.thinking import split
+from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import sanitize
 
 from .. import clipboard
