@@ -323,7 +323,7 @@ async def test_the_kv_cache_is_reviewed_too():
         await until(pilot, lambda: app.idle_learner.stuck == 2)
         assert app.chat.status.background in ("", "measuring the KV cache in the background")
         runtime.kv = [same | {"changed": True}]
-        await until(pilot, lambda: "KV cache another way: the fastest" in status_line(app))
+        await until(pilot, lambda: "other cache precisions: the fastest" in status_line(app))
         assert app.idle_learner.stuck == 0
 
 
