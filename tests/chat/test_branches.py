@@ -1,4 +1,4 @@
-"""Replies written again, gone on with, questions in other words: the app and plain mode on a real runtime."""
+"""Replies written again or continued, and edited questions: the app and plain mode on a real runtime."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x5
 
 @pytest.fixture
 def chatting(open_tiny):
-    """The app on the tiny model; replies are short and cut, and drawn by chance."""
+    """The app on the tiny model; replies are short, cut at the limit, and sampled."""
     from contextlib import asynccontextmanager
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ def chatting(open_tiny):
 
 
 async def idle_with(app, pilot, count):
-    """Wait until so many replies are shown, all of them committed."""
+    """Wait until so many replies are shown and committed."""
     await until(
         pilot,
         lambda: (
@@ -181,7 +181,7 @@ async def test_the_input_remembers(chatting):
 
 
 def plain(runtime, *lines, **options):
-    """What the linear mode answers."""
+    """Run plain mode on these lines: (exit code, output)."""
     sink = io.StringIO()
     known = dict(sampling=Sampling(0.0), max_new_tokens=4)
     code = PlainChat(

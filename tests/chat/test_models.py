@@ -1,4 +1,4 @@
-"""Models and adapters in a chat, on real small models: lists, pickers, changes, what is refused."""
+"""Models and adapters in a chat, on small real models: lists, pickers, switches, refusals."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ONE, TWO, NO_PLACE, CUT = "first/one", "second/two", "third/no-place", "fourth/c
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache with two models that can be used and two that cannot, and nothing else on the machine."""
+    """A cache with two usable models and two unusable ones; the machine has no other models."""
     hub = tmp_path / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""The side panel: what was learned and what the machine does."""
+"""The side panel: learning and the machine."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""The linear mode, in a process of its own: pipes, exit codes, Ctrl-C, a terminal."""
+"""Plain mode in its own process: pipes, exit codes, Ctrl-C, a terminal."""
 
 import os
 import shlex

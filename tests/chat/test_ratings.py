@@ -1,4 +1,4 @@
-"""Ratings in the chat app: keys, commands, what they did, and taking them back."""
+"""Ratings in the chat app: keys, commands, their effect, and undo."""
 
 import time
 

@@ -23,7 +23,7 @@ def test_sessions_of_plain_chat(starter_file, process):
 
 @pytest.fixture
 def chats(home):
-    """A store with two chats; the second has a reply that was written twice."""
+    """A store with two chats; the second one has two alternative replies."""
     store = Store(home / "ruvmlx.db")
     first, second = store.chats.new("m"), store.chats.new("m", "be brief")
     store.messages.add_user(first, "Tell me of zebras\x1b]0;x\x07")
