@@ -127,12 +127,12 @@ def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
         runtime.writer.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
     if settings.ratings:
         _rate_replies(runtime, settings.ratings)
-        _train_on_and_on(runtime)
-    _tell_of_caches(runtime, tell)
+        _train_without_end(runtime)
+    _report_cache_bytes(runtime, tell)
     return runtime
 
 
-def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
+def _report_cache_bytes(runtime: Runtime, tell: Tell) -> None:
     generate = runtime.writer.generate
 
     def told(*request: Any) -> Iterator[Chunk]:
@@ -159,7 +159,7 @@ def _rate_replies(runtime: Runtime, ratings: int) -> None:
         runtime.rate("last", "up" if i % 2 else "down")
 
 
-def _train_on_and_on(runtime: Runtime) -> None:
+def _train_without_end(runtime: Runtime) -> None:
     from ruvmlx.sona.background import TrainingSettings as Training
 
     consolidate, endless = runtime.consolidate, Training(steps=ENDLESS)

@@ -121,13 +121,16 @@ def kernels() -> list[BenchKernel]:
 
     vector, learns = implementations(), available("micro_update")
     return [
-        *(_placed(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
-        *(_placed(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
-        *(_placed(kernel, matmul.implementations()) for kernel in _products(rng)),
+        *(
+            _with_implementations(kernel, vector)
+            for kernel in (_attention(make), _append(make), *_layers(make))
+        ),
+        *(_with_implementations(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
+        *(_with_implementations(kernel, matmul.implementations()) for kernel in _products(rng)),
     ]
 
 
-def _placed(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+def _with_implementations(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 

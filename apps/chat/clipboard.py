@@ -56,7 +56,7 @@ def copy(text: str) -> None:
         return
     if not (sys.stdout and sys.stdout.isatty()):
         raise RuvmlxError(
-            "cannot copy: there is no clipboard tool and no terminal; install xclip or wl-copy."
+            "there is no clipboard: no tool (pbcopy, wl-copy, xclip, xsel) and no terminal to copy with."
         )
     sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
     sys.stdout.flush()

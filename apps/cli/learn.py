@@ -209,7 +209,7 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
             report = runtime.tiers.review(cancel)
             status = runtime.tiers.status()
     else:
-        status = _kv_ledger(flags).status()
+        status = _tier_history(flags).status()
     facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
     if as_json:
         print_json(facts)
@@ -269,7 +269,7 @@ def _show_router(facts: dict[str, Any]) -> None:
         show(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
 
 
-def _kv_ledger(flags: dict[str, Any]):
+def _tier_history(flags: dict[str, Any]):
     """The measured KV policies of the chosen model; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
     from ruvmlx.sona.optional.tier_measurement import TierHistory

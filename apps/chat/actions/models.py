@@ -99,7 +99,7 @@ class ModelActions:
         try:
             await chat.host.switch(name, chat.state.session, _ShownWatch(self._show_switch))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            await self._stay(error)
+            await self._after_failed_switch(error)
         else:
             await self._changed()
         finally:
@@ -112,7 +112,7 @@ class ModelActions:
         if self._chat.phase == "opening":
             self._chat.status.background = models.opening_line(what)
 
-    async def _stay(self, error: Exception) -> None:
+    async def _after_failed_switch(self, error: Exception) -> None:
         chat = self._chat
         if chat.phase == "closing":
             return
