@@ -29,14 +29,12 @@ def as_on_gpu(run: Callable[..., list[mx.array]], fused: Make) -> Iterator[None]
             stack.enter_context(mock.patch.object(GPU, name, value))
         stack.enter_context(mock.patch.object(GPU, "run", lambda _, *arguments: run(*arguments)))
         for owner, name in FUSED:
-            stack.enter_context(mock.patch.object(owner, name, _replacement(name, fused)))
-        stack.enter_context(
-            mock.patch.object(mx, "dequantize", _replacement("dequantize", fused, packed=True))
-        )
+            stack.enter_context(mock.patch.object(owner, name, _single(name, fused)))
+        stack.enter_context(mock.patch.object(mx, "dequantize", _single("dequantize", fused, packed=True)))
         yield
 
 
-def _replacement(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.array]:
+def _single(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.array]:
     """Calls `fused` in place of the operation. packed: the input holds 4-bit numbers, eight to a word."""
 
     def made(*arrays: Any, **options: Any) -> mx.array:

@@ -121,16 +121,14 @@ def kernels() -> list[BenchKernel]:
 
     vector, learns = implementations(), available("micro_update")
     return [
-        *(
-            _with_implementations(kernel, vector)
-            for kernel in (_attention(make), _append(make), *_layers(make))
-        ),
-        *(_with_implementations(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
-        *(_with_implementations(kernel, matmul.implementations()) for kernel in _products(rng)),
+        *(_for_each(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
+        *(_for_each(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
+        *(_for_each(kernel, matmul.implementations()) for kernel in _products(rng)),
     ]
 
 
-def _with_implementations(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+def _for_each(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+    """The kernel, to be run in each of these implementations."""
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 

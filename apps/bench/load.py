@@ -27,7 +27,7 @@ def run(
 ) -> list[Row]:
     """large: also a random model of Mistral-7B's shape (4.1 GB of disk, 10 GB of memory), beside llama.cpp if
     that is wanted."""
-    rows = _load_rows(
+    rows = _rows(
         "this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS
     )
     log("load: measured")
@@ -46,7 +46,7 @@ def run(
         return rows + _large(path, backend, threads, beside, log)
 
 
-def _load_rows(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
+def _rows(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
     seconds, peak, resident, weights = [], 0, 0, 0
     for _ in range(times):
         player = load()
