@@ -20,7 +20,7 @@ from .helpers import ask, until
 ARGUMENTS = {
     "rate": "up a note",
     "rollback": "0",
-    "edit": "In other words?",
+    "edit": "Say it differently?",
     "compare": "A question",
     "choose": "1",
     "copy": "",
