@@ -62,7 +62,7 @@ def ours(
 def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
     """One warm-up turn of each, then `rounds` measured ones."""
     rng = np.random.default_rng(0)
-    prompt = rng.integers(10, model.config.vocab_size, PROMPT).tolist()
+    prompt = rng.integers(10, model.shape.vocab_size, PROMPT).tolist()
     with mx.stream(mx.cpu):
         backend = MLXBackend(model, device="cpu")
         turns = {
