@@ -18,7 +18,10 @@ from .code import code_blocks
 from .markdown import ReplyMarkdown
 from .windowed import Windowed
 
-ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
+ENDINGS = {
+    "cancelled": "stopped · /more continues it",
+    "length": "cut at the length limit · /more continues it",
+}
 
 
 class UserMessage(Vertical):
@@ -60,8 +63,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
         Binding("t", "unfold", "Thought", show=False),
         Binding("y", "app.do('command', 'copy')", "Copy", show=False),
-        Binding("left,h", "app.do('write.flip', -1)", "Flip", key_display="←→"),
-        Binding("right,l", "app.do('write.flip', 1)", "Flip on", show=False),
+        Binding("left,h", "app.do('write.flip', -1)", "Switch", key_display="←→"),
+        Binding("right,l", "app.do('write.flip', 1)", "Switch on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
         Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]
@@ -71,16 +74,16 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
-    branch: var[tuple[int, int]] = var((1, 1))  # which of how many in this place
+    branch: var[tuple[int, int]] = var((1, 1))  # its number, and how many replies are in this place
     unfolded: var[bool] = var(False)  # the thought is shown
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
-        self.begun = False  # chunks have come: the runtime has accepted the message
+        self.begun = False  # chunks have arrived, so the runtime accepted the message
         self.message_id: int | None = None
-        self.copied = 0  # the code block that was copied last; 1 is the first
+        self.copied = 0  # number of the code block copied last, from 1
         self._effect_of = 0  # the adapter version that `effect` describes
 
     @classmethod
@@ -95,7 +98,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Take the ids and the place among the alternatives from the committed turn."""
+        """Take the ids and the number among the alternatives from the committed turn."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
@@ -127,7 +130,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """More chunks will come: clear how it ended and what it was rated."""
+        """More chunks will come: clear its ending and its rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
 
     @property
@@ -136,14 +139,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return code_blocks(self.answer)
 
     async def grow(self, text: str) -> None:
-        """More of the reply, sanitised by the caller's stream."""
+        """Append sanitised text."""
         self.progress = ""
         self.text += text
         self._show_thought()
         await self.body.show(self.answer)
 
     async def finish(self, text: str, finish_reason: str) -> None:
-        """The whole reply as it was committed."""
+        """Show the whole reply as it was committed."""
         self.text, self.finished = sanitize(text), True
         self._show_thought()
         await self.body.show(self.answer, final=True)
@@ -154,7 +157,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self._effect_of = result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """Show the store's rating. Drop the effect of another rating, or of a version that was taken back."""
+        """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version
+        that was undone."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
 

@@ -1,4 +1,4 @@
-"""Replies written again, gone on with, questions in other words: the app and plain mode on a real runtime."""
+"""Replies written again or continued, and edited questions: the app and plain mode on a real runtime."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x5
 
 @pytest.fixture
 def chatting(open_tiny):
-    """The app on the tiny model; replies are short and cut, and drawn by chance."""
+    """The app on the tiny model; replies are short, cut at the limit, and sampled."""
     from contextlib import asynccontextmanager
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ def chatting(open_tiny):
 
 
 async def idle_with(app, pilot, count):
-    """Wait until so many replies are shown, all of them committed."""
+    """Wait until so many replies are shown and committed."""
     await until(
         pilot,
         lambda: (
@@ -77,7 +77,7 @@ async def test_a_reply_is_written_again_and_both_can_be_seen(chatting, size):
         assert (
             app.chat.transcript.replies[0].message_id == old and app.focused is app.chat.transcript.replies[0]
         )
-        assert "←→ Flip" in lines_of(app.screen)[-1]
+        assert "←→ Switch" in lines_of(app.screen)[-1]
         await pilot.press("left")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
         assert len(app.query(UserMessage)) == 1
@@ -92,9 +92,9 @@ async def test_an_earlier_question_in_other_words(chatting):
         app.chat.prompt.text = "a draft"
         await pilot.press("tab", "up", "e")
         await until(pilot, lambda: app.chat.prompt.text == "First question" and app.chat.prompt.has_focus)
-        assert "In other words" in screen_text(app)
+        assert "Editing your question" in screen_text(app)
         await pilot.press("escape")
-        assert app.chat.prompt.text == "a draft" and "In other words" not in screen_text(app)
+        assert app.chat.prompt.text == "a draft" and "Editing your question" not in screen_text(app)
         await pilot.press("tab", "up", "e")
         await pilot.press("ctrl+a", "X", "enter")
         await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
@@ -108,7 +108,7 @@ async def test_going_on_with_a_cut_reply(chatting):
     """The text grows where it stands; the shorter one is beside it."""
     async with chatting(WIDE, sampling=Sampling(0.0)) as (app, pilot):
         reply = await ask(app, pilot, "Hello")
-        assert "cut at the limit of new tokens · /more goes on" in screen_text(app)
+        assert "cut at the length limit · /more continues it" in screen_text(app)
         short = reply.text
         await pilot.press("tab", "m")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
@@ -122,7 +122,7 @@ async def test_going_on_with_a_cut_reply(chatting):
 async def test_edit_as_a_command(chatting):
     async with chatting() as (app, pilot):
         await send(app, pilot, "/edit x")
-        await until(pilot, lambda: "no question to put in other words" in screen_text(app))
+        await until(pilot, lambda: "no question to edit" in screen_text(app))
         await ask(app, pilot, "Hello")
         await send(app, pilot, "/edit Goodbye")
         await until(pilot, lambda: shown(app)[:1] == ["Goodbye"])
@@ -181,7 +181,7 @@ async def test_the_input_remembers(chatting):
 
 
 def plain(runtime, *lines, **options):
-    """What the linear mode answers."""
+    """Run plain mode on these lines: (exit code, output)."""
     sink = io.StringIO()
     known = dict(sampling=Sampling(0.0), max_new_tokens=4)
     code = PlainChat(

@@ -52,7 +52,7 @@ async def test_search(chatting, three):  # noqa: F811
         await until(pilot, lambda: rows(app) == ["Tell me of zebras"])
         assert "and of the needle in zebras" in screen_text(app)
         await pilot.press(*"qqq")
-        await until(pilot, lambda: "Nothing has these words" in screen_text(app))
+        await until(pilot, lambda: "No chat has these words" in screen_text(app))
         await pilot.press("enter", "escape")
         await until(pilot, lambda: not isinstance(app.screen, ChatsScreen))
         await send(app, pilot, "/chats pelic")

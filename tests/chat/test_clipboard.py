@@ -1,4 +1,4 @@
-"""What is copied goes through the system's tool; over SSH through the terminal."""
+"""Copied text goes through the system's tool; over SSH through the terminal."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ CODE = "See:\n\n```python\nprint('a')\n```\n\n> ~~~\n> two\n> ~~~\n\n- x\n\n    
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """A PATH with nothing but programs that keep what they are given."""
+    """A PATH that holds only fake clipboard tools, which write their input to files."""
 
     def make(name, script="cat > $0.got"):
         path = tmp_path / name

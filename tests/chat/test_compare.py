@@ -115,7 +115,10 @@ def test_plain_mode(open_tiny, learned, capsys):
         assert code == 0, capsys.readouterr().err
         lines = said.splitlines()
         assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
-        assert "You chose the reply with" in said and "Rated up: log-probability" in said
+        assert (
+            "You chose the reply with" in said
+            and "Rated up: this reply is likelier now (log-probability" in said
+        )
         assert (
             runtime.chats.turns(learned)[-1].rating == "up" and runtime.chats.turns(learned)[-1].branch == 3
         )

@@ -1,4 +1,4 @@
-"""The app in a terminal that ends it: a signal, or the window is closed. What was said is kept."""
+"""The app is ended by a signal or by closing the window: the conversation is kept."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def kept(tmp_path):
 
 @pytest.fixture
 def terminal(kept):
-    """The app in the middle of a reply."""
+    """A terminal with the app in the middle of a reply."""
     terminal = Terminal([sys.executable, "-c", PROGRAM.format(kept=str(kept))])
     terminal.expect("learns from what you think")
     terminal.send("Hi\r")

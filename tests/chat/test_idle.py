@@ -1,4 +1,4 @@
-"""Idle time in the chat app: it learns, yields to the first key, goes on later, and never ends the chat."""
+"""Idle time in the chat app: it learns, stops at the first key, continues later, and never ends the chat."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def rated(open_tiny):
-    """`opening`, on enough ratings for the background loop to be due."""
+    """`opening`, with enough ratings that the background loop is due."""
     with open_tiny() as runtime:
         for i in range(17):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
@@ -75,7 +75,7 @@ def opening(open_tiny, settings=QUICK, hook=lambda done: None):
 
 @asynccontextmanager
 async def idling(open_it, size=SMALL, **options):
-    """The app on a runtime that its own thread opens, and its pilot; closed as by Ctrl+Q."""
+    """The app, with a runtime that its own thread opens, and its pilot; closed as by Ctrl+Q."""
     app = ChatApp(open_it, ChatOptions(**options))
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.phase == "idle")
@@ -224,7 +224,7 @@ def test_the_setting(monkeypatch, home, flags, environment, file, learns):
 
 
 class Restful(ScriptedRuntime):
-    """Plays `lessons`, one each idle time: a report, an exception, or "wait" until it is cancelled."""
+    """Plays `lessons`, one in each idle time: a report, an exception, or "wait" until it is cancelled."""
 
     def __init__(self, *lessons, kv=(), replies=()):
         super().__init__(*replies)
@@ -323,7 +323,7 @@ async def test_the_kv_cache_is_reviewed_too():
         await until(pilot, lambda: app.idle_learner.stuck == 2)
         assert app.chat.status.background in ("", "measuring the KV cache in the background")
         runtime.kv = [same | {"changed": True}]
-        await until(pilot, lambda: "KV cache another way: the fastest" in status_line(app))
+        await until(pilot, lambda: "other cache precisions: the fastest" in status_line(app))
         assert app.idle_learner.stuck == 0
 
 

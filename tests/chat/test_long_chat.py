@@ -1,4 +1,4 @@
-"""A chat of many messages: the newest are shown, earlier ones come when the reader goes there."""
+"""A chat of many messages: the newest are shown; scrolling up loads earlier ones."""
 
 import pytest
 from ruvmlx.apps.chat import transcript
@@ -24,7 +24,7 @@ def shown(app):
 
 
 def words(app):
-    """Lines without the scrollbar."""
+    """The text lines of the screen, without the scrollbar."""
     return [line[:60].rstrip() for line in lines_of(app.screen)]
 
 
@@ -113,7 +113,7 @@ async def test_a_new_chat_forgets_the_earlier_ones():
 
 
 async def say(app, pilot, n):
-    """Question n of a scripted chat; its reply is shown whole."""
+    """Ask question n of a scripted chat and wait until its reply is complete."""
     app.chat.prompt.text = f"question {n}"
     await pilot.press("enter")
     wanted = f"reply {n}\n"

@@ -1,4 +1,4 @@
-"""Themes, no motion, and keys of one's own."""
+"""Themes, no motion, and the user's own keys."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Streamed Markdown ends as the one-shot render, wherever the stream was cut."""
+"""Streamed Markdown looks as if rendered in one piece, wherever the stream was cut."""
 
 import random
 
@@ -36,7 +36,7 @@ class Host(App[None]):
 
 
 def rendered(widget: Widget) -> list:
-    """Every widget below with its place and its rows of characters and styles."""
+    """Every descendant widget with its region and its rows of characters and styles."""
     own = (type(widget).__name__, widget.region, [widget.render_line(y) for y in range(widget.size.height)])
     return [own, *(row for child in widget.children for row in rendered(child))]
 
@@ -86,7 +86,7 @@ async def test_random_documents_in_random_pieces(full):
 
 
 async def at(pilot, size, markdown):
-    """What is rendered at another size, once all is laid out: a scrollbar may take its turn, too."""
+    """The rendering at another size, after the layout has settled, which a scrollbar may delay."""
     await pilot.resize_terminal(*size)
     await until(pilot, lambda: size[0] - 2 <= markdown.region.width <= size[0])
     shown, before = rendered(markdown), None

@@ -1,4 +1,4 @@
-"""Models and adapters in a chat, on real small models: lists, pickers, changes, what is refused."""
+"""Models and adapters in a chat, on small real models: lists, pickers, switches, refusals."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ONE, TWO, NO_PLACE, CUT = "first/one", "second/two", "third/no-place", "fourth/c
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache with two models that can be used and two that cannot, and nothing else on the machine."""
+    """A cache with two usable models and two unusable ones; the machine has no other models."""
     hub = tmp_path / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -105,7 +105,7 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
         await changed(app, pilot, TWO)
         assert app.chat.state.session == session and shown(app) == ["Hello there", first]
         await until(pilot, lambda: f"Model: {TWO}" in screen_text(app))
-        assert "It reads this chat anew." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
+        assert "It reads this chat again." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
         await ask(app, pilot, "And you?")
         assert len(app.chat.transcript.replies) == 2
         turns = await app.host.call(
@@ -303,7 +303,7 @@ def test_plain_mode(cache, capsys):
     assert lines[0] == "1. first/one, in use, safetensors, 16.0 bits, 164 k parameters, 328 kB"
     assert lines[1].startswith("2. fourth/cut-short, safetensors, 331 kB") and "sound safetensors" in lines[1]
     assert f"Model: {ONE} (safetensors, 16.0 bits" in said and "/models lists others." in said
-    assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat anew.") == 2
+    assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat again.") == 2
     assert said.count("Assistant: ") == 2 and said.count("Rated up") == 1
     assert "default, version 1, of second/two." in said and "default, in use, version 0." in said
     errors = capsys.readouterr().err

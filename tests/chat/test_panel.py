@@ -1,4 +1,4 @@
-"""The side panel: what was learned and what the machine does."""
+"""The side panel: learning and the machine."""
 
 import re
 import threading
@@ -56,7 +56,7 @@ def test_the_same_in_words(open_tiny):
         r"Machine: memory [\d.]+ [MG]iB\nMachine: budget [\d.]+ [MG]iB, peak [\d.]+ [MG]iB", said
     )
     assert re.search(r"Machine: hot \d+ .?i?B, \d+ tokens\n", said) and "▰" not in said
-    assert "Version 0 is in use, from 0 ratings." in said
+    assert "Version 0 is in use; it learned from 0 ratings." in said
 
 
 def test_a_rating_counts_down_to_the_training(open_tiny):

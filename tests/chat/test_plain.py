@@ -1,4 +1,4 @@
-"""The linear mode, in a process of its own: pipes, exit codes, Ctrl-C, a terminal."""
+"""Plain mode in its own process: pipes, exit codes, Ctrl-C, a terminal."""
 
 import os
 import shlex
@@ -49,7 +49,8 @@ def test_lines_in_words_out():
     done = chat("Hi\n\n/up\n/undo\n//etc/hosts?\n", ["Hel", "lo."], ["A file."])
     assert done.stdout == (
         "Assistant: Hello.\n"
-        "Rated up: log-probability -1.234 to -1.198 per token, KL 0.004 of 0.1, 0.04 ms, version 1.\n"
+        "Rated up: this reply is likelier now (log-probability -1.234 to -1.198 per token). The model has "
+        "changed by 4% of what is allowed (KL 0.004 of 0.1). 0.04 ms, version 1.\n"
         "Last rating taken back: 0 left, version 0.\n"
         "Assistant: A file.\n"
     )

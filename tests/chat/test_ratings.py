@@ -1,4 +1,4 @@
-"""Ratings in the chat app: keys, commands, what they did, and taking them back."""
+"""Ratings in the chat app: keys, commands, their effect, and undo."""
 
 import time
 
@@ -33,7 +33,8 @@ async def test_rating_shows_its_effect_on_one_line(size, keys, mark, after):
         reply = await ask(app, pilot)
         await pilot.press(*keys)
         await until(pilot, lambda: reply.effect)
-        wanted = f"{mark} · log-prob -1.234 → {after} per token · KL 0.004 of 0.1 · 0.04 ms · v1"
+        how = "likelier" if float(after) > -1.234 else "less likely"
+        wanted = f"{mark} · {how} (log-prob -1.234 → {after}) · change 4% · 0.04 ms · v1"
         await until(pilot, lambda: any(wanted in line for line in lines_of(app.screen)))
         assert "v1" in lines_of(app.screen)[-2]
 

@@ -33,7 +33,9 @@ def take(name, runtime, state, argument=""):
 
 def test_a_rating_is_told_and_taken_back(runtime, state):
     """/undo changes what was learned, so the app shows the ratings anew; `flash` is its answer."""
-    assert take("rate", runtime, state, "up too long").words.startswith("Rated up: log-probability")
+    assert take("rate", runtime, state, "up too long").words.startswith(
+        "Rated up: this reply is likelier now (log-probability"
+    )
     undone = take("undo", runtime, state)
     assert undone.learned and undone.flash == undone.words == "Last rating taken back: 0 left, version 0."
     with pytest.raises(NotFound):
@@ -76,7 +78,7 @@ def test_a_deleted_chat_is_remembered(runtime, state):
     back = take("restore", runtime, state)
     assert back.opens == first and back.retell and back.words == "Chat: Greeting"
     assert brought_back == [first] and state.deleted == []
-    with pytest.raises(NotFound, match="nothing was deleted"):
+    with pytest.raises(NotFound, match="no chat was deleted"):
         take("restore", runtime, state)
 
 

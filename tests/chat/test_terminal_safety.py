@@ -1,4 +1,4 @@
-"""What a terminal gets when a model, its name, titles, notes and pastes are hostile: the bytes of a pty."""
+"""The bytes that a terminal receives when a model, its name, titles, notes and pastes are hostile."""
 
 import os
 import random
@@ -58,7 +58,8 @@ def test_no_control_of_theirs_reaches_the_terminal(kind):
 
 
 def shown(mode, full, few=120):
-    """Numbers of texts, and what a terminal got that showed them: few, or with --full all 10,000."""
+    """The numbers of the shown texts (few; with --full all 10,000), and the bytes that the terminal
+    received."""
     parts = [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from zip(parts, pool.map(lambda part: _shown(mode, part), parts), strict=True)
@@ -73,7 +74,7 @@ def _shown(mode, numbers):
 
 
 def seen(raw, places):
-    """The texts that were in sight, by place."""
+    """Place -> numbers of the texts that were visible there."""
     words = sent(raw)[1]
     return {place: set(re.findall(rf"{place}(\d{{5}})", words)) for place in places}
 
@@ -115,7 +116,7 @@ def test_plain_mode_shows_hostile_texts(full):
 
 @pytest.fixture
 def hostile_store(home, full):
-    """Chats with hostile titles, and one chat of hostile messages; its id."""
+    """Make chats with hostile titles and one chat of hostile messages; return its id."""
     store = Store(home / "ruvmlx.db")
     texts = [hostile(n, random.Random(n)) for n in range(10_000 if full else 200)]
     texts = ["".join(c for c in text if not "\ud800" <= c <= "\udfff") for text in texts]  # no UTF-8 has them

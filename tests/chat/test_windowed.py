@@ -1,4 +1,4 @@
-"""Only what is near the window is placed, and nobody can tell."""
+"""Only widgets near the window are placed, and the screen looks the same."""
 
 import gc
 
@@ -24,7 +24,7 @@ def long_chat(seed):
 
 
 async def screens(runtime, size, steps):
-    """The conversation's height, and the screen at each place in it."""
+    """The conversation's height, and the screen at each scroll position."""
     async with chatting(runtime, size, session="continue", motion=False) as (app, pilot):
         found, transcript = [], app.chat.transcript
         for share in steps:

@@ -1,4 +1,4 @@
-"""Requests in, streams out; no one can see in the tokens that a session keeps its KV cache."""
+"""Requests and streams; the tokens are the same with and without a session's KV cache."""
 
 import random
 

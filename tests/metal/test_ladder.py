@@ -303,7 +303,7 @@ def test_heads_that_no_kernel_is_made_for(machine, tmp_path, capsys, monkeypatch
     _, _, runtime = chat(folder, kv_tiers=None)
     assert runtime.backend.kernels == "metal, plain KV cache" and not device.ran
     assert capsys.readouterr().err == ""
-    assert "none of ours for heads of this size" in doctor(folder, monkeypatch, capsys)["detail"]
+    assert "no kernel of ours for this head size" in doctor(folder, monkeypatch, capsys)["detail"]
 
 
 def test_doctor_without_a_gpu(folder, monkeypatch, capsys):

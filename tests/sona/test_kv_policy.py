@@ -1,4 +1,5 @@
-"""The KV loop on a tiny model: what policies cost is measured, kept, and decides what new caches get."""
+"""The KV loop on a tiny model: the cost of policies is measured and stored, and decides the policy of new
+caches."""
 
 import threading
 
@@ -29,7 +30,7 @@ def tiny_backend(tiny):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch, tiny_backend):
-    """Candidates whose tiers 336 tokens reach; a machine with room."""
+    """Candidates whose tiers all occur within 336 tokens, and enough memory."""
     monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, NEVER))
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.1)
 
@@ -194,7 +195,7 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
 
 
 class Cancelled(threading.Event):
-    """Set from the n-th look on."""
+    """An event that is set after n queries."""
 
     def __init__(self, n: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ratings that move the layers below the head: what they do, what they cost, and the way back."""
+"""Ratings that change layers below the head: their effect, their cost, and undo."""
 
 import threading
 from contextlib import suppress
@@ -35,14 +35,14 @@ def held(runtime) -> tuple[bytes, bytes]:
 
 
 def true_logprob(runtime, reply_id) -> float:
-    """Mean log-probability per token of a reply under the weights in use, read anew."""
+    """Mean log-probability per token of a reply with the weights in use, computed again."""
     runtime.learner.sync()
     row, learner = runtime.store.replies.get(reply_id), runtime.learner
     return learner.traces.replay(row, learner.state).logprob / len(row.sampled_ids)
 
 
-def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1))) -> LayerLoRA:
-    """One that was rated already."""
+def random_layer_lora(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1))) -> LayerLoRA:
+    """A layer LoRA that already has ratings."""
     from ruvmlx.lora.base_lora import place_shape
 
     rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_pro
 
 
 def slow_theta(layer_lora, targets) -> np.ndarray:
-    """pushed, number by number."""
+    """The slow twin of `pushed`, one number at a time."""
     out, lengths, at = [], {}, 0
     for place, (_, width) in zip(layer_lora.places, layer_lora.widths, strict=True):
         lengths[place] = sum(float(g) ** 2 for g in layer_lora.evidence[0, at : at + width])
@@ -91,7 +91,7 @@ def slow_theta(layer_lora, targets) -> np.ndarray:
 @pytest.mark.parametrize("targets", ["all", "attention", "attention,down_proj,top:1", "v_proj:1"])
 def test_an_update_equals_its_slow_twin(tiny, targets):
     rng, targets = np.random.default_rng(3), parse(targets, tiny.config.n_layers)
-    layer_lora = random_body(tiny.config)
+    layer_lora = random_layer_lora(tiny.config)
     layer_lora = replace(
         layer_lora, evidence=layer_lora.evidence * np.float32([[4], [1]])
     )  # not all of it is noise
@@ -119,8 +119,8 @@ def test_what_is_taken_back_is_gone(tiny):
     """a then b, less a, is b alone, but for what the guard left of it."""
     targets, rng = parse("all", tiny.config.n_layers), np.random.default_rng(1)
     start = LayerLoRA.fresh(
-        {p: a[:, 0] for p, (a, _) in random_body(tiny.config).pairs.items()},
-        {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_body(tiny.config).pairs.items()},
+        {p: a[:, 0] for p, (a, _) in random_layer_lora(tiny.config).pairs.items()},
+        {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_layer_lora(tiny.config).pairs.items()},
     )
     a, b = (
         LayerGradient(start.frame, rng.normal(0, 1, start.lora_b.size).astype(np.float32), 9) for _ in "ab"
@@ -233,7 +233,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
 
 
 def true_log_ratio(runtime, reply_id) -> float:
-    """Mean log-probability per token beyond the untouched model's, both read anew."""
+    """Mean log-probability per token minus the original model's, both computed again."""
     with_all, row = true_logprob(runtime, reply_id), runtime.store.replies.get(reply_id)
     with runtime.learner.active.installed(None):
         states = runtime.backend.hidden_states(row.prompt_ids + row.sampled_ids[:-1])
@@ -244,7 +244,7 @@ def true_log_ratio(runtime, reply_id) -> float:
 
 
 def plain_log_ratio(trace) -> float:
-    """The head's part of it."""
+    """The head's part of the log-ratio."""
     return (trace.logprob - trace.frozen_logprob) / len(trace.tokens)
 
 
@@ -422,7 +422,7 @@ def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
 
 
 def talk(runtime, session, text, seed=5) -> tuple[list[int], int]:
-    """Token ids of a reply, and how many of the prompt came from the cache."""
+    """The token ids of a reply, and how many prompt tokens came from the cache."""
     request = GenerationRequest(
         prompt=text, session_id=session, max_new_tokens=12, sampling=Sampling(seed=seed), ignore_eos=True
     )
@@ -470,7 +470,7 @@ def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
 
 def test_body_and_base_together_are_both(tiny):
     """Their sum, matrix by matrix; the gradients of the base's own factors are found again."""
-    layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    layer_lora, base = random_layer_lora(tiny.config), random_base(tiny.config, size=0.1)
     both = joined(base, layer_lora)
     for place in both.pairs:
         whole = base.scale * base.pairs[place][0] @ base.pairs[place][1] if place in base.pairs else 0
@@ -487,7 +487,7 @@ def test_body_and_base_together_are_both(tiny):
 
 def test_consolidation_keeps_the_outputs(tiny):
     backend = open_backend("reference", tiny)
-    layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    layer_lora, base = random_layer_lora(tiny.config), random_base(tiny.config, size=0.1)
     tokens = list(range(3, 40))
     backend.set_lora(joined(base, layer_lora))
     wanted = backend.hidden_states(tokens)
@@ -525,7 +525,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
 
 def test_it_is_stored_beside_the_head(tiny):
     micro = MicroLoRA.fresh(np.ones((tiny.config.hidden_size, 2)), tiny.config.vocab_size)
-    layer_lora = random_body(tiny.config)
+    layer_lora = random_layer_lora(tiny.config)
     data = packed(micro, layer_lora)
     again = unpacked_layers(data, tiny.config)
     assert packed(MicroLoRA.from_bytes(data, tiny.config.hidden_size, tiny.config.vocab_size), again) == data
@@ -540,7 +540,7 @@ def test_it_is_stored_beside_the_head(tiny):
 def test_a_top_k_that_changes_gives_up_what_it_leaves(tiny):
     """The place with the largest gradients is moved; one that loses its rank goes back."""
     places = (("q_proj", 0), ("v_proj", 1))
-    layer_lora = random_body(tiny.config, places=places)
+    layer_lora = random_layer_lora(tiny.config, places=places)
     layer_lora = replace(layer_lora.emptied(), evidence=np.zeros_like(layer_lora.evidence), tokens=0.0)
     targets, n = Targets(False, places, 1), layer_lora.lora_b.size
     first, second = np.zeros(n, np.float32), np.zeros(n, np.float32)

@@ -1,5 +1,5 @@
-"""kill -9 at random moments of rating, training, copying and undoing, one life after another on one store:
-what was acknowledged is there, the log's chain holds, and the adapter loads.
+"""kill -9 at random moments of rating, training, copying and undoing, many times on one store: acknowledged
+work is there, the log's chain holds, and the adapter loads.
 """
 
 import os
@@ -87,7 +87,7 @@ class Lives:
         self._parent.communicate()
 
     def one(self, seed: int) -> list[str]:
-        """What the process said before it was killed."""
+        """Run one process until it is killed; return its output."""
         said = []
         child = int(self._ask(str(seed), "born").split()[1])
         if self._rng.random() < 0.8:  # some die before they have done anything

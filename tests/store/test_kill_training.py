@@ -1,4 +1,4 @@
-"""kill -9 while it trains, saves and promotes: no rating is lost, and what is there always loads."""
+"""kill -9 during training, saving and promotion: no rating is lost, and the store always loads."""
 
 import os
 import random

@@ -153,7 +153,7 @@ def test_a_damaged_store_is_said_and_not_touched(tmp_path):
 
 
 def of_an_older_format(path, version):
-    """A store as an older ruvmlx made it, with one chat of four messages."""
+    """A store in an older format, with one chat of four messages."""
     db = sqlite3.connect(path)
     for step in schema._STEPS[:version]:
         db.executescript(step)
