@@ -1,4 +1,4 @@
-"""Compares the tables with the witness log. The hash chain protects the log; this check protects the tables."""
+"""Compares the tables with the witness log. The hash chain protects the log, this check the tables."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ class Bases:
         )
         if state is None:
             raise NotFound(
-                f"base {id_} of adapter {name!r} is no longer kept; `ruvmlx learn status` says what is."
+                f"base {id_} of adapter {name!r} is no longer kept; `ruvmlx learn status` lists what is."
             )
         return state
 

@@ -39,8 +39,8 @@ class RatedRoute:
 
 
 class Routes:
-    """The tables `routes` and `router_cells`. A choice is deleted with its reply: its inputs hint at the words.
-    """
+    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because its inputs hint at
+    the words."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
