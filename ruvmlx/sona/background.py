@@ -86,7 +86,7 @@ class Background:
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
         self._promotion: PromotionTest | None = None
-        self._sum: _Sum | None = None  # the sum so far of a stopped step
+        self._sum: _StepSum | None = None  # the sum so far of a stopped step
 
     @property
     def paused(self) -> bool:
@@ -245,9 +245,9 @@ class Background:
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
-        base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
+        base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         whole = joined(base, self._learner.layer_lora) or base  # the layer LoRA stays active
-        total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
+        total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         promotion.frozen_logprobs(examples, frozen)
@@ -324,12 +324,12 @@ def coefficient(example: RatedExample, frozen: float, nll: float, now: float) ->
     return w + (nll if example.reward > 0 else 0.0)
 
 
-class _Sum:
+class _StepSum:
     """Sum of a step's losses and gradients."""
 
-    def __init__(self, of: tuple[int, int]) -> None:
-        """of: the step, and the version in use."""
-        self.of, self.parts = of, 0
+    def __init__(self, key: tuple[int, int]) -> None:
+        """key: the step and the version in use, which the sum is for."""
+        self.key, self.parts = key, 0
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 

@@ -133,7 +133,7 @@ def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
     """The same adapter, scaled to fit the caps by a newly measured probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
-    _sound(block)
+    _require_finite(block)
     return capped(
         UncappedUpdate(adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend),
         probe,
@@ -212,7 +212,7 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLPr
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
     block = asked(adapter, new, probe) + beside(adapter, old, probe)
-    _sound(block)
+    _require_finite(block)
     return capped(UncappedUpdate(adapter, block, new, probe.coordinates.covers(adapter), trend), probe)
 
 
@@ -240,7 +240,7 @@ def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Upda
     return Update(whole.at(share, probe), kl)
 
 
-def _sound(numbers: np.ndarray) -> None:
+def _require_finite(numbers: np.ndarray) -> None:
     """Raise NotFinite unless all are finite and at most LARGEST."""
     if not kernels.all_within(numbers, LARGEST):
         raise NotFinite(BROKEN)

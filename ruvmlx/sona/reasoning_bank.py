@@ -3,7 +3,7 @@
 Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells; cells
 with nearly the same centre form one pattern. A lookup compares the query with the cells' centres, then with
 the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so each cell takes
-one matrix product. New rows stand behind all cells, and every lookup compares them, until `tend` sorts them
+one matrix product. New rows follow after all cells, and every lookup compares them, until `tend` sorts them
 in. Up to SCAN entries a lookup is exact.
 
 The bank is rebuilt from the store at start (rating_index.py).

@@ -10,7 +10,7 @@ class ModelData:
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """What the model computed on the reference text: a KL probe (sona/kl_probe.py), as bytes."""
+        """A KL probe, or a layer LoRA's calibration, both measured on the reference text, as bytes."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:

@@ -4,8 +4,8 @@
     G = A_g B_g                        rank 2: the gate
     phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features of the state h
 
-B starts at zero, so a new router uses the untrained cell. The loss is the bandit's own error on the features,
-with the bandit's weights v at their optimum:
+B starts at zero, so a new router uses the untrained cell. The loss is the error of the bandit's regressions
+on these features, with their weights v at the optimum:
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
