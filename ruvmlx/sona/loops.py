@@ -31,7 +31,7 @@ class Loops:
     ) -> dict[str, Any]:
         """Run the background loop, and the deep loop before it when that is due. Returns a report."""
         loop, held = self.background(settings), None
-        if self.deep().due():  # first, because the background loop may replace the weights to be anchored
+        if self._model.is_own and self.deep().due():  # first: the background loop may replace those weights
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
             if cancel is not None and cancel.is_set():  # do not build a training graph now
                 return {"promoted": False, "reason": held["reason"], "deep": held}
@@ -51,6 +51,8 @@ class Loops:
 
     def due(self) -> bool:
         """Is there work for `consolidate`?"""
+        if not self._model.is_own:
+            return False
         if self._background is not None and self._background.paused:
             return True
         history = self._learner.history

@@ -224,7 +224,7 @@ class KVLoop:
     ) -> None:
         """limit: largest KL(f16 || policy), nats per token; None: KL_LIMIT."""
         self.history, self._backend = history, backend
-        self._context = model.config.max_context
+        self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
         self._pool: PagePool | None = getattr(backend, "pool", None)
 
