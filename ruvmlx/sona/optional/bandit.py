@@ -43,7 +43,7 @@ class Regression:
     def observe(self, phi: np.ndarray, reward: float) -> None:
         """Add one rating: phi [d]. RuvmlxError, and nothing changes, if reward or state is invalid."""
         if not 0 <= reward <= MOST:  # false for NaN, too
-            raise RuvmlxError(f"a reward is between 0 and {MOST:g}; got {reward}. The router is unchanged.")
+            raise RuvmlxError(f"a reward is from 0 to {MOST:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
             raise RuvmlxError(
                 f"a state is {len(self.moment)} finite numbers, got {phi.shape}. The router is unchanged."
