@@ -8,7 +8,7 @@
         print(reply.text)
         reply.rate("up")
 
-What `__all__` names is the public API; everything else is internal. Nothing is imported before it is used.
+The names in `__all__` are the public API; everything else is internal. Modules are imported on first use.
 """
 
 from importlib import import_module

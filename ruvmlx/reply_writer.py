@@ -1,4 +1,4 @@
-"""Replies: prepared, streamed, committed so that they can be rated."""
+"""Writes replies: prepares the request, streams the reply, commits it so that it can be rated."""
 
 import contextlib
 import time
@@ -25,7 +25,7 @@ SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is kill
 
 
 class ReplyWriter:
-    """Writes with what was learned so far, and with liked examples where the settings ask for them."""
+    """Writes replies with the adapter in use, and with liked examples if the settings ask for them."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ReplyWriter:
         learning: Learning,
         tiers: TierReview,
     ):
-        """UsageError for sampling settings that mean nothing."""
+        """UsageError for invalid sampling settings."""
         self.engine, self.window = engine, ContextWindow(engine.model)
         self.last_reply_id: str | None = None
         self._store, self._model, self._settings = store, engine.model, settings
@@ -54,7 +54,7 @@ class ReplyWriter:
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
         """Stream one reply and commit it, so that it can be rated.
 
-        `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
+        session_id: the chat that the reply belongs to. The text of a stopped reply is kept.
         """
         request = self.prepared(request, routed=True)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
@@ -79,7 +79,7 @@ class ReplyWriter:
                 yield chunk
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
-        """One reply by what was learned so far; nothing of it is kept."""
+        """One reply with the adapter in use; it is not stored."""
         request = self.prepared(request)
         learner = self._learning.learner
         if learner is not None:
@@ -87,7 +87,7 @@ class ReplyWriter:
         return self.engine.generate(request, learner.micro if learner else None)
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Many replies, several at a time, as `answer` gives each; in the order in which they finish."""
+        """Like `answer` for many requests, several at a time; in the order in which they finish."""
         prepared = [self.prepared(request) for request in requests]
         learner = self._learning.learner
         if learner is not None:
@@ -95,9 +95,9 @@ class ReplyWriter:
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
     def prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
-        """The request as token ids, with its examples; UsageError when it is empty or too long.
+        """The request as token ids, with its examples; UsageError if it is empty or too long.
 
-        routed: the router, where it is on, chooses how the reply is made.
+        routed: let the router, if it is on, choose adapter and examples.
         """
         if request.input_ids is not None:
             return request
@@ -116,8 +116,8 @@ class ReplyWriter:
         return request
 
     def _with_examples(self, request: GenerationRequest) -> GenerationRequest:
-        """Liked replies to similar questions, as turns right before the question: the KV cache of what came
-        before them stays good. In no more than a quarter of the context, nor what the reply needs."""
+        """Insert liked replies to similar questions as turns right before the question, so that the earlier
+        turns' KV cache stays valid. They take at most a quarter of the context, and no room of the reply."""
         assert self._learning.learner is not None and request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
@@ -135,7 +135,7 @@ class ReplyWriter:
         return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
 
     def _new_trace(self, untouched: bool) -> Trace | None:
-        """None where nothing is learned."""
+        """An empty trace for the next reply; None without an adapter."""
         learner = self._learning.learner
         if learner is None:
             return None
@@ -165,7 +165,7 @@ class ReplyWriter:
             model=self._model.name,
             fingerprint=self._model.fingerprint,
             adapter=learner.history.name if learner else None,
-            adapter_version=trace.version if trace else 0,  # a rating may have come in since
+            adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(drawn),
             prompt=question,
@@ -178,7 +178,7 @@ class ReplyWriter:
         )
 
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
-        """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
+        """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""
         with contextlib.suppress(StoreBusy):
             self._store.drafts.put(session_id, reply)
 

@@ -16,7 +16,7 @@ def usable_cpus() -> set[int]:
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use; a container's CPU quota is respected."""
+    """Physical cores that this process may use, within a container's CPU quota."""
     cores = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, min(len(cores), _quota()))
 
@@ -29,7 +29,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a process can allocate without swapping; total memory where the system does not tell."""
+    """Bytes that this process can still allocate, swap included; total memory if the system does not tell."""
     total = total_memory()
     if sys.platform == "darwin":
         return total * _darwin_level() // 100
@@ -39,7 +39,7 @@ def available_memory() -> int:
 
 
 def _cgroup_room(total: int) -> int:
-    """Bytes that the container's limit leaves; its file cache counts as free."""
+    """Bytes left below the container's limit; its file cache counts as free."""
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return total
@@ -57,10 +57,10 @@ def _darwin_level() -> int:
 
 
 class OtherLoad:
-    """Cores that other processes keep busy: total busy time less our own, since the last measurement.
+    """Cores kept busy by other processes: the machine's busy time less our own, since the last measurement.
 
-    Linux only (/proc/stat); 0 elsewhere. A measurement is kept for PERIOD seconds, because the kernel counts
-    in steps of 10 ms.
+    Linux only (/proc/stat); 0 elsewhere. A measurement is reused for PERIOD seconds, because the kernel
+    counts in steps of 10 ms.
     """
 
     PERIOD = 0.25

@@ -29,16 +29,16 @@ from .state import LearnerState, RatingResult
 from .trace import Trace, adapted_logits
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 5  # when another process rates at the same time
+_ATTEMPTS = 5  # at a commit, while other processes rate as well
 _NEVER_STORED = -1
 
 
 class Learner:
-    """The instant loop of one adapter on one model. `wiring.open_learner` makes one.
+    """The instant loop of one adapter on one model; made by `wiring.open_learner`.
 
     active: the adapter in use. layers, guard: the optional part for layers below the head. anchors: the
-    optional part that protects earlier tasks. learns: False records ratings, and the rating index follows
-    them, but weights stay as they are. Lives in the backend's thread.
+    optional part that protects earlier tasks. learns: False records ratings and updates the rating index, but
+    never changes weights. Lives in the backend's thread.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Learner:
         return self._layers.targets
 
     def sync(self) -> None:
-        """Take up the stored version, if another process (or an undo) has moved on, and install it."""
+        """Load and install the stored version if an undo or another process has changed it."""
         self.active.catch_up()
         self.active.install()
 
@@ -100,7 +100,7 @@ class Learner:
     # -- traces --------------------------------------------------------------------------------------
 
     def trace(self, untouched: bool = False) -> Trace:
-        """A recorder for the next reply; untouched: that is made with the model as it was, version 0."""
+        """An empty trace for the next reply; untouched: for a reply of the untouched model, version 0."""
         if untouched:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
@@ -108,8 +108,8 @@ class Learner:
     def settle(self, pause: Pause | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
-        pause: called between slices of what takes seconds, where ratings change more than the head; it may
-        raise to leave.
+        That takes seconds where ratings change more than the head: `pause` is called in between and may raise
+        to stop.
         """
         self.traces.settle()
         self.rating_index.settle()
@@ -164,20 +164,20 @@ class Learner:
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
-                f"{reply.model} wrote that reply, and only that model can learn from its rating; in use is "
-                f"{self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
+                f"{reply.model} wrote that reply, and only that model can learn from its rating; the open "
+                f"model is {self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
             )
         return reply
 
     def _without(self, reply_id: str) -> LearnerState:
-        """The weights in use less every update that earlier ratings of this reply gave them.
+        """The weights in use without the updates by earlier ratings of this reply.
 
-        What a consolidation has trained on since is part of the base, and stays.
+        An update that a consolidation has already trained into the base stays.
         """
         state = self.state
         steps = self.history.steps_of_reply(state.version, reply_id)
-        while steps and steps[-1][1] == state.version:  # the newest ones: the weights before are stored
-            state = self.active.load(steps.pop()[0])  # within the ancestors that are always kept
+        while steps and steps[-1][1] == state.version:  # the newest update: the weights before it are stored
+            state = self.active.load(steps.pop()[0])  # the newest ancestors are always kept
         for version_before, version_after in steps:
             try:
                 before, after = self.active.load(version_before), self.active.load(version_after)
@@ -196,7 +196,7 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, trace: Trace, weight: float) -> tuple[LearnerState, float]:
-        """The update alone, timed in microseconds; the same weights when there is nothing to change."""
+        """The state after a rating, the same if nothing changes, and the time of the update, microseconds."""
         self.probe.prepare()
         stats = trace.stats or instant.prepare_stats(trace, self.probe)
         started = time.perf_counter()

@@ -97,7 +97,7 @@ class Ratings:
     # -- reading -------------------------------------------------------------------------------------
 
     def in_force(self, fingerprint: str, name: str) -> list[RatingRow]:
-        """Oldest first."""
+        """The ratings in force, oldest first."""
         rows = self._db.rows(
             "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, a.parent AS version_before,"
             " t.version AS version_after, r.query"
@@ -171,7 +171,7 @@ class Ratings:
         return found or 0
 
     def first_time(self, fingerprint: str, name: str) -> float | None:
-        """When the oldest rating in force was given, in seconds since 1970."""
+        """Time of the oldest rating in force, seconds since 1970."""
         return self._db.value(
             "SELECT min(created) FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force",
             fingerprint,

@@ -122,7 +122,7 @@ class Replies:
             self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
-        """[D] float32; None if it was never computed."""
+        """A question's pooled hidden state [D], float32; None if it was never computed."""
         return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
     def questions(self, session_id: str) -> list[tuple[str, bytes]]:

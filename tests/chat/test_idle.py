@@ -247,7 +247,7 @@ class Restful(ScriptedRuntime):
             progress(1, 12, 0.5)
             assert cancel.wait(10)
             self.paused = True
-            return {"promoted": False, "reason": "stopped after 1 of 12 steps; it goes on from there"}
+            return {"promoted": False, "reason": "stopped after 1 of 12 steps; the next run continues it"}
         lesson = self.lessons.pop(0)
         if isinstance(lesson, Exception):
             raise lesson
