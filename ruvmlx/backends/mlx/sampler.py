@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...platform.mx import mx
-from ...sampling import Sampling, check_sampling
+from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
 BLOCK = 64  # uniforms made at a time
 ROW = 256  # probabilities that are added up one after the other
@@ -38,20 +38,25 @@ def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, m
     """logits [1, V] -> (ids [1, n] in the order of the draw, or None for all ids in their order; their logits
     [1, n], -inf where an id may not be drawn). Equal logits keep the order of their ids where MLX's sort is
     stable."""
-    ids: mx.array | None = None
-    kept = logits
-    if sampling.top_p < 1 or sampling.top_k > 0:
+    ids, kept, k = None, logits, sampling.top_k
+    by_rank = filters_of(sampling, sorts=True)
+    if by_rank or k > 0:
         ids = mx.argsort(-logits, axis=-1)
         kept = mx.take_along_axis(logits, ids, axis=-1)
-    if sampling.top_p < 1:
-        p = mx.softmax(kept, axis=-1)
-        sums = _sums(p)
-        kept = mx.where(sums - p < sums[:, -1:] * sampling.top_p, kept, -mx.inf)
-    if sampling.min_p > 0:
-        least = kept.max(axis=-1, keepdims=True) + float(np.log(sampling.min_p))
-        kept = mx.where(kept >= least, kept, -mx.inf)
-    k = sampling.top_k
+    seen = Distribution(kept, mx, _softmax, _before)
+    for f, value in by_rank + filters_of(sampling, sorts=False):
+        kept = mx.where(f.keep(seen, value), kept, -mx.inf)
     return (ids[:, :k], kept[:, :k]) if k and ids is not None else (ids, kept)
+
+
+def _softmax(logits: mx.array) -> mx.array:
+    return mx.softmax(logits, axis=-1)
+
+
+def _before(p: mx.array) -> mx.array:
+    """[1, n] -> [1, n]: the sum of those before each, as a share of all."""
+    sums = _sums(p)
+    return (sums - p) / sums[:, -1:]
 
 
 def _drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
