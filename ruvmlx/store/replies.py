@@ -17,7 +17,7 @@ from .witness import Witness
 
 @dataclass(frozen=True)
 class ReplyRow:
-    """One generated reply. Each field is a column of the table `replies`."""
+    """One generated reply. Each field is a column of the table `replies`; `of` fills it by its name."""
 
     id: str
     model: str
@@ -30,9 +30,20 @@ class ReplyRow:
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, pooled hidden state of the question (sona/embedding.py)
-    logprob: float | None  # sum over the sampled tokens, with the adapter; None: sampled without an adapter
+    logprob: float | None = (
+        None  # sum over the sampled tokens, with the adapter; None: sampled without an adapter
+    )
     examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
+
+    @classmethod
+    def of(cls, *facts: object, **values: Any) -> "ReplyRow":
+        """The row with these values. Every other field is read from the first of `facts` that has an attribute
+        of its name, or keeps its default."""
+        names = [field.name for field in fields(cls)]
+        for fact in facts:
+            values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
+        return cls(**values)
 
 
 class Replies:
