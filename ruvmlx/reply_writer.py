@@ -71,7 +71,7 @@ class ReplyWriter:
                     self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
                     run.record()
-                    begun = {"text": "".join(words), "finish_reason": "cancelled"}
+                    begun: dict[str, Any] = {"text": "".join(words), "finish_reason": "cancelled"}
                     row = self._reply_row(run, trace, **begun)
                     self._save_draft(session_id, row)
                     saved_at = time.monotonic()

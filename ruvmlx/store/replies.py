@@ -38,8 +38,8 @@ class ReplyRow:
 
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
-        """The row with these values. Every other field is read from the first of `facts` that has an attribute
-        of its name, or keeps its default."""
+        """The row with these values. Other fields are read by name from the first of `facts` that has such an
+        attribute, or keep their defaults."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
