@@ -34,17 +34,15 @@ class LaunchableKernel(Protocol):
 
 
 class GPU:
-    def __init__(self) -> None:
-        self._given_up = False
+    """given_up: the GPU failed; this process uses the CPU from then on, for training too."""
 
-    def give_up(self) -> None:
-        """The GPU failed: this process uses the CPU from now on, for training too."""
-        self._given_up = True
+    def __init__(self) -> None:
+        self.given_up = False
 
     @property
     def kind(self) -> str:
         """ "metal" or "cuda"; "" without a usable GPU."""
-        if self._given_up or not GPU_ALLOWED:
+        if self.given_up or not GPU_ALLOWED:
             return ""
         if mx.metal.is_available():
             return "metal"

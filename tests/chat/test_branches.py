@@ -234,7 +234,7 @@ async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
             raise UsageError("not today")
             yield
 
-        runtime = app.host._opened()
+        runtime = app.host.holder.opened
         monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")

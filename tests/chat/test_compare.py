@@ -81,7 +81,7 @@ async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F81
 async def test_stopped(chatting, learned):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
-        runtime = app.host._opened()
+        runtime = app.host.holder.opened
         say_it = runtime.chats.say
 
         def slowly(*args, **given):

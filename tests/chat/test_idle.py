@@ -99,7 +99,7 @@ def status_line(app):
 @pytest.mark.parametrize("objection", ["", "a test says no"])
 async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch, objection):
     """Promoted or refused: one line that stays until a key is pressed, and it is not done twice."""
-    monkeypatch.setattr(promotion, "_objection", lambda *_: objection)
+    monkeypatch.setattr(promotion, "objection", lambda *_: objection)
     wanted = objection or "learned in the background: held-out loss"
     async with idling(rated()) as (app, pilot):
         await until(pilot, lambda: wanted in status_line(app), 60)

@@ -157,21 +157,21 @@ async def test_escape_keeps_the_old_model(chatting, monkeypatch):
     """While the new one is loaded; and what is sent meanwhile goes to the old one then."""
     async with chatting() as (app, pilot):
         await ask(app, pilot, "Hello")
-        waits = app.host._holder._opener
+        waits = app.host.holder.opener
 
         def slow(model, adapter, watch):
             while True:
                 watch.progress(Progress("Loading slowly", 1, 3, 1.0))
                 time.sleep(0.02)
 
-        app.host._holder._opener = Opener(slow, ONE)
+        app.host.holder.opener = Opener(slow, ONE)
         await send(app, pilot, f"/model {TWO}")
         await until(pilot, lambda: "Loading slowly: 0 kB of 0 kB" in screen_text(app))
         assert "esc Stop" in screen_text(app) and app.phase == "opening"
         await pilot.press("ctrl+y")
         await send(app, pilot, "What now?")
         assert app.chat.prompt.text == "What now?"
-        app.host._holder._opener = waits
+        app.host.holder.opener = waits
         await pilot.press("escape")
         await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
         assert any("stopped before the model was open" in said for said in notices(app))

@@ -25,14 +25,14 @@ def test_gradients_are_finite_differences(open_tiny):
     with open_tiny(learn_targets="all") as runtime:
         learner, row = runtime.learner, runtime.store.replies.get(reply(runtime, settle=False))
         base, micro = random_base(runtime.model.config, size=0.05), learner.micro
-        layer_lora = learner._layers.extended(learner.state)
+        layer_lora = learner.layers.extended(learner.state)
         rng = np.random.default_rng(0)
         layer_lora = replace(
             layer_lora, lora_b=0.02 * rng.normal(size=layer_lora.lora_b.size).astype(np.float32)
         )
-        found = learner._layers.gradients.gradient(base, layer_lora, micro, row)
+        found = learner.layers.gradients.gradient(base, layer_lora, micro, row)
         assert found.tokens == len(row.sampled_ids) and found.values.shape == layer_lora.lora_b.shape
-        trainer, text = learner._layers.gradients._graph(), TrainingText.cut(row.prompt_ids, row.sampled_ids)
+        trainer, text = learner.layers.gradients._graph(), TrainingText.cut(row.prompt_ids, row.sampled_ids)
         trainer.set_head(base, micro)
 
         def value(lora_b):
@@ -53,8 +53,8 @@ def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
         reply_id = reply(runtime)
         wanted = runtime.learner.traces.held[reply_id].layer_gradient
     with open_tiny(learn_targets="attention") as runtime:
-        monkeypatch.setattr(runtime.learner._layers.gradients, "gradient", None)  # would fail
-        monkeypatch.setattr(runtime.learner._layers.gradients, "_measured", None)
+        monkeypatch.setattr(runtime.learner.layers.gradients, "gradient", None)  # would fail
+        monkeypatch.setattr(runtime.learner.layers.gradients, "_measured", None)
         assert runtime.rate(reply_id, "up").applied
         sums = runtime.learner.layer_lora.evidence[0]
         np.testing.assert_allclose(sums / sums[0], wanted.values / wanted.values[0], rtol=1e-4)
@@ -84,7 +84,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
     with open_tiny(learn_targets="v_proj") as runtime:
         places, read = runtime.learner.targets.places, []
         whole = LayerGradients(runtime.store, runtime.model, runtime.backend)._measured(places, None)
-        reader = runtime.learner._layers.gradients
+        reader = runtime.learner.layers.gradients
         graph = reader._graph()
         for name in ("inputs", "reply"):
             plain = getattr(graph, name)

@@ -110,7 +110,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         for i in range(4):
             runtime.rate(reply(runtime, seed=i % 2), "up" if i % 2 else "down")
         layer_lora = runtime.learner.layer_lora
-        monkeypatch.setattr("ruvmlx.sona.promotion._objection", lambda *a: "")
+        monkeypatch.setattr("ruvmlx.sona.promotion.objection", lambda *a: "")
         quick = TrainingSettings(steps=1, lr=1e-9, warmup=1, rank=3, minimum=3)
         before = true_logprob(runtime, runtime.last_reply_id)
         monkeypatch.setattr("ruvmlx.sona.promotion.ROOM", 1e6)

@@ -182,9 +182,9 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
         learner, wild = runtime.learner, runtime.learner.layer_lora
         runtime.settle()
         assert learner.layer_lora.gain < wild.gain and learner.version > 1
-        limit = learner._layers.limit(learner.active.probed_base.probe)
-        assert learner._layers.measured.probe.floor <= 1.1 * limit.kl
-        assert learner._layers.measured.probe.rise <= 1.1 * limit.rise
+        limit = learner.layers.limit(learner.active.probed_base.probe)
+        assert learner.layers.measured.probe.floor <= 1.1 * limit.kl
+        assert learner.layers.measured.probe.rise <= 1.1 * limit.rise
         assert runtime.status().kl <= instant.KL_CAP
         runtime.undo()
         assert learner.history.version() == 0 and held(runtime)[1] == b""

@@ -21,16 +21,17 @@ STEEPEST = 3e38  # 1 / temperature, at most: a float32
 class MLXSampler:
     """Draws the tokens of one reply. logits [1, V] float32 -> token [1] uint32, not evaluated yet."""
 
-    def __init__(self, sampling: Sampling):
+    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
+        """numbers: one from 0 to BELOW_ONE for each token; those of the seed by default."""
         check_sampling(sampling)
         self.sampling = sampling
-        self._uniforms = _uniforms(sampling.seed)
+        self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))
 
     def __call__(self, logits: mx.array) -> mx.array:
         if self.sampling.temperature == 0:
             return mx.argmax(logits, axis=-1)
         ids, kept = candidates(logits, self.sampling)
-        at = _drawn(kept, self.sampling.temperature, next(self._uniforms))
+        at = drawn(kept, self.sampling.temperature, next(self._numbers))
         return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
 
 
@@ -59,7 +60,7 @@ def _before(p: mx.array) -> mx.array:
     return (sums - p) / sums[:, -1:]
 
 
-def _drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
+def drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
     """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
@@ -84,8 +85,7 @@ def _sums(p: mx.array) -> mx.array:
     return (within + before).reshape(1, -1)[:, :n]
 
 
-def _uniforms(seed: int | None) -> Iterator[float]:
-    """The uniform numbers that the NumPy sampler draws from this seed, one for each token."""
-    rng = np.random.default_rng(seed)
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
+    """The uniform numbers that the NumPy sampler draws from this generator, one for each token."""
     while True:
         yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()
