@@ -19,13 +19,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
+from .api_types import AdapterInfo, ModelInfo, Rating
 from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
 from .models.thinking import split
-from .sampling import Sampling
+from .sampling import ReplyOptions, Sampling
 from .settings import SPECS, Settings, load, store_file
 
 if TYPE_CHECKING:

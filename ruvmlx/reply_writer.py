@@ -9,6 +9,7 @@ from typing import Any
 from .context_window import ContextWindow, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
+from .engine.run import Run
 from .errors import StoreBusy
 from .learning import Learning
 from .models.thinking import ThoughtCounter, opened_by
@@ -69,11 +70,12 @@ class ReplyWriter:
                 words.append(chunk.text)
                 if chunk.response is not None:
                     done = chunk.response
-                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace, recorder)
+                    row = self._reply_row(run, trace, done)
                     self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
                     run.record()
-                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace, recorder)
+                    begun: dict[str, Any] = {"text": "".join(words), "finish_reason": "cancelled"}
+                    row = self._reply_row(run, trace, **begun)
                     self._save_draft(session_id, row)
                     saved_at = time.monotonic()
                 yield chunk
@@ -151,30 +153,28 @@ class ReplyWriter:
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
     def _reply_row(
-        self,
-        request: GenerationRequest,
-        text: str,
-        finish_reason: str,
-        drawn: list[int],
-        trace: Trace | None,
-        recorder: Trace | AnswerTrace | None,
+        self, run: Run, trace: Trace | None, response: GenerationResponse | None = None, **values: Any
     ) -> ReplyRow:
-        question, learner = question_of(request), self._learning.learner
-        return ReplyRow(
+        """Columns that are not named here come by their names from the response (there is none before the
+        reply is complete), the request, its sampling, the trace or the model."""
+        request, learner = run.request, self._learning.learner
+        question = question_of(request)
+        return ReplyRow.of(
+            response,
+            run.recorder,
+            request,
+            request.sampling,
+            self._model,
             id=request.request_id,
             model=self._model.name,
-            fingerprint=self._model.fingerprint,
             adapter=learner.history.name if learner else None,
             adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
             prompt_ids=list(request.input_ids or []),
-            sampled_ids=list(drawn),
+            sampled_ids=list(run.drawn),
             prompt=question,
-            text=text,
-            finish_reason=finish_reason,
             query=learner.rating_index.known_state(question) if learner else None,
             logprob=trace.logprob if trace and trace.tokens else None,
-            thought=recorder.thought if isinstance(recorder, AnswerTrace) else 0,
-            examples=request.examples,
+            **values,
         )
 
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:

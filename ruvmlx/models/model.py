@@ -114,7 +114,7 @@ class Model:
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
     parameters: int
     bytes: int
-    # The model's own temperature, top_p, top_k, min_p, where it has them.
+    # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
