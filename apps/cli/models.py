@@ -45,7 +45,7 @@ def pull(name: str, as_json: bool) -> None:
 @click.command("ls")
 @json_option
 def list_models(as_json: bool) -> None:
-    """List the models on this machine."""
+    """List the models on this machine, those of ollama and LM Studio included."""
     from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()

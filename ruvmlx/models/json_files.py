@@ -11,7 +11,7 @@ MAX_BYTES = 200_000_000
 
 
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """A JSON object; {} for a file that may be missing and is. limit: a larger file, in bytes, is not read."""
+    """A JSON object; {} for a file that may be missing and is. limit: bytes; a larger file is not read."""
     try:
         if path.stat().st_size > limit:
             raise CorruptFile(f"{path.name} is {path.stat().st_size} bytes; at most {limit} were expected.")

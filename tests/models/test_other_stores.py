@@ -175,7 +175,7 @@ def test_a_blob_that_is_no_gguf_file(ollama):
     add_ollama_model(ollama, f"{REGISTRY}/library/broken/latest", b"PK\3\4 a zip file")
     one_line_error(CorruptFile, "ollama:broken:latest is not a GGUF file.*blobs/sha256-", "ollama:broken")
     (row,) = [row for row in list_local_models() if "broken" in row["name"]]
-    assert "GGUF" in row["problem"] and row["bytes"] == 16
+    assert "GGUF" in row["problem"] and row["bytes"] == 15
 
 
 def test_files_that_are_no_manifests(ollama):
