@@ -116,7 +116,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
-        f"context   {runtime.model.shape.max_context:,} tokens",
+        f"context   {runtime.model.context:,} tokens",
     ]
     known = learn_status(runtime)
     if known is None:
