@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .api import Chat, LocalModel, Prompt, Reply, ReplyStream, open
-from .api_types import Rating, ReplyOptions
+from .api_types import Rating
 from .context_window import Turn
+from .sampling import ReplyOptions
 
 if TYPE_CHECKING:
     from .sona.adapter_history import LearnStatus

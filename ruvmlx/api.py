@@ -19,12 +19,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
+from .api_types import AdapterInfo, ModelInfo, Rating
 from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
-from .sampling import Sampling
+from .models.thinking import split
+from .sampling import ReplyOptions, Sampling
 from .settings import SPECS, Settings, load, store_file
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Reply:
     ttft_ms: float
     examples: tuple[str, ...]
     _model: "LocalModel" = field(repr=False, compare=False)
+
+    @property
+    def answer(self) -> str:
+        """The text without the thought of a model that thinks first."""
+        return split(self.text).answer
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
         """Rate this reply "up", "down" or 1 to 5: the weights change at once. See `LocalModel.rate`."""

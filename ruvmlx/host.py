@@ -124,7 +124,7 @@ class ModelHolder:
     """
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
-        self._opener, self.runtime, self.model = opener, runtime, opener.model
+        self.opener, self.runtime, self.model = opener, runtime, opener.model
         self.plan: Plan | None = None  # of the runtime in use, if it was planned
         self.leaving = False  # the program is closing: do not open a runtime again
         self._deleted_chats: frozenset[str] = frozenset()  # from the closed runtime, for the next one
@@ -136,7 +136,7 @@ class ModelHolder:
 
     @property
     def first_run(self) -> bool:
-        return self._opener.first_run
+        return self.opener.first_run
 
     @property
     def opened(self) -> Runtime:
@@ -146,7 +146,7 @@ class ModelHolder:
     def open(self, watch: Watch = QUIET) -> None:
         """Open the first runtime."""
         plan_watch = _PlanWatch(watch)
-        self.runtime = self._opener.open(self.model, self._opener.adapter, plan_watch)
+        self.runtime = self.opener.open(self.model, self.opener.adapter, plan_watch)
         self.plan = plan_watch.plan
 
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
@@ -160,10 +160,10 @@ class ModelHolder:
         held = self.plan.need.total if self.plan else 0
         plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
         try:
-            new = self._checked(session, self._opener.open(model, adapter, plan_watch))
+            new = self._checked(session, self.opener.open(model, adapter, plan_watch))
         except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
             if self.runtime is None and not self.leaving:
-                self._take(self._opener.open(self.model, adapter, QUIET))
+                self._take(self.opener.open(self.model, adapter, QUIET))
             raise ModelUnchanged(error) from None
         self.release()
         self._take(new)
@@ -210,7 +210,7 @@ class Host:
     """Owns a runtime in a thread of its own; its coroutines may be called from one event loop."""
 
     def __init__(self, open_runtime: OpenRuntime) -> None:
-        self._holder = ModelHolder(Opener.of(open_runtime))
+        self.holder = ModelHolder(Opener.of(open_runtime))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
@@ -223,27 +223,27 @@ class Host:
     async def open(self, watch: Watch) -> None:
         """Open the first runtime. The watch is called in the runtime's thread; `stop` ends the opening."""
         watch = self._opening = StoppableWatch(watch)
-        await self._run(lambda: self._holder.open(watch))
+        await self._run(lambda: self.holder.open(watch))
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
         """Switch to another model (ModelHolder.switch); `stop` ends the opening."""
         self.cancel_idle()
         self._cancel_settle()
         watch = self._opening = StoppableWatch(watch)
-        await self._run(lambda: self._holder.switch(model, session, watch))
+        await self._run(lambda: self.holder.switch(model, session, watch))
 
     @property
     def is_open(self) -> bool:
-        return self._holder.runtime is not None
+        return self.holder.runtime is not None
 
     @property
     def is_first_run(self) -> bool:
-        return self._holder.first_run
+        return self.holder.first_run
 
     async def call(self, work: Callable[[Runtime], T]) -> T:
         """Run work(runtime) in the runtime's thread."""
         self.cancel_idle()
-        return await self._run(lambda: work(self._opened()))
+        return await self._run(lambda: work(self.holder.opened))
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
         """Like `call`, but runs between two chunks of a reply. For ratings and short reads only."""
@@ -253,7 +253,7 @@ class Host:
         def answer() -> None:
             if done.set_running_or_notify_cancel():
                 try:
-                    done.set_result(work(self._opened()))
+                    done.set_result(work(self.holder.opened))
                 except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
                     done.set_exception(error)
 
@@ -269,7 +269,7 @@ class Host:
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
         """Run work(runtime, cancel) while nobody needs the model: any other call sets `cancel`."""
         cancel = self._idle_cancel = threading.Event()
-        return await self._run(lambda: work(self._opened(), cancel))
+        return await self._run(lambda: work(self.holder.opened, cancel))
 
     def cancel_idle(self) -> None:
         """End the idle work that is running or queued, if there is any; from any thread."""
@@ -280,7 +280,7 @@ class Host:
         """Prepare the newest replies for their ratings. `write` cancels it; a rating waits for it."""
         self.cancel_idle()
         cancel = self._settle_cancel = threading.Event()
-        await self._run(lambda: self._opened().settle(cancel))
+        await self._run(lambda: self.holder.opened.settle(cancel))
 
     def _cancel_settle(self) -> None:
         if self._settle_cancel is not None:
@@ -302,7 +302,7 @@ class Host:
         chunks: deque[Chunk] = deque()
 
         def pump() -> None:
-            for chunk in begin(self._opened(), cancel):
+            for chunk in begin(self.holder.opened, cancel):
                 chunks.append(chunk)
                 with contextlib.suppress(RuntimeError):  # the event loop is closed; the reply is committed
                     loop.call_soon_threadsafe(arrived.set)
@@ -334,18 +334,15 @@ class Host:
         return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:
-        self._holder.leaving = True
+        self.holder.leaving = True
         self.stop()
         self.cancel_idle()
         self._cancel_settle()
         with self._closing:
             if self._closed is None:
-                self._closed = self._pool.submit(self._holder.close)
+                self._closed = self._pool.submit(self.holder.close)
                 self._pool.shutdown(wait=False)
             return self._closed
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def _opened(self) -> Runtime:
-        return self._holder.opened

@@ -9,10 +9,13 @@ from typing import Any
 from .context_window import ContextWindow, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
+from .engine.run import Run
 from .errors import StoreBusy
 from .learning import Learning
+from .models.thinking import ThoughtCounter, opened_by
 from .sampling import check_sampling
 from .settings import Settings
+from .sona.answer_trace import AnswerTrace
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
@@ -61,16 +64,18 @@ class ReplyWriter:
         adapter = learner.micro if learner and not untouched else None
         words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
         with made_by(learner, untouched):
-            run = self.engine.run(request, adapter, trace)
+            recorder = self._recorder(request, trace)
+            run = self.engine.run(request, adapter, recorder)
             for chunk in run.chunks():
                 words.append(chunk.text)
                 if chunk.response is not None:
                     done = chunk.response
-                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace)
+                    row = self._reply_row(run, trace, done)
                     self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
                     run.record()
-                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace)
+                    begun: dict[str, Any] = {"text": "".join(words), "finish_reason": "cancelled"}
+                    row = self._reply_row(run, trace, **begun)
                     self._save_draft(session_id, row)
                     saved_at = time.monotonic()
                 yield chunk
@@ -98,6 +103,8 @@ class ReplyWriter:
         """
         if request.input_ids is not None:
             return request
+        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
+        request = replace(request, thinking=thinking)
         request = replace(request, input_ids=self.engine.prompt_ids(request))
         if request.untouched:
             return request
@@ -137,29 +144,37 @@ class ReplyWriter:
         learner.sync()
         return learner.trace(untouched)
 
+    def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
+        """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
+        if trace is None or self._settings.rate_thoughts:
+            return trace
+        tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
+        begun = request.begun.text if request.begun else opened_by(tokenizer, prompt)
+        return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
+
     def _reply_row(
-        self,
-        request: GenerationRequest,
-        text: str,
-        finish_reason: str,
-        drawn: list[int],
-        trace: Trace | None,
+        self, run: Run, trace: Trace | None, response: GenerationResponse | None = None, **values: Any
     ) -> ReplyRow:
-        question, learner = question_of(request), self._learning.learner
-        return ReplyRow(
+        """Columns that are not named here come by their names from the response (there is none before the
+        reply is complete), the request, its sampling, the trace or the model."""
+        request, learner = run.request, self._learning.learner
+        question = question_of(request)
+        return ReplyRow.of(
+            response,
+            run.recorder,
+            request,
+            request.sampling,
+            self._model,
             id=request.request_id,
             model=self._model.name,
-            fingerprint=self._model.fingerprint,
             adapter=learner.history.name if learner else None,
             adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
             prompt_ids=list(request.input_ids or []),
-            sampled_ids=list(drawn),
+            sampled_ids=list(run.drawn),
             prompt=question,
-            text=text,
-            finish_reason=finish_reason,
             query=learner.rating_index.known_state(question) if learner else None,
-            logprob=trace.logprob if trace else None,
-            examples=request.examples,
+            logprob=trace.logprob if trace and trace.tokens else None,
+            **values,
         )
 
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:

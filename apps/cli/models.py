@@ -1,4 +1,4 @@
-"""`pull`, `ls`, `show` and `rm`: models."""
+"""`pull`, `ls`, `show` and `rm`: fetch, list, show and delete models."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _facts(model: Any) -> dict[str, Any]:
 @click.argument("name")
 @json_option
 def pull(name: str, as_json: bool) -> None:
-    """Fetch a model from Hugging Face (owner/name) and check it. Stopped, it goes on where it was."""
+    """Fetch a model from Hugging Face (owner/name) and check it. An interrupted download continues."""
     from ruvmlx.models.load import load_model
 
     from ..progress import watching
@@ -41,7 +41,7 @@ def pull(name: str, as_json: bool) -> None:
 @click.command("ls")
 @json_option
 def list_models(as_json: bool) -> None:
-    """Models on this machine."""
+    """List the models on this machine."""
     from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
@@ -56,7 +56,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("name", default="starter")
 @json_option
 def show_model(name: str, as_json: bool) -> None:
-    """One model's files and shape."""
+    """Show one model's files and shape."""
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import without
 

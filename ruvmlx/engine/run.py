@@ -14,6 +14,7 @@ from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
 from ..kv.policy import PAGE
 from ..models.model import Model
+from ..models.thinking import opened_by
 from ..sampling import check_sampling, log_softmax, top_ids
 from .detokenize import StopStrings, StreamDecoder
 from .sessions import Session, SessionManager
@@ -72,6 +73,8 @@ class Run:
         self.recorded = 0  # number of drawn tokens that were recorded
         self.ids: list[int] = []
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
+        # What the template wrote of the reply: the tag that opens its thought.
+        self._opening = "" if request.begun else opened_by(engine.model.tokenizer, self.prompt)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run goes on
         self.started = self.first_token = time.perf_counter()
@@ -134,7 +137,8 @@ class Run:
         return None if self.over else self._accepted(token)
 
     def _accepted(self, token: int) -> Chunk:
-        text = self.stops.add(self.decoder.add(token))
+        opening, self._opening = self._opening, ""
+        text = opening + self.stops.add(self.decoder.add(token))
         self.text.append(text)
         if self.stops.hit:
             self.finish_reason = "stop"

@@ -60,7 +60,7 @@ class SessionManager:
             return self._new()
         session = self._sessions.pop(session_id, None) or self._resumed(session_id, prompt) or self._new()
         self._sessions[session_id] = session
-        while len(self._sessions) > self._capacity:
+        while len(self) > self._capacity:
             self._keep(*self._sessions.popitem(last=False), time.monotonic() + LONGEST)
         return session
 
@@ -127,9 +127,16 @@ class SessionManager:
 
     # --------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str | None) -> Session | None:
+        """The session, if it is kept."""
+        return self._sessions.get(session_id) if session_id is not None else None
+
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
         """The policy of the session's cache; of new caches, if there is no such session."""
-        session = self._sessions.get(session_id) if session_id is not None else None
+        session = self.get(session_id)
         return session.policy if session else self.policy
 
     @property

@@ -32,6 +32,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    thinking: bool | None = None  # whether the model is to think first; None: its template's own choice
     logprobs: int = 0  # how many of the most likely tokens to report with every token
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
     untouched: bool = False  # answer without any adapter

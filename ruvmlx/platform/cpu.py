@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -56,6 +57,13 @@ def _darwin_level() -> int:
     return level.value
 
 
+BusySample = tuple[float, float, float]  # seconds: wall, busy time of all CPUs, CPU time of this process
+
+
+def busy_sample() -> BusySample:
+    return time.monotonic(), _busy_seconds(), time.process_time()
+
+
 class OtherLoad:
     """Cores kept busy by other processes: the machine's busy time less our own, since the last measurement.
 
@@ -65,8 +73,9 @@ class OtherLoad:
 
     PERIOD = 0.25
 
-    def __init__(self):
-        self._at, self._cores = self._sample(), 0.0
+    def __init__(self, sample: Callable[[], BusySample] = busy_sample):
+        self._sample = sample
+        self._at, self._cores = sample(), 0.0
 
     def cores(self) -> float:
         if time.monotonic() - self._at[0] >= self.PERIOD:
@@ -74,11 +83,6 @@ class OtherLoad:
             wall, busy, own = (b - a for a, b in zip(self._at, now, strict=True))
             self._at, self._cores = now, max(0.0, (busy - own) / wall)
         return self._cores
-
-    @staticmethod
-    def _sample() -> tuple[float, float, float]:
-        """(wall, busy time of all CPUs, CPU time of this process) in seconds."""
-        return time.monotonic(), _busy_seconds(), time.process_time()
 
 
 def _busy_seconds() -> float:

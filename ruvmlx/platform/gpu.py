@@ -34,19 +34,18 @@ class LaunchableKernel(Protocol):
 
 
 class GPU:
-    """MLX's GPU: its kind, name and versions, and kernel launches."""
+    """MLX's GPU: its kind, name and versions, and kernel launches.
+
+    given_up: the GPU failed; this process uses the CPU from then on, for training too.
+    """
 
     def __init__(self) -> None:
-        self._given_up = False
-
-    def give_up(self) -> None:
-        """Use the CPU from now on in this process, for training too, because the GPU failed."""
-        self._given_up = True
+        self.given_up = False
 
     @property
     def kind(self) -> str:
         """ "metal" or "cuda"; "" without a usable GPU."""
-        if self._given_up or not GPU_ALLOWED:
+        if self.given_up or not GPU_ALLOWED:
             return ""
         if mx.metal.is_available():
             return "metal"

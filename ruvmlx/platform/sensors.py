@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,28 @@ class SensorReading:
     drawn_by: str = ""  # "processor" | "battery"
 
 
+def ioreg() -> Any:
+    """A list with the battery's properties as plist; empty without a battery."""
+    command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=5, check=False)
+        return plistlib.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, ExpatError):
+        return []
+
+
 class Sensors:
     """The machine's sensors. `read` takes up to a tenth of a second: do not call it in the thread that draws
     the screen."""
 
-    def __init__(self, root: Path = SYS, platform: str = sys.platform):
-        self._root, self._darwin = root, platform == "darwin"
+    def __init__(self, root: Path = SYS, platform: str = sys.platform, battery: Callable[[], Any] = ioreg):
+        self._root, self._darwin, self._battery = root, platform == "darwin", battery
         self._counters = packages(root / "class/powercap")
         self._last = self._joules()
 
     def read(self) -> SensorReading:
         if self._darwin:
-            watts = battery_watts(_ioreg())
+            watts = battery_watts(self._battery())
             return SensorReading(None, thermal_state(), watts, "battery" if watts else "")
         watts, drawn_by = self._processor_watts(), "processor"
         if watts is None:
@@ -159,13 +169,3 @@ def battery_watts(found: Any) -> float | None:
         return -current * voltage / 1e6 if current < 0 else None
     except (LookupError, TypeError):
         return None
-
-
-def _ioreg() -> Any:
-    """A list with the battery's properties as plist; empty without a battery."""
-    command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=5, check=False)
-        return plistlib.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, ExpatError):
-        return []

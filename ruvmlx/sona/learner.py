@@ -45,7 +45,7 @@ class Learner:
         self, store: Store, model: Model, active: ActiveAdapter, rating_index: RatingIndex,
         layers: LayerPart, guard: KLGuard, anchors: WeightAnchors, learns: bool = True,
     ):  # fmt: skip
-        self._store, self._model, self._layers, self._learns = store, model, layers, learns
+        self._store, self._model, self.layers, self._learns = store, model, layers, learns
         self.active, self.rating_index, self.anchors = active, rating_index, anchors
         self.traces = ReplyTraces(store, active, layers, guard, learns)
 
@@ -86,7 +86,7 @@ class Learner:
     @property
     def targets(self) -> Targets:
         """The matrices that ratings change."""
-        return self._layers.targets
+        return self.layers.targets
 
     def sync(self) -> None:
         """Load and install the stored version if an undo or another process has changed it."""
@@ -95,7 +95,7 @@ class Learner:
 
     def release(self) -> None:
         """Free the training graph; it is built again when needed."""
-        self._layers.release()
+        self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Learner:
             if before.base != state.base:
                 continue
             taken = instant.without(state.micro, before.micro, after.micro, self.probe)
-            layers = self._layers.without(state, before, after, self.active.probed_base.probe)
+            layers = self.layers.without(state, before, after, self.active.probed_base.probe)
             state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
         return state
 
@@ -200,8 +200,8 @@ class Learner:
         self.probe.prepare()
         stats = trace.stats or instant.prepare_stats(trace, self.probe)
         started = time.perf_counter()
-        layers = self._layers.updated(base, trace, weight, self.active.probed_base.probe)
-        more = self._layers.added_kl(layers)
+        layers = self.layers.updated(base, trace, weight, self.active.probed_base.probe)
+        more = self.layers.added_kl(layers)
         if self.targets.head:
             update = instant.update(base.micro, trace, weight, self.probe, base.kl, stats, max(0.0, more))
         else:
@@ -226,5 +226,5 @@ class Learner:
                 adapter.add_to_logits(logits, hidden)
                 sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
             at += len(hidden)
-        before, after = (self._layers.logprob_shift(trace, state) for state in (old, new))
+        before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
         return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after

@@ -118,7 +118,7 @@ class PromotionTest:
         tries = self._tried(candidate, before, plain)
         last = tries[-1]
         loss = self._loss(last.name, last.micro)
-        reason = _objection(loss_before, loss, last.found, before)
+        reason = objection(loss_before, loss, last.found, before)
         facts = {
             "examples": len(self.buffer.train) + len(self.buffer.held_out),
             "held_out": len(self.buffer.held_out),
@@ -201,8 +201,8 @@ class PromotionTest:
         return total / text.said
 
 
-def _objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
-    """Why the candidate is refused; "" if it is promoted."""
+def objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
+    """The rule of promotion: why a candidate is refused; "" if it is promoted."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its measurements are not finite"
     if found.kl > KL_CAP:

@@ -116,6 +116,7 @@ def _examples(
     for row in rows:
         reward, value = index.standing(row.reply_id, row.rating)
         prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
+        prompt, said = prompt + said[: row.thought], said[row.thought :]
         drawn = None if row.logprob is None else row.logprob / len(said)
         text = TrainingText.cut(prompt, said)
         out.append(RatedExample(row.reply_id, row.rating, text, reward, value, row.version, drawn))

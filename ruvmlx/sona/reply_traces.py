@@ -100,12 +100,12 @@ class ReplyTraces:
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
         """Compute the trace again: one prefill over the reply's prompt and tokens."""
-        if not reply.sampled_ids:
+        if not reply.rated_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend
         with under(backend, self._active.replay_lora(state)):
-            states = backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
-        hidden = states[len(reply.prompt_ids) - 1 :]
+            states = backend.hidden_states(reply.context_ids + reply.rated_ids[:-1])
+        hidden = states[len(reply.context_ids) - 1 :]
         return Trace.from_hidden(
-            state.micro, state.version, hidden, reply.sampled_ids, backend.head, reply.logprob
+            state.micro, state.version, hidden, reply.rated_ids, backend.head, reply.logprob
         )

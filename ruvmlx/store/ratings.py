@@ -37,6 +37,7 @@ class RatedReply:
     sampled_ids: bytes
     query: bytes | None
     logprob: float | None
+    thought: int
 
 
 class Ratings:
@@ -131,7 +132,8 @@ class Ratings:
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """The newest ratings in force whose replies still have their tokens, oldest first."""
         rows = self._db.rows(
-            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.query, r.logprob"
+            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
+            " r.logprob"
             " FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
             " ORDER BY t.id DESC LIMIT ?",

@@ -1,4 +1,4 @@
-"""Verbs as others' scripts call them: JSON fields, exit codes, one line for every error."""
+"""Verbs as scripts call them: JSON fields, exit codes, one line for every error."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def process():
-    """Run a verb in a process of its own, without a terminal."""
+    """Run a verb in its own process, without a terminal."""
 
     def run_it(*args: str, stdin: str | bytes = "", **env: str) -> subprocess.CompletedProcess:
         return subprocess.run(

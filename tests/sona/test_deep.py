@@ -20,7 +20,7 @@ from .test_bases import promote
 
 @pytest.fixture
 def learned(rated):  # noqa: F811
-    """The same ratings, and a base to hold on to."""
+    """The same ratings, and a base to anchor."""
     promote(rated)
     return rated
 
@@ -75,7 +75,7 @@ def test_an_undo_takes_the_anchor_back(learned):
 
 
 class After(threading.Event):
-    """Set from the n-th time on that it is asked."""
+    """An event that is set after n queries."""
 
     def __init__(self, n):
         super().__init__()

@@ -63,7 +63,7 @@ class LayerGradients:
         """Gradient of a reply under base, layer LoRA and micro: some 10 ms per token."""
         from ...training.slices import TrainingText
 
-        trainer, text = self._graph(pause), TrainingText.cut(reply.prompt_ids, reply.sampled_ids)
+        trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
         trainer.set_head(base, micro)
         change = joined(base, layer_lora, empty=True)
         assert change is not None
@@ -73,10 +73,12 @@ class LayerGradients:
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
         """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
-        tokens, at, total = np.asarray(reply.sampled_ids, np.int32), 0, 0.0
+        tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
         with under(self._backend, base):
-            states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1], pause)
-            for part, logits in adapted_logits(None, states[len(reply.prompt_ids) - 1 :], self._backend.head):
+            states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
+            for part, logits in adapted_logits(
+                None, states[len(reply.context_ids) - 1 :], self._backend.head
+            ):
                 total += float(kernels.logprobs(logits, tokens[at : at + len(part)]).sum())
                 at += len(part)
         return total
