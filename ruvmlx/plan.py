@@ -1,4 +1,4 @@
-"""What opening a model will use, and whether this machine has it: known before weights are read."""
+"""The memory and backend that a model will use, and whether it fits: known before weights are read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +13,21 @@ from .models.model import Model, ModelConfig, ModelShape
 from .platform import cpu
 from .progress import QUIET, Progress, Watch, megabytes, parameters
 
-CONTEXT = 4096  # tokens of keys and values that are counted in
-# Beyond weights and cache: the program, and what learning knows of the model. The starter model, whose
-# vocabulary is 49,152, has come to 268 MB on its first opening (native backend, x86-64).
+CONTEXT = 4096  # tokens of KV cache in the estimate
+# Bytes beside weights and cache: the program, and per token of the vocabulary the KL probe and the adapter.
+# Measured: 268 MB for the starter model with 49,152 tokens, at its first opening (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
-SPARE = 0.95  # of what is free
-GPU_SHARE = 0.75  # of unified memory that Metal lets one process have, about
+SPARE = 0.95  # share of the free memory that a model may take
+GPU_SHARE = 0.75  # share of unified memory that Metal gives one process, about
 
 
 class NotEnoughMemory(RuvmlxError):
-    """A model that this machine has no room for."""
+    """The machine has too little memory for the model."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model will take."""
+    """Bytes of memory that a model will take."""
 
     weights: int
     cache: int
@@ -44,8 +44,8 @@ class Need:
 
 
 def _cache_bytes(shape: ModelShape) -> int:
-    """Keys and values of CONTEXT tokens in 16 bits. Of a model that only mlx-lm runs: as if its heads filled
-    the hidden states, which is an upper bound for all but a few."""
+    """Bytes of the keys and values of CONTEXT tokens in 16 bits. For a model that only mlx-lm runs, keys are
+    counted as wide as the hidden states: an upper bound for all but a few architectures."""
     width = shape.hidden_size
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
@@ -53,7 +53,7 @@ def _cache_bytes(shape: ModelShape) -> int:
 
 
 def _held(facts: Facts, backend: Choice) -> int:
-    """Bytes of the weights in memory: the C decoder and GPUs keep what is stored, the others unpack it."""
+    """Bytes of the weights in memory: as stored with the C decoder and on GPUs, else unpacked to float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
@@ -64,7 +64,7 @@ def _held(facts: Facts, backend: Choice) -> int:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """Bytes of the machine. limit: what one model may take, whatever is going on; available: what is free."""
+    """The machine's memory in bytes. available: free now. limit: most that one model may take."""
 
     total: int
     available: int
@@ -73,14 +73,14 @@ class MachineMemory:
     @classmethod
     def now(cls, backend: Choice) -> "MachineMemory":
         total, available = cpu.total_memory(), cpu.available_memory()
-        # macOS makes room by itself, as far as the GPU may go; elsewhere what is not free ends the process.
+        # macOS frees memory itself, up to the GPU's share; other systems kill a process that takes too much.
         limit = int(total * GPU_SHARE) if backend.device == "metal" else int(available * SPARE)
         return cls(total, available, limit)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, what it runs on, what that takes. chosen: the name that was asked for; None: nobody chose."""
+    """A model, its backend and its memory. chosen: the requested name; None: none was requested."""
 
     facts: Facts
     backend: Choice
@@ -100,10 +100,10 @@ class Plan:
         return self.need.total <= self.memory.limit
 
     def check(self, held: int = 0) -> None:
-        """NotEnoughMemory where it does not fit, with what would. held: bytes that will be given back."""
+        """Raise NotEnoughMemory if the model does not fit. held: bytes that will be freed."""
         memory = (
             self.memory if self.fits else MachineMemory.now(self.backend)
-        )  # room may have been made since
+        )  # memory may have been freed since
         if self.need.total <= memory.limit + held:
             return
         raise NotEnoughMemory(
@@ -113,7 +113,7 @@ class Plan:
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """A word, and what stands beside it; for people."""
+        """(label, text) pairs that describe the plan to the user."""
         f, m = self.facts, self.memory
         why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
         size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
@@ -133,10 +133,10 @@ class Plan:
 
 
 class Planning(Watch):
-    """Makes a plan of what is found, tells it, and checks it."""
+    """Makes a plan when the model's files are found, reports it to the watch and checks it."""
 
     def __init__(self, watch: Watch, backend: Choice, chosen: str | None, name: str = "auto"):
-        """chosen: the model that was asked for; name: the backend that was."""
+        """chosen: the requested model. name: the requested backend."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
 
     def found(self, facts: Facts) -> None:
@@ -144,31 +144,31 @@ class Planning(Watch):
         backend = for_model(self._backend, self._name, facts.shape)
         plan = Plan.of(facts, backend, self._chosen)
         self._watch.planned(plan)
-        plan.check(self._watch.held if facts.to_fetch else 0)  # what is held is there until weights are read
+        plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
 
     def progress(self, progress: Progress) -> None:
         self._watch.progress(progress)
 
     def load(self, name: str | None) -> Model:
-        """The model, fetched if need be, which fits."""
+        """Load a model, downloaded if needed; NotEnoughMemory if it does not fit."""
         model = load_model(name, self)
         self.found(Facts.of(model))
         return model
 
     def counted(self, model: Model) -> Model:
-        """The same model, whose weights the watch sees being read."""
+        """The same model, which reports to the watch while its weights are read."""
         if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))
 
 
 def _what_fits(limit: int, backend: Choice) -> str:
-    """Models of this machine that would, or how large one may be."""
+    """A sentence that names models on this machine that fit."""
     from .models.local import sized
 
     known = [(f.name, Need.of(f, backend).total) for f in sized()]
     fitting = sorted((total, name) for name, total in known if total <= limit)
     if not fitting:
-        return "No model that is here does; close other programs."
+        return "No model on this machine fits; close other programs."
     names = ", ".join(f"{name} ({megabytes(total)})" for total, name in reversed(fitting[-3:]))
     return f"These fit: {names}. Or close other programs."

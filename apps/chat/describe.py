@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ruvmlx.models.thinking import Thought
 from ruvmlx.runtime import LearnStatus, RatingResult, Runtime
 from ruvmlx.text import one_line
 
@@ -24,6 +25,15 @@ def branch(number: int, of: int) -> str:
 
 def rating_words(rating: str) -> str:
     return rating if rating in ("up", "down") else f"{rating} of 5"
+
+
+def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
+    """How much the model thought, and what, if it is unfolded; "" where it did not."""
+    if not (parts.thought or parts.is_open):
+        return ""
+    words = len(parts.thought.split())
+    said = f"thinking, {words} words" if parts.is_open and not finished else f"thought for {words} words"
+    return f"▾ {said}\n{parts.thought}" if unfolded else f"▸ {said} · t shows it"
 
 
 def milliseconds(microseconds: float) -> str:

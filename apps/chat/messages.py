@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.reactive import var
 from textual.widgets import Markdown, Static
 
+from ruvmlx.models.thinking import split
 from ruvmlx.runtime import RatingResult, Turn
 from ruvmlx.text import sanitize
 
@@ -60,6 +61,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         Binding("m", "app.do('write.more')", "More", key_display="m"),
         Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
+        Binding("t", "unfold", "Thought", show=False),
         Binding("y", "app.do('command', 'copy')", "Copy", show=False),
         Binding("left,h", "app.do('write.flip', -1)", "Switch", key_display="←→"),
         Binding("right,l", "app.do('write.flip', 1)", "Switch on", show=False),
@@ -73,6 +75,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     ending: var[str] = var("")
     effect: var[str] = var("")
     branch: var[tuple[int, int]] = var((1, 1))  # its number, and how many replies are in this place
+    unfolded: var[bool] = var(False)  # the thought is shown
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -105,10 +108,21 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
-        yield ReplyMarkdown(self.text)
+        yield Static(markup=False, classes="thought")
+        yield ReplyMarkdown(self.answer)
         yield Static(markup=False, classes="note")
 
+    @property
+    def answer(self) -> str:
+        """The reply without its thought."""
+        return split(self.text).answer
+
+    def action_unfold(self) -> None:
+        """Show the thought, or fold it again."""
+        self.unfolded = not self.unfolded
+
     def on_mount(self) -> None:
+        self._show_thought()
         self._show_note()
 
     @property
@@ -122,18 +136,20 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     @property
     def code_blocks(self) -> list[str]:
         """The code in it, block by block."""
-        return code_blocks(self.text)
+        return code_blocks(self.answer)
 
     async def grow(self, text: str) -> None:
         """Append sanitised text."""
         self.progress = ""
         self.text += text
-        await self.body.show(self.text)
+        self._show_thought()
+        await self.body.show(self.answer)
 
     async def finish(self, text: str, finish_reason: str) -> None:
         """Show the whole reply as it was committed."""
         self.text, self.finished = sanitize(text), True
-        await self.body.show(self.text, final=True)
+        self._show_thought()
+        await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(finish_reason, "")
 
     def rated(self, result: RatingResult) -> None:
@@ -145,6 +161,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         that was undone."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
+
+    def _show_thought(self) -> None:
+        """The thought in one line, or all of it; nothing where the model did not think."""
+        if not self.children:
+            return  # not composed yet; on_mount calls again
+        line = self.query_children(".thought").first(Static)
+        line.display = bool(words := describe.thought(split(self.text), self.finished, self.unfolded))
+        line.update(Content(words))
 
     def _show_note(self) -> None:
         if not self.children:
@@ -164,6 +188,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
         return Content(text).stylize(colour, start, start + len(mark)) if start >= 0 else Content(text)
 
+    watch_unfolded = _show_thought
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:

@@ -20,6 +20,7 @@ from typing import TextIO
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
+from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import Sanitizer, sanitize
 
@@ -182,10 +183,15 @@ class PlainChat:
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Print words as they come. The label is printed with the first word, so that an error has its own
         line."""
-        safe, begun, reason = Sanitizer(), False, ""
+        safe, answer, begun, reason = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
-                text = safe.feed(chunk.text)
+                was_thinking = answer.is_thinking
+                text = answer.feed(safe.feed(chunk.text))
+                if answer.is_thinking and not was_thinking:
+                    self._streams.note("Thinking ...")
+                if chunk.response:
+                    text += answer.flush()
                 if text or chunk.response:
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True

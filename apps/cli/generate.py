@@ -10,6 +10,7 @@ import click
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.platform import memory
 from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
@@ -74,13 +75,16 @@ def _messages(text: str, system: str | None) -> list[Message]:
 
 
 def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
-    sanitizer = Sanitizer()
+    sanitizer, answer = Sanitizer(), AnswerFilter()
     for chunk in chunks:
-        if not quiet:
-            click.echo(sanitizer.feed(chunk.text), nl=False)
-            sys.stdout.flush()
+        was_thinking, text = answer.is_thinking, answer.feed(sanitizer.feed(chunk.text))
+        if answer.is_thinking and not was_thinking and not quiet:
+            log("thinking ...")
         if chunk.response is not None:
-            response = chunk.response
+            response, text = chunk.response, text + answer.flush()
+        if not quiet:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
     if not quiet:
         click.echo("")
     return response

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODEL = ("model", "backend", "threads", "kv", "adapter", "router")
-_SAMPLING = ("max_tokens", "temperature", "top_p", "min_p", "top_k", "system", "examples")
+_REPLY = ("max_tokens", *config.SAMPLING, "system", "thinking", "examples")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
@@ -46,7 +46,7 @@ def setting_options(*names: str) -> Callable[[F], F]:
 
 
 model_options = setting_options(*_MODEL)
-sampling_options = setting_options(*_SAMPLING)
+sampling_options = setting_options(*_REPLY)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:

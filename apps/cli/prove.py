@@ -59,7 +59,7 @@ def prove(as_json: bool, **flags: Any) -> None:
         _suite(flags)
         return
     setting, arm = _setting(flags), _arm(flags)
-    bench = _bench(resolve(flags), log)
+    bench = open_bench(resolve(flags), log)
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
         log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
@@ -89,7 +89,7 @@ def _suite(flags: dict[str, Any]) -> None:
 
     results = Path(flags["suite"])
     if flags["report"] is None:
-        bench = _bench(resolve(flags), log)
+        bench = open_bench(resolve(flags), log)
         suite.run(bench, _setting(flags), flags["seeds"], flags["user"], results, log)
         return
     report = Path(flags["report"])
@@ -183,7 +183,7 @@ def _checked(function, given: str):
     return score
 
 
-def _bench(settings: Settings, say):
+def open_bench(settings: Settings, say):
     from ruvmlx.backends.select import open_backend
 
     from ..prove.trial import Bench

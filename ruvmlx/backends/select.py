@@ -199,7 +199,7 @@ def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
     from .mlx.backend import MLXBackend
     from .native.backend import NativeBackend
 
-    gpu.give_up()
+    gpu.given_up = True
     gc.collect()
     mx.clear_cache()  # free the weights on the GPU before they are loaded again
     try:

@@ -90,8 +90,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Conversation -> ids through the model's chat template, rendered in a sandbox."""
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
+        model is to think first; None is the template's own choice. Templates without a choice ignore it."""
 
 
 @dataclass
@@ -107,7 +114,7 @@ class Model:
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
     parameters: int
     bytes: int
-    # The model's own temperature, top_p, top_k, min_p, where it has them.
+    # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -58,7 +58,7 @@ def say(runtime, chat):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_plain_mode(name, open_tiny, there, capsys):
+def test_every_command_works_in_plain_mode(name, open_tiny, there, capsys):
     """It is obeyed, and answered in words: no error, no control character, nothing that moves."""
     lines, sink = ["Hello", *typed(name)], io.StringIO()
     options = ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
@@ -71,7 +71,7 @@ def test_in_plain_mode(name, open_tiny, there, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_in_the_app(name, open_tiny, there):
+async def test_every_command_works_in_the_app(name, open_tiny, there):
     """It is obeyed: no error is shown, and the app goes on (or leaves)."""
     app = ChatApp(open_tiny, ChatOptions(sampling=Sampling(1.5), max_new_tokens=4, learn_when_idle=False))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -60,7 +60,7 @@ class Pressing:
             self._pressed = 0.0
 
 
-async def test_esc_at_random_tokens(starter, backend, home, full):
+async def test_esc_at_random_tokens_keeps_the_words_that_were_shown(starter, backend, home, full):
     """Greedy. The words that were shown are those that were kept; and every reply, with the stopped ones
     before it in its cache, has the tokens of a run that reads its whole prompt anew, ties aside."""
 

@@ -42,7 +42,7 @@ FORBIDDEN = ("]52;", "cm0gLXJm", "Zm9v", "]0;pwned", "\x1b[3J", "\x1bc", "\x1b[6
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_control_of_theirs_reaches_the_terminal(kind):
+def test_no_control_sequence_of_hostile_text_reaches_the_terminal(kind):
     """The words arrive; sequences that only the hostile text holds do not."""
     terminal = Terminal([sys.executable, "-c", PROGRAM.format(reply=HOSTILE[kind])])
     terminal.expect("learns from what you think")
@@ -80,14 +80,14 @@ def seen(raw, places):
 
 
 @pytest.mark.parametrize("attack", SEQUENCES)
-def test_the_look_finds_what_is_sent(attack):
+def test_the_check_finds_every_control_sequence(attack):
     """Every sequence, sent as it is, is found; so it can be trusted when it finds nothing."""
     raw = attack(word(7), number(7))
     if "\x1b" in raw or re.search("[\x80-\x9f]", raw):
         assert leaks(raw.encode())
 
 
-def test_the_texts_are_what_they_should_be():
+def test_hostile_texts_have_every_kind_and_length():
     """All kinds are among the first few hundred, and the longest have 100 kB."""
     texts = [hostile(n, random.Random(n)) for n in range(1000)]
     assert max(map(len, texts)) >= 90_000
@@ -95,7 +95,7 @@ def test_the_texts_are_what_they_should_be():
         assert any(attack(word(n), number(n)) in text for n, text in enumerate(texts))
 
 
-def test_every_widget_shows_hostile_texts(full):
+def test_every_widget_shows_hostile_texts_sanitised(full):
     """Replies, messages, titles, names, notes, notices, errors, the panel, the input: 10,000 texts in each
     (--full), and no sequence of theirs, nor any mark in one, nor a control character is sent."""
     for numbers, raw in shown("app", full):
@@ -104,7 +104,7 @@ def test_every_widget_shows_hostile_texts(full):
             assert len(texts) >= IN_SIGHT * len(numbers), place
 
 
-def test_plain_mode_shows_hostile_texts(full):
+def test_plain_mode_shows_hostile_texts_sanitised(full):
     """The same, and it sends no sequence at all."""
     for numbers, raw in shown("plain", full):
         assert sent(raw)[0] == [] and leaks(raw) == []
@@ -142,7 +142,7 @@ def hostile_store(home, full):
         ("adapters", "use", "\x1b]0;Zq00001qZ\x07"),
     ],
 )
-def test_the_command_line_shows_hostile_texts(verb, hostile_store, home):
+def test_the_command_line_shows_hostile_texts_sanitised(verb, hostile_store, home):
     """Tables, search results and error lines; JSON has its own way to write what is not printable."""
     terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home))
     terminal.wait(600)

@@ -198,7 +198,7 @@ def test_the_prompts_end_is_known_without_waiting_for_it(models, full):
 
 def state(engine, session="s"):
     """Everything that a reply leaves behind."""
-    held = engine.sessions._sessions[session]
+    held = engine.sessions.get(session)
     cache = held.cache
     assert len(held.tokens) == cache.offset
     pages = [p and p.tier for p in cache.pages] if hasattr(cache, "pages") else None
@@ -348,7 +348,7 @@ def test_nan_is_an_error(models, policy):
     except RuvmlxError as e:
         line = str(e)
     assert "answered NaN or infinity" in line and "\n" not in line
-    assert not engine.sessions._sessions and backend.pool.pages == [0, 0, 0]
+    assert not len(engine.sessions) and backend.pool.pages == [0, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -368,7 +368,7 @@ def test_a_failing_step_drops_the_session(models, full, monkeypatch):
         for chunk in engine.stream(request(session_id="s")):
             if chunk.generated == 3:
                 patch.setitem(layer, "mlp", lambda x: 1 / 0)
-    assert not engine.sessions._sessions
+    assert not len(engine.sessions)
     assert engine.generate(request(session_id="s")).token_ids == want
 
 
@@ -412,4 +412,4 @@ def stopped(engine, some) -> list[int]:
     for chunk in engine.stream(some):
         if chunk.generated == 37:
             break
-    return engine.sessions._sessions["s"].tokens[len(some.input_ids) :]
+    return engine.sessions.get("s").tokens[len(some.input_ids) :]

@@ -123,10 +123,10 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
         return [chunk.response for chunk in rated.chats.say(chat, "and now?", **given)][-1].cached_tokens
 
     assert cached() == 0 and cached() > 0
-    monkeypatch.setattr(promotion, "_objection", lambda *_: "a test")
+    monkeypatch.setattr(promotion, "objection", lambda *_: "a test")
     assert not consolidate(rated)[0]["promoted"]
     assert cached() > 0
-    monkeypatch.setattr(promotion, "_objection", lambda *_: "")
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
     assert consolidate(rated)[0]["promoted"]
     assert cached() == 0 and cached() > 0
 

@@ -34,7 +34,7 @@ def say(*words):
 
 def live(seed):
     from ruvmlx.sona import background, promotion
-    background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
+    background.SAVE_EVERY, promotion.objection = 1, lambda *a: ""  # every base is promoted
     settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
     with Runtime(Store(store_file()), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
         for i in range(10_000):

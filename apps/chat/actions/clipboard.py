@@ -23,7 +23,7 @@ class ClipboardActions:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
         number = parse_number(argument, len(blocks), "code blocks")
-        self._chat.app.copy_to_clipboard(reply.text if number is None else blocks[number - 1])
+        self._chat.app.copy_to_clipboard(reply.answer if number is None else blocks[number - 1])
         self._rate.notice([reply.reply_id], "copied")
         self._chat.status.flash(
             "Copied" if number is None else f"Copied code block {number} of {len(blocks)}"

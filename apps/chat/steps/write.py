@@ -7,6 +7,7 @@ from typing import Any
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.host import BeginReply
+from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import sanitize
 
@@ -85,13 +86,13 @@ def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 def spoken(turns: list[Turn]) -> list[str]:
     """The messages, with the speakers' names."""
     names = {"user": "You", "assistant": "Assistant"}
-    return [f"{names[turn.role]}: {turn.content}" for turn in turns if turn.role != "system"]
+    return [f"{names[turn.role]}: {split(turn.content).answer}" for turn in turns if turn.role != "system"]
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Copy the newest reply, or one of its code blocks."""
     turns = runtime.chats.turns(state.session)
-    reply = next((t.content for t in reversed(turns) if t.role == "assistant"), None)
+    reply = next((split(t.content).answer for t in reversed(turns) if t.role == "assistant"), None)
     if reply is None:
         raise NotFound("there is no reply to copy yet")
     blocks = code_blocks(sanitize(reply))
