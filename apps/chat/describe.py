@@ -28,7 +28,7 @@ def rating_words(rating: str) -> str:
 
 
 def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
-    """How much the model thought, and what, if it is unfolded; "" where it did not."""
+    """A line with the length of the thought, and the thought itself if `unfolded`; "" without a thought."""
     if not (parts.thought or parts.is_open):
         return ""
     words = len(parts.thought.split())
