@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 11 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 12 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -40,6 +40,8 @@ typedef struct {
     const float *g;
     size_t n;
 } rvm_param;
+
+typedef struct rvm_layers rvm_layers;
 
 /* One implementation of every kernel.  T tokens, D hidden, V vocabulary, R rank.
  * lora_a: [D, R]   lora_b: [R, V]   scale s */
@@ -101,6 +103,8 @@ typedef struct {
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
+
+    const rvm_layers *layers; /* of the same instruction set: "Layers", below */
 } rvm_kernels;
 
 /* The implementation called `name`, the fastest one for NULL, or NULL if this machine has no such. */
@@ -223,6 +227,9 @@ RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 /* As rvm_impl and rvm_impl_name; there are more implementations of these. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
+
+/* Name of the rvm_kernels whose layers run beside these matrices: "avx2" for "avxvnni". NULL for an unknown one. */
+RVM_API const char *rvm_matmul_layers(const rvm_matmul *matmul);
 
 /* ---- A rating (ruvmlx/sona/instant.py): kernels in a row, for what lies between them costs more ----
  *
@@ -347,7 +354,7 @@ typedef struct {
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 
 /* float32 unless said otherwise.  T tokens, D width. */
-typedef struct {
+struct rvm_layers {
     const char *name; /* as in rvm_kernels */
 
     /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
@@ -385,11 +392,10 @@ typedef struct {
 
     /* rvm_pages_demote by this implementation; all give the same bytes. */
     int (*demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
-} rvm_layers;
+};
 
-/* As rvm_impl and rvm_impl_name. */
+/* The layers of rvm_impl(name). */
 RVM_API const rvm_layers *rvm_layers_impl(const char *name);
-RVM_API const char *rvm_layers_impl_name(size_t index);
 
 /* ---- The decoder: a Llama or Mistral model, one call per chunk of a prompt or per token ----
  *

@@ -346,6 +346,8 @@ static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size
     return rc;
 }
 
+extern const rvm_layers JOIN(rvm_layers_, RVM_IMPL);
+
 const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .name = TEXT(RVM_IMPL),
     .dot = k_dot,
@@ -358,4 +360,5 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .evidence_push = k_evidence_push,
     .micro_place = k_micro_place,
     .logprobs = k_logprobs,
+    .layers = &JOIN(rvm_layers_, RVM_IMPL),
 };

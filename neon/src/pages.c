@@ -1,6 +1,6 @@
 /* Pages of keys and values: their sizes, the byte order that all implementations share, and demotion by the
  * fastest implementation.  See rvm.h, "pages", and pages.h. */
-#include "pages.h"
+#include "page_terms.h"
 
 size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim) {
     if (!good_head_dim(head_dim) || (uint32_t)tier > RVM_HOT) return 0;
@@ -12,6 +12,12 @@ int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *ds
     const rvm_layers *k = __atomic_load_n(&fastest, __ATOMIC_RELAXED);
     if (!k) __atomic_store_n(&fastest, k = rvm_layers_impl(NULL), __ATOMIC_RELAXED);
     return k->demote(from, src, to, dst, n, head_dim);
+}
+
+size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
+    const size_t width = value_rows(head_dim), page = RVM_PAGE_TOKENS;
+    const size_t codes = row_codes(RVM_COLD, head_dim) + row_codes(RVM_WARM, head_dim);
+    return rows * (2 * width + page + sum_width(head_dim) + 2) + 2 * page * width + rows * codes / sizeof(float);
 }
 
 /* ---- the shared order ---- */

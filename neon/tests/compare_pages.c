@@ -180,7 +180,7 @@ static void layers(const rvm_layers *k) {
 }
 
 int main(void) {
-    for (size_t i = 0; rvm_layers_impl_name(i); i++) layers(rvm_layers_impl(rvm_layers_impl_name(i)));
+    for (size_t i = 0; rvm_impl_name(i); i++) layers(rvm_layers_impl(rvm_impl_name(i)));
     for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
         kernels(rvm_matmul_impl(rvm_matmul_impl_name(i)));
         printf("%s: compared\n", rvm_matmul_impl_name(i));
