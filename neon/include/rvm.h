@@ -202,10 +202,9 @@ typedef struct {
     int (*matmul)(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
                   size_t tile_end, float *y, size_t y_stride);
 
-    /* Attention over one warm or cold head-page, in integers ("Pages", below; rvm_tier: 0 cold, 1 warm).
-     * Queries and weights become integers of 15 bits for warm pages and 7 bits for cold ones, with one scale
-     * a row; all implementations agree bit for bit. A NaN or an infinity makes its whole row NaN.
-     *   page_queries  q [rows][head_dim], rotated for cold pages -> codes [rvm_page_codes_bytes]
+    /* Attention over one head-page of codes, in integers ("Pages", below; tier: rvm_tier). Queries and weights
+     * become integers of 7 bits (one term) or 15 bits (two terms), with one scale a row; all implementations agree bit for bit. A NaN or an infinity makes its whole row NaN.
+     *   page_queries  q [rows][head_dim], rotated if the tier's keys are -> codes [rvm_page_codes_bytes]
      *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
      *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
      * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more that, all together, belong to
@@ -296,17 +295,32 @@ RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_askin
 
 /* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *
- * Tokens come into a HOT page; older pages are copied into WARM ones (8 bits), still older ones into COLD
- * ones (4 bits). A page holds all layers and key-value heads, [layer][kv head], each as one head-page of
+ * Tokens come into a hot page. As they grow older the page is copied into the next lower tier. A page holds all layers and key-value heads, [layer][kv head], each as one head-page of
  * rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
- * A warm or cold head-page is in the order that the kernels like; rvm_page_canonical has the one that other
+ * A head-page of codes is in the order that the kernels like; rvm_page_canonical has the one that other
  * implementations share (metal_kernels/README.md). */
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 
-typedef enum { RVM_COLD, RVM_WARM, RVM_HOT } rvm_tier;
+/* The tiers, a row each, from the oldest tokens to the newest. Numbers of a hot page are half floats; those of the
+ * others are codes of 4 or 8 bits (metal_kernels/README.md).
+ *   rotated  keys are rotated before they become codes, and queries before they score them
+ *   terms    int8 numbers for each number of a query or a weight. One term is wrong by 0.6% of the largest number, as
+ *            much as codes of 8 bits are, but far less than codes of 4 bits (10%).
+ * ruvmlx/tiers.py and metal_kernels/pages.h have the same rows; tests/kv/test_tiers.py compares them.
+ *
+ *       name  bits  rotated  terms */
+#define RVM_CODE_TIERS(TIER) \
+    TIER(COLD, 4, 1, 1) \
+    TIER(WARM, 8, 0, 2)
+
+#define RVM_TIER_NUMBER(name, bits, rotated, terms) RVM_##name,
+typedef enum { RVM_CODE_TIERS(RVM_TIER_NUMBER) RVM_HOT } rvm_tier;
+
+/* "COLD", "WARM" .. "HOT"; NULL past the last. */
+RVM_API const char *rvm_tier_name(size_t tier);
 
 typedef struct {
     uint8_t *data; /* starts at a multiple of 64 bytes */
@@ -317,7 +331,7 @@ typedef struct {
 /* A multiple of 64; 0 for a tier or head_dim that is refused. */
 RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 
-/* n head-pages in a row: hot -> warm, warm -> cold, and hot -> cold, which is the same as both. */
+/* n head-pages in a row from one tier to a lower one; the bytes are those of all single steps between the two. */
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 
@@ -337,7 +351,7 @@ RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t hea
 typedef struct {
     const rvm_page *pages;    /* [.. end_page]; those before first_page are not looked at */
     size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */
-    const rvm_matmul *matmul; /* whose kernels score warm and cold pages; NULL when all are hot */
+    const rvm_matmul *matmul; /* whose kernels score pages of codes; NULL when all are hot */
     size_t head_dim, group;
     const float *q; /* query t, head g: q + t * q_stride + g * head_dim; not yet turned */
     size_t q_stride;

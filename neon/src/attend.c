@@ -1,5 +1,5 @@
 /* Attention over pages (rvm.h, "layers"): an online softmax, page by page. Hot pages are multiplied here, in
- * float; warm and cold ones by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
+ * float; code pages by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
@@ -84,9 +84,9 @@ typedef struct {
     float *most;   /* [rows] m */
     float *total;  /* [rows] l */
     float *keys, *values; /* a page as float, when that pays */
-    float *rotated;       /* q for cold pages, until it is codes */
-    uint8_t *codes[2];    /* q as cold and warm pages want it */
-    int made[2];
+    float *rotated;       /* [rows][head_dim] q rotated, before it becomes codes */
+    uint8_t *codes[RVM_HOT]; /* q as pages of each code tier take it */
+    int made[RVM_HOT];
 } flash;
 
 static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
@@ -99,8 +99,11 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     f.keys = f.total + rows;
     f.values = f.keys + PAGE * width;
     f.rotated = f.values + PAGE * width;
-    f.codes[RVM_COLD] = (uint8_t *)(f.rotated + rows * width);
-    f.codes[RVM_WARM] = f.codes[RVM_COLD] + rows * row_codes(RVM_COLD, head_dim);
+    uint8_t *codes = (uint8_t *)(f.rotated + rows * width);
+    for (int tier = 0; tier < RVM_HOT; tier++) {
+        f.codes[tier] = codes;
+        codes += rows * row_codes((rvm_tier)tier, head_dim);
+    }
     return f;
 }
 
@@ -194,8 +197,8 @@ static void hadamard(float m[SMALL][SMALL]) {
         }
 }
 
-/* A row times blocks of a Hadamard matrix, as keys were before they became cold (metal_kernels/README.md). The
- * last bit is free here, so blocks of 16 go by multiplication: their butterflies would not fill a vector. */
+/* A row times blocks of a Hadamard matrix, as keys of rotated tiers are (metal_kernels/README.md). The last
+ * bit may differ here, so blocks of 16 are multiplied: their butterflies would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
@@ -217,7 +220,7 @@ static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], flo
         }
 }
 
-/* The rotated queries; where they are kept until they are codes. */
+/* The rotated queries. */
 static const float *rotated(const flash *f, size_t head_dim) {
     float m[SMALL][SMALL];
     hadamard(m);
@@ -225,17 +228,17 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* The queries as pages of this tier want them, once a call. */
+/* The queries as pages of this tier take them; made once a call. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
-    const float *q = tier == RVM_COLD ? rotated(f, a->head_dim) : f->q;
+    const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
     a->matmul->page_queries(tier, q, f->rows, a->head_dim, f->codes[tier]);
     f->made[tier] = 1;
     return f->codes[tier];
 }
 
-/* A warm or cold page is full: a query that does not see all of it has its mask. */
-static void flash_small(flash *f, const rvm_attention *a, size_t page) {
+/* A code page is full; flash_rows masks the tokens that a query does not see. */
+static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
     const rvm_tier tier = (rvm_tier)a->pages[page].tier;
     const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
     const uint8_t *soon = later_page(a, page, 2); /* one page is gone through faster than another arrives */
@@ -263,7 +266,7 @@ static void flash_out(const flash *f, const rvm_attention *a) {
     }
 }
 
-/* Are there pages, and kernels for them? */
+/* Does every page have data, and every code page kernels? */
 static int good_pages(const rvm_attention *a) {
     for (size_t i = a->first_page; i < a->end_page; i++) {
         const rvm_page *p = a->pages + i;
@@ -281,7 +284,7 @@ int LAYER(attend)(const rvm_attention *a) {
     flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
     for (size_t page = a->first_page; page < a->end_page; page++) {
         if (a->pages[page].tier == RVM_HOT) flash_hot(&f, a, page);
-        else flash_small(&f, a, page);
+        else flash_codes_page(&f, a, page);
     }
     flash_out(&f, a);
     return RVM_OK;

@@ -234,6 +234,6 @@ int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts
 
 size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim) {
     const size_t most = (size_t)1 << 24;
-    if ((tier != RVM_WARM && tier != RVM_COLD) || rows == 0 || rows > most || !good_head_dim(head_dim)) return 0;
+    if (!is_code_tier(tier) || rows == 0 || rows > most || !good_head_dim(head_dim)) return 0;
     return rows * row_codes((rvm_tier)tier, head_dim);
 }

@@ -1,5 +1,5 @@
-/* Attention over warm and cold head-pages (pages.h), written over the vectors of matrix_kernel.h, behind which
- * an instruction set's file includes this one.
+/* Attention over head-pages of codes (pages.h), written with the vectors of matrix_kernel.h. An instruction set's file
+ * includes this file after that one.  `tier` is a constant wherever it is passed on.
  *
  * A row of queries, or of weights p_t s_t, becomes integers x of `terms` int8 numbers each: x = hi, or
  * x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates), and one float scale `step`. Rows go in
@@ -89,24 +89,28 @@ INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
     return terms == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
+/* How the matrix kernels name codes of this width. */
+INLINE uint32_t kind_of(const rvm_tier tier) { return TIERS[tier].bits == 4 ? RVM_Q4 : RVM_Q8; }
+
 /* Into the first cache, unlike weights: half a page or more is on its way at any time. */
-INLINE void prefetch_near(const uint8_t *p, uint32_t kind) {
-    for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += 64) __builtin_prefetch(p + i);
+INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
+    for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
 /* Are stored codes multiplied without taking off the 128? */
-INLINE int is_offset(const size_t terms, const uint32_t kind) {
-    return kind == RVM_Q8 && (OFFSET8 == 0 || as_words(terms));
+INLINE int is_offset(const rvm_tier tier) {
+    return page_zero(tier) && (OFFSET8 == 0 || as_words(page_terms(tier)));
 }
 
 /* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]), n rows.  start: -128 * sums, per token */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
-                      const size_t n, const size_t terms, const uint32_t kind, const uint8_t *soon) {
-    const size_t T = n * terms, used = as_words(terms) ? n : T;
-    UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(terms, kind) ? act_i32(start + 4 * t) : 0);
-    for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += kind == RVM_Q4 ? 256 : 512) {
+                      const size_t n, const rvm_tier tier, const uint8_t *soon) {
+    const size_t terms = page_terms(tier), T = n * terms, used = as_words(terms) ? n : T;
+    const uint32_t kind = kind_of(tier);
+    UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(tier) ? act_i32(start + 4 * t) : 0);
+    for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += page_block(tier)) {
         weights w;
-        if (soon) prefetch_near(soon, kind), soon += kind == RVM_Q4 ? 256 : 512;
+        if (soon) prefetch_near(soon, tier), soon += page_block(tier);
         if (as_words(terms)) {
             dots_words(acc, tile, q, n);
             continue;
@@ -118,10 +122,9 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
 }
 
 /* What a chunk of queries scores. */
-INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const size_t terms,
-                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *scores) {
-    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
-    const size_t T = n * terms, tile = key_tile(tier, head_dim);
+INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
+                        size_t head_dim, const uint8_t *soon, float *scores) {
+    const size_t terms = page_terms(tier), T = n * terms, tile = key_tile(tier, head_dim);
     const uint8_t *start = codes + 8 * n, *q = start + 4 * T;
     for (size_t i = 0; soon && i < keys_at(tier); i += 64) __builtin_prefetch(soon + i);
     for (size_t i = 0; i < PAGE_TOKENS / TILE; i++) {
@@ -129,11 +132,10 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
         const uint8_t *scales = page + 2 * TILE * i;
         const f32x s = f_load(scales + k_scales_at(), RVM_F16), b = f_load(scales + k_biases_at(), RVM_F16);
         i32x acc[16];
-        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, terms, kind,
-                  soon ? soon + at : NULL);
+        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, tier, soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
             f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, terms));
-            if (kind == RVM_Q4) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
+            if (has_bias(tier)) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
             f_store(scores + r * PAGE_TOKENS + TILE * i, y, TILE);
         }
     }
@@ -148,40 +150,40 @@ INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
 
 /* One row's weights p_t s_t as codes. Returns step. */
 INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
-                        const size_t terms, const uint32_t kind, uint8_t *codes, int32_t *start, float *every) {
+                        const rvm_tier tier, uint8_t *codes, int32_t *start, float *every) {
+    const size_t terms = page_terms(tier);
     i32x sums[2];
     f32x rest;
     float w[PAGE_TOKENS];
     UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         f_store(w + i, f_mul(load_floats(p + i), load_floats(scale + i)), TILE);
-    if (kind == RVM_Q4) rest = biases_of(page + v_biases_at(), p, load_floats(every));
+    if (has_bias(tier)) rest = biases_of(page + v_biases_at(), p, load_floats(every));
     const float step =
-        code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, kind == RVM_Q4 ? &rest : NULL);
-    if (kind == RVM_Q4) f_store(every, rest, TILE);
-    if (is_offset(terms, kind))
+        code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, has_bias(tier) ? &rest : NULL);
+    if (has_bias(tier)) f_store(every, rest, TILE);
+    if (is_offset(tier))
         for (size_t t = 0; t < (as_words(terms) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
     return step;
 }
 
 /* What a chunk of weights adds. */
-INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const size_t terms,
-                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *sum, size_t stride) {
-    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
-    const size_t width = value_rows(head_dim);
+INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const rvm_tier tier, size_t head_dim,
+                        const uint8_t *soon, float *sum, size_t stride) {
+    const size_t terms = page_terms(tier), width = value_rows(head_dim);
     uint8_t codes[PAGE_TOKENS * 16];
     int32_t start[16];
     float scale[PAGE_TOKENS], step[8];
     for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         f_store(scale + i, f_load(page + v_scales_at(tier) + 2 * i, RVM_F16), TILE);
     for (size_t r = 0; r < n; r++)
-        step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, terms, kind, codes + 32 * terms * r,
+        step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, tier, codes + 32 * terms * r,
                              start + (as_words(terms) ? 1 : terms) * r, sum + r * stride + width);
     for (size_t i = 0; i < width / TILE; i++) {
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
         __asm__ volatile("" : "+r"(q)); /* or gcc keeps all of them in vectors, most of those in memory */
-        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, terms, kind,
+        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
             float *y = sum + r * stride + TILE * i;
@@ -208,31 +210,21 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         CHUNK(n, 1, terms, call)                                        \
     }
 
-static void scores_warm(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
-                        const uint8_t *soon, float *scores) {
-    const size_t size = row_codes(RVM_WARM, head_dim);
-    EACH_CHUNK(WARM_TERMS, score_chunk(page, codes + r * size, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
-                                       scores + r * PAGE_TOKENS))
-}
+/* For each code tier two functions, in which the tier is a constant. */
+#define TIER_FUNCTIONS(name, bits, rotated, terms)                                                               \
+    static void scores_##name(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,           \
+                              const uint8_t *soon, float *scores) {                                              \
+        const size_t size = row_codes(RVM_##name, head_dim);                                                     \
+        EACH_CHUNK(terms, score_chunk(page, codes + r * size, rows_now, RVM_##name, head_dim, soon,              \
+                                      scores + r * PAGE_TOKENS))                                                 \
+    }                                                                                                            \
+    static void values_##name(const uint8_t *page, const float *p, size_t rows, size_t head_dim,                 \
+                              const uint8_t *soon, float *sum, size_t stride) {                                  \
+        EACH_CHUNK(terms, value_chunk(page, p + r * PAGE_TOKENS, rows_now, RVM_##name, head_dim, soon,           \
+                                      sum + r * stride, stride))                                                 \
+    }
 
-static void scores_cold(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
-                        const uint8_t *soon, float *scores) {
-    const size_t size = row_codes(RVM_COLD, head_dim);
-    EACH_CHUNK(COLD_TERMS, score_chunk(page, codes + r * size, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
-                                       scores + r * PAGE_TOKENS))
-}
-
-static void values_warm(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
-                        float *sum, size_t stride) {
-    EACH_CHUNK(WARM_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
-                                       sum + r * stride, stride))
-}
-
-static void values_cold(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
-                        float *sum, size_t stride) {
-    EACH_CHUNK(COLD_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
-                                       sum + r * stride, stride))
-}
+RVM_CODE_TIERS(TIER_FUNCTIONS)
 
 /* One row of a chunk of n; i: its number there. */
 INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const size_t terms, uint8_t *codes) {
@@ -254,22 +246,27 @@ INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const
 
 static int page_queries(int tier, const float *q, size_t rows, size_t head_dim, void *codes) {
     if (page_refuses(tier, q, rows, head_dim, codes)) return RVM_BAD_ARGUMENT;
-    const size_t terms = tier == RVM_WARM ? WARM_TERMS : COLD_TERMS, size = row_codes((rvm_tier)tier, head_dim);
+    const size_t terms = page_terms((rvm_tier)tier), size = row_codes((rvm_tier)tier, head_dim);
     for (size_t r = 0, n; r < rows; r += n) {
         n = chunk_rows(rows - r, terms);
         for (size_t i = 0; i < n; i++) {
             uint8_t *to = (uint8_t *)codes + r * size;
-            if (tier == RVM_WARM) query_row(q + (r + i) * head_dim, head_dim, i, n, WARM_TERMS, to);
-            else query_row(q + (r + i) * head_dim, head_dim, i, n, COLD_TERMS, to);
+            if (terms == 2) query_row(q + (r + i) * head_dim, head_dim, i, n, 2, to);
+            else query_row(q + (r + i) * head_dim, head_dim, i, n, 1, to);
         }
     }
     return RVM_OK;
 }
 
+#define TIER_SCORES(name, bits, rotated, terms) \
+    case RVM_##name: scores_##name(page, codes, rows, head_dim, soon, scores); break;
+#define TIER_VALUES(name, bits, rotated, terms) \
+    case RVM_##name: values_##name(page, p, rows, head_dim, soon, sum, stride); break;
+
 static int page_scores(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores) {
     if (page_refuses(tier, page, rows, head_dim, codes) || !scores) return RVM_BAD_ARGUMENT;
-    (tier == RVM_WARM ? scores_warm : scores_cold)(page, codes, rows, head_dim, soon, scores);
+    switch (tier) { RVM_CODE_TIERS(TIER_SCORES) }
     return RVM_OK;
 }
 
@@ -277,6 +274,6 @@ static int page_values(int tier, const uint8_t *page, const float *p, size_t row
                        const uint8_t *soon, float *sum, size_t stride) {
     if (page_refuses(tier, page, rows, head_dim, p) || !sum) return RVM_BAD_ARGUMENT;
     if (stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
-    (tier == RVM_WARM ? values_warm : values_cold)(page, p, rows, head_dim, soon, sum, stride);
+    switch (tier) { RVM_CODE_TIERS(TIER_VALUES) }
     return RVM_OK;
 }

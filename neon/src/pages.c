@@ -2,6 +2,12 @@
  * fastest implementation.  See rvm.h, "pages", and pages.h. */
 #include "page_terms.h"
 
+#define RVM_TIER_NAME(name, bits, rotated, terms) #name,
+const char *rvm_tier_name(size_t tier) {
+    static const char *const names[] = {RVM_CODE_TIERS(RVM_TIER_NAME) "HOT"};
+    return tier <= RVM_HOT ? names[tier] : NULL;
+}
+
 size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim) {
     if (!good_head_dim(head_dim) || (uint32_t)tier > RVM_HOT) return 0;
     return head_page_bytes(tier, head_dim);
@@ -16,7 +22,8 @@ int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *ds
 
 size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
     const size_t width = value_rows(head_dim), page = RVM_PAGE_TOKENS;
-    const size_t codes = row_codes(RVM_COLD, head_dim) + row_codes(RVM_WARM, head_dim);
+    size_t codes = 0;
+    for (int tier = 0; tier < RVM_HOT; tier++) codes += row_codes((rvm_tier)tier, head_dim);
     return rows * (2 * width + page + sum_width(head_dim) + 2) + 2 * page * width + rows * codes / sizeof(float);
 }
 
@@ -25,8 +32,8 @@ size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
 /* Where the code of row r, column c lies in tiles of `columns`; *high: in the upper half of the byte. */
 static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
     const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
-    const size_t k = c % PAGE_BLOCK, quad = tier == RVM_COLD ? k % 16 / 4 : k / 4;
-    *high = tier == RVM_COLD && k >= 16;
+    const size_t k = c % PAGE_BLOCK, quad = TIERS[tier].bits == 4 ? k % 16 / 4 : k / 4;
+    *high = TIERS[tier].bits == 4 && k >= 16;
     return block * page_block(tier) + 64 * quad + 4 * (r % PAGE_TILE) + k % 4;
 }
 
@@ -42,7 +49,7 @@ static void copy_codes(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *s
         const int value = i >= PAGE_TOKENS * head_dim;
         const size_t token = i / head_dim % PAGE_TOKENS, d = i % head_dim;
         uint8_t *mine = page + code_at(tier, head_dim, value, token, d, &high);
-        if (tier == RVM_WARM) {
+        if (TIERS[tier].bits == 8) {
             if (to_page) *mine = shared[i] ^ 128;
             else shared[i] = *mine ^ 128;
             continue;
@@ -72,7 +79,7 @@ static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *sh
         copy_hot(page, head_dim, shared, to_page);
         return;
     }
-    uint8_t *scales = shared + 2 * PAGE_TOKENS * head_dim / (tier == RVM_COLD ? 2 : 1);
+    uint8_t *scales = shared + 2 * PAGE_TOKENS * head_dim / 8 * TIERS[tier].bits;
     memcpy(to_page ? page : scales, to_page ? scales : page, keys_at(tier));
     copy_codes(tier, page, head_dim, shared, to_page);
 }
