@@ -36,7 +36,7 @@ VIEWS = {
     *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
 }
 LIMIT = 1.15  # of mlx-lm's launches
-POLICY = TierPolicy("tiered", 64, 128)
+POLICY = TierPolicy("tiered", (64, 128))
 CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 

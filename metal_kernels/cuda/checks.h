@@ -34,7 +34,7 @@ static double decode_error(Layer &a) {
             for (int t = s.first; t < s.tokens(); t++) {
                 int tier;
                 const uchar *page = page_of(t, tier);
-                const float *query = (tier == COLD ? &a.q_cold[0] : &a.q[0]) + row * a.D;
+                const float *query = (tier == COLD ? &a.q_rotated[0] : &a.q[0]) + row * a.D;
                 double dot = 0;
                 for (int d = 0; d < a.D; d++) dot += query[d] * number(page, tier, a.D, false, t % 64, d);
                 x.push_back(dot / sqrt((double)a.D)), top = std::max(top, x.back());

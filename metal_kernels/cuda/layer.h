@@ -31,7 +31,7 @@
 
 template <int D, int G>
 __global__ void __launch_bounds__(128)
-attend_decode(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+attend_decode(const float *q, const float *q_rotated, const int *params, const int *pages, const uchar *cold,
               const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion(); // the merge may take its place already; it waits there
 #include "../attend_decode.metal"
@@ -40,7 +40,7 @@ attend_decode(const float *q, const float *q_cold, const int *params, const int 
 // BLOCKS: at least so many on a multiprocessor, which limits the registers of a thread.
 template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
-attend_decode_matrix(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
+attend_decode_matrix(const float *q, const float *q_rotated, const int *params, const int *pages, const uchar *cold,
                      const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
 #include "../attend_decode_matrix.metal"
@@ -74,7 +74,7 @@ __global__ void append(const T *k, const T *v, const float *turn, const int *par
 
 template <int D, int TRADITIONAL, typename T>
 __global__ void rope_append(const T *q, const T *k, const T *v, const float *turn, const uchar *open, const int *params,
-                            float *q_out, float *q_cold, uchar *open_out) {
+                            float *q_out, float *q_rotated, uchar *open_out) {
 #include "../rope_append.metal"
 }
 
@@ -151,7 +151,7 @@ struct Layer {
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[3], open; // open: a copy of each sequence's last hot page
-    std::vector<float> q, q_cold;
+    std::vector<float> q, q_rotated;
     Device<uchar> d_pool[3], d_open;
     Device<int> d_params, d_pages;
     Device<float> d_q, d_q_cold, d_o, d_ml, d_out;
@@ -190,9 +190,9 @@ struct Layer {
         for (int tier = 0; tier < 3; tier++) d_pool[tier] = Device<uchar>(pool[tier]);
         d_open = Device<uchar>(open);
         size_t rows = s.size() * n_kv * G;
-        for (size_t i = 0; i < rows * D; i++) q.push_back(normal()), q_cold.push_back(normal());
+        for (size_t i = 0; i < rows * D; i++) q.push_back(normal()), q_rotated.push_back(normal());
         d_params = Device<int>(params), d_pages = Device<int>(pages);
-        d_q = Device<float>(q), d_q_cold = Device<float>(q_cold);
+        d_q = Device<float>(q), d_q_cold = Device<float>(q_rotated);
         d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
     }
 

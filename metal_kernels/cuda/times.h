@@ -127,10 +127,10 @@ static void times_of_others(double copy) {
 
     const int B = 1, H = 4 * KV;
     Device<__half> q(typed<__half>(normals(B * H * D))), k(typed<__half>(normals(B * KV * D)));
-    Device<float> turn(turns(B, D)), q_out(B * H * D), q_cold(B * H * D);
+    Device<float> turn(turns(B, D)), q_out(B * H * D), q_rotated(B * H * D);
     Device<uchar> open_out(B * KV * page_bytes(HOT, D));
     double token = seconds([&](cudaStream_t s) {
-        rope_append<D, 0, __half><<<dim3(H + KV, B), 64, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p, q_cold.p, open_out.p);
+        rope_append<D, 0, __half><<<dim3(H + KV, B), 64, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p, q_rotated.p, open_out.p);
     });
     printf("rope_append of one token, %d + %d heads, D 128: %.2f us\n", H, KV, token * 1e6);
 

@@ -36,8 +36,7 @@ from .simulated_gpu import HANGS, MODES, SimulatedGPU
 CASES = {  # kernel -> the case that runs it
     "append": "append",
     "rope_append": "rope_append",
-    "demote_warm": "demote_warm",
-    "demote_cold": "demote_cold",
+    "demote": "demote_warm",
     "attend_decode": "attend_decode",
     "attend_merge": "attend_decode",
     "gather": "gather",
@@ -129,13 +128,13 @@ def test_logits_are_the_twins(machine, folder, monkeypatch):
     """Over 300 tokens in three tiers, token by token at the end."""
     machine()
     model = load_model(str(folder))
-    backend, policy = open_backend("auto", model), TierPolicy("tiered", 64, 128)
+    backend, policy = open_backend("auto", model), TierPolicy("tiered", (64, 128))
     tokens = np.random.default_rng(2).integers(3, 300, 310).tolist()
 
     def logits() -> list[np.ndarray]:
         cache = backend.new_cache(policy)
         first = backend.prefill(tokens[:300], cache).logits
-        assert cache.stats().cold_tokens and cache.stats().warm_tokens
+        assert all(cache.stats().tokens[:2])
         return [first, *(backend.decode(token, cache).logits for token in tokens[300:])]
 
     ours = logits()
@@ -227,7 +226,7 @@ def _impatient(monkeypatch, compiled) -> None:
 def test_a_kernel_that_breaks_after_the_check(machine, folder, plain_tokens, capsys):
     """The child found all sound; in this process a kernel raises when it is warmed up."""
     device = machine()
-    device.broken["demote_cold"] = "raise"
+    device.broken["demote"] = "raise"
     tokens, _, runtime = chat(folder)
     assert tokens == plain_tokens and runtime.backend.kernels == "metal, plain KV cache"
     assert capsys.readouterr().err.count("Note: ") == 1
