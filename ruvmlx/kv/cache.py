@@ -178,12 +178,8 @@ class PagedCache:
         self.table.flush()
         held = [page for page in self.pages if page is not None]
         storage = self.pool.storage
-        facts: dict[str, Any] = {
-            "offset": self.offset,
-            "first": self.first,
-            **dict(zip(_ENDS, self.ends, strict=True)),
-        }
-        facts["layout"] = storage.layout
+        ends = dict(zip(_ENDS, self.ends, strict=True))
+        facts = {"offset": self.offset, "first": self.first, **ends, "layout": storage.layout}
         return Dump(facts, sum(self._tier_bytes()), (storage.dump(page.number, page.tier) for page in held))
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:

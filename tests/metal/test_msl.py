@@ -93,9 +93,8 @@ def test_what_only_the_template_shows(complaints, line, complaint):
     header = "template <int N> struct Row { typedef int Word; };\n"
     kernel = demote.DEMOTE
     whole = source(kernel, kernel.values[0])
-    wrong = whole.replace(
-        "template <int D, int TO>\n[[kernel]]", f"{header}template <int D, int TO>\n[[kernel]]"
-    )
+    start = "template <int D, int TO>\n[[kernel]]"
+    wrong = whole.replace(start, header + start)
     wrong = wrong.replace("const int n_kv =", f"{line} const int n_kv =")
     assert line in wrong and header in wrong
     assert complaint in complaints(wrong)
