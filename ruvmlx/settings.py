@@ -124,7 +124,7 @@ class Settings:
         None,
         f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; measured by default",
         pattern=re.compile(r"\d{1,9}" + r",(\d{1,9}|all)" * (len(tiers.LENGTHS) - 1), re.ASCII),
-        expected=f"{_LENGTHS} in tokens, as in 64,1024",
+        expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         witnessed=True,
         public=True,
     )

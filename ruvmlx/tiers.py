@@ -35,8 +35,9 @@ TIERS = (
 )
 COLD, WARM, HOT = range(len(TIERS))
 
-# Tiers that pages leave, the newest tokens' first, as users name them: ("hot", "warm").
+# Tiers that pages leave, the newest tokens' first, as users name them: ("hot", "warm"); lengths for them
 LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
+EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 
 def described() -> str:

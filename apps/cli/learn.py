@@ -314,9 +314,9 @@ def _show_kv(facts: dict[str, Any]) -> None:
 
 def _named(lengths: dict[str, Any]) -> str:
     """ "f16 for 64 tokens, 8 bits to 1024 tokens, then 4" """
-    if lengths["hot"] is None:
+    if lengths[LENGTHS[0]] is None:
         return "f16 throughout"
-    said = f"f16 for {lengths['hot']} tokens"
+    said = f"f16 for {lengths[LENGTHS[0]]} tokens"
     for tier in reversed(TIERS[1:-1]):
         if lengths[tier.name] is None:
             return f"{said}, {tier.bits} bits for all others"

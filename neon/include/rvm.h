@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 12 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 13 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -203,12 +203,13 @@ typedef struct {
                   size_t tile_end, float *y, size_t y_stride);
 
     /* Attention over one head-page of codes, in integers ("Pages", below; tier: rvm_tier). Queries and weights
-     * become integers of 7 bits (one term) or 15 bits (two terms), with one scale a row; all implementations agree bit for bit. A NaN or an infinity makes its whole row NaN.
+     * become integers of 7 bits (one term) or 15 bits (two terms), with one scale a row; all implementations agree
+     * bit for bit. A NaN or an infinity makes its whole row NaN.
      *   page_queries  q [rows][head_dim], rotated if the tier's keys are -> codes [rvm_page_codes_bytes]
      *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
      *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
-     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more that, all together, belong to
-     * every dimension. soon: a head-page of that size to be fetched on the way, or NULL. */
+     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more, whose sum is to be added to every
+     * dimension. soon: a head-page of the same size to be prefetched, or NULL. */
     int (*page_queries)(int tier, const float *q, size_t rows, size_t head_dim, void *codes);
     int (*page_scores)(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores);
@@ -295,8 +296,8 @@ RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_askin
 
 /* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *
- * Tokens come into a hot page. As they grow older the page is copied into the next lower tier. A page holds all layers and key-value heads, [layer][kv head], each as one head-page of
- * rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
+ * New tokens go into a hot page. As its tokens grow older, a page is copied to the next lower tier. A page holds all
+ * layers and key-value heads, [layer][kv head], each as one head-page of rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
  * A head-page of codes is in the order that the kernels like; rvm_page_canonical has the one that other

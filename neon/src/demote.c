@@ -3,8 +3,8 @@
  *
  * Keys go 16 tokens at a time, values 32: a panel x [columns][lanes], where lanes are what a tile calls rows.
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
- * So four columns of 16 lanes, interleaved, are one line of a block, and a token's scale belongs to a lane of
- * keys, to a column of values. */
+ * So four columns of 16 lanes, interleaved, are one line of a block. A token's scale applies to a lane of keys, or
+ * to a column of values. */
 #include "layers.h"
 #include "pages.h"
 
@@ -29,7 +29,7 @@ static void round_to_half(float *x, size_t n, uint8_t *to) {
     if (to) memcpy(to, h, n * sizeof *h);
 }
 
-/* ---- the least and the largest number of each token ---- */
+/* ---- the smallest and the largest number of each token ---- */
 
 static inline float less(float a, float b) { return a < b ? a : b; }
 static inline float more(float a, float b) { return a > b ? a : b; }
@@ -43,7 +43,7 @@ static void extremes_of_lanes(const panel *p, float *low, float *high) {
     }
 }
 
-/* 16 lanes of a column's numbers at a time; which comes first does not change a minimum. */
+/* Takes 16 of a column's numbers at a time. The order of comparisons does not change a minimum. */
 static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
     float least[PAGE_TILE], most[PAGE_TILE];
     for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
@@ -84,7 +84,7 @@ static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint
 
 /* ---- numbers <-> codes ---- */
 
-/* clamp(rint((x - bias) / scale), low, high); a NaN becomes `low`.  divisor: scale, or infinity for 0 */
+/* clamp(rint((x - bias) / scale), low, high); NaN becomes `low`.  divisor: the scale, or infinity if that is 0 */
 static inline float code_of(float x, float divisor, float bias, float low, float high) {
     return less(more(rintf((x - bias) / divisor), low), high);
 }
@@ -175,10 +175,10 @@ static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_
     }
 }
 
-/* Where the panel whose first token is `token` lies: block b of it, and its codes' first lane and column. */
+/* The blocks of a page that hold the panel whose first token is `token`. */
 typedef struct {
-    size_t count, at, apart; /* blocks; bytes from the start of the page to the first; bytes between them */
-    size_t step;             /* of codes, between blocks */
+    size_t count, at, apart; /* number of blocks; offset of the first in the page; bytes from one to the next */
+    size_t step;             /* codes of the panel from one block to the next */
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
@@ -201,7 +201,8 @@ static void load_codes(panel *p, int keys, rvm_tier tier, const uint8_t *page, s
     const blocks b = blocks_of(p, keys, tier, token, head_dim);
     from_halves((const uint16_t *)(page + (keys ? k_scales_at() : v_scales_at(tier))) + token, n, p->scale);
     memset(p->bias, 0, n * sizeof *p->bias);
-    if (has_bias(tier)) from_halves((const uint16_t *)(page + (keys ? k_biases_at() : v_biases_at())) + token, n, p->bias);
+    if (has_bias(tier))
+        from_halves((const uint16_t *)(page + (keys ? k_biases_at() : v_biases_at())) + token, n, p->bias);
     for (size_t i = 0; i < b.count; i++) from_block(page + b.at + i * b.apart, p->lanes, tier, p->code + i * b.step);
     from_codes(p, keys, tier);
 }

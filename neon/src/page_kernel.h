@@ -1,22 +1,22 @@
 /* Attention over head-pages of codes (pages.h), written with the vectors of matrix_kernel.h. An instruction set's file
  * includes this file after that one.  `tier` is a constant wherever it is passed on.
  *
- * A row of queries, or of weights p_t s_t, becomes integers x of `terms` int8 numbers each: x = hi, or
- * x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates), and one float scale `step`. Rows go in
- * chunks of n; a chunk's codes are, T = n * terms:
+ * A row of queries, or of weights p_t s_t, becomes integers x with one float scale `step`. Each x is stored as `terms`
+ * int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates). Rows are computed in
+ * chunks of n; the codes of a chunk are, with T = n * terms:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
  * Sums of 512 products stay below 2^24: exact as floats. */
 #include "page_terms.h"
 
-#ifndef ODD_TOKENS /* may dots take three tokens? */
+#ifndef ODD_TOKENS /* 1: dots accepts three tokens */
 #define ODD_TOKENS 1
 #endif
 
-/* Where bytes cannot be multiplied quickly, the including file defines WORDS, the most rows at a time, and
+/* If the instruction set multiplies bytes slowly, the including file defines WORDS, the most rows at a time, and
  *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
  *                              are stored.  q: int16 [m][32]
- *   i_words(p, i32x)           16 values as int16
- * Rows of two terms are then int16 instead, [n][32] to a block, as many bytes. The sums are the same integers. */
+ *   i_words(p, i32x)           stores 16 values as int16
+ * A row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the same integers. */
 #ifndef WORDS
 #define WORDS 0
 INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
@@ -27,7 +27,7 @@ INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
 
 INLINE int as_words(const size_t terms) { return WORDS && terms == 2; }
 
-/* Rows of the next chunk: what there are registers for. */
+/* The most rows of a chunk: as many as fit in registers. */
 INLINE size_t most_rows(const size_t terms) {
     if (as_words(terms)) return WORDS;
     return MAX_T / terms < 8 ? MAX_T / terms : 8;
@@ -42,7 +42,8 @@ INLINE size_t chunk_rows(size_t left, const size_t terms) {
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
-/* Half i of a block: 16 numbers -> their terms; sums of terms, and what is left over of x, go on if used. */
+/* Half i of a block: 16 numbers -> their terms. Adds the terms to `sums`, and MIDDLE times the rounding errors to
+ * *rest unless NULL. */
 INLINE void code_half(f32x x, float step, float inverse, const size_t terms, size_t i, uint8_t *to, i32x *sums,
                       f32x *rest) {
     const f32x y = f_mul(x, f_all(inverse));
@@ -62,7 +63,7 @@ INLINE void code_half(f32x x, float step, float inverse, const size_t terms, siz
     sums[1] = i_add(sums[1], low);
 }
 
-/* x [n] -> codes, blocks of 32 columns `apart` bytes from each other. Returns step; 0 when all are tiny. */
+/* x [n] -> codes, in blocks of 32 columns, `apart` bytes from one to the next. Returns step, 0 if all |x| < 1e-30. */
 INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
@@ -82,7 +83,7 @@ INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_
     return step;
 }
 
-/* Row r's dot product, from those of the terms. */
+/* Row r's dot product, from the dot products of its terms. */
 INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
     if (as_words(terms)) return f_of(acc[r]);
     acc += terms * r;
@@ -92,12 +93,12 @@ INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
 /* How the matrix kernels name codes of this width. */
 INLINE uint32_t kind_of(const rvm_tier tier) { return TIERS[tier].bits == 4 ? RVM_Q4 : RVM_Q8; }
 
-/* Into the first cache, unlike weights: half a page or more is on its way at any time. */
+/* Prefetches one block into the L1 cache. Weights go elsewhere; of pages, half a page or more is always in flight. */
 INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
     for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
-/* Are stored codes multiplied without taking off the 128? */
+/* Are codes multiplied as they are stored, plus 128? Then acc starts from -128 * sum(x). */
 INLINE int is_offset(const rvm_tier tier) {
     return page_zero(tier) && (OFFSET8 == 0 || as_words(page_terms(tier)));
 }
@@ -121,7 +122,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
     }
 }
 
-/* What a chunk of queries scores. */
+/* The scores of a chunk of queries. */
 INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
                         size_t head_dim, const uint8_t *soon, float *scores) {
     const size_t terms = page_terms(tier), T = n * terms, tile = key_tile(tier, head_dim);
@@ -166,7 +167,7 @@ INLINE float weight_row(const uint8_t *page, const float *scale, const float *p,
     return step;
 }
 
-/* What a chunk of weights adds. */
+/* Adds the values of a page, weighted by a chunk of rows of p. */
 INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const rvm_tier tier, size_t head_dim,
                         const uint8_t *soon, float *sum, size_t stride) {
     const size_t terms = page_terms(tier), width = value_rows(head_dim);
@@ -182,7 +183,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
-        __asm__ volatile("" : "+r"(q)); /* or gcc keeps all of them in vectors, most of those in memory */
+        __asm__ volatile("" : "+r"(q)); /* keeps gcc from holding all codes in vectors and spilling most */
         tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {

@@ -1,5 +1,5 @@
-/* Attention over head-pages of codes as the formulas say, a number at a time: the twin that page_kernel.h must
- * equal. Codes of a row: step, step * sum(x), then x int16 [columns]. */
+/* Attention over head-pages of codes, computed one number at a time from the formulas: page_kernel.h must give the
+ * same bits. Codes of a row: step, step * sum(x), then x int16 [columns]. */
 #include "page_terms.h"
 
 /* x [n] -> integers of `terms` terms. Returns their scale. */

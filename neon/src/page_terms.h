@@ -4,8 +4,8 @@
 
 #include "pages.h"
 
-/* 4-bit values are s u + b with u of 0..15. What a weight loses when it becomes an integer would be multiplied by
- * u, which is far from zero: its product with the middle of u is added where the biases go. */
+/* 4-bit values are s u + b with u of 0..15. The rounding error of a weight is multiplied by u, whose mean is far from
+ * zero; so the product of the error and the middle of u is added together with the biases. */
 #define MIDDLE 7.5f
 
 /* The largest integer of one term, and of two: 254 * 127 + 126, for half of 254 more would round to hi = 128. */
@@ -19,7 +19,7 @@ static inline size_t row_codes(rvm_tier tier, size_t head_dim) {
     return 8 + page_terms(tier) * (4 + key_columns(head_dim));
 }
 
-/* Floats of a row of sums, at least. */
+/* The fewest floats of a row of sums. */
 static inline size_t sum_width(size_t head_dim) { return value_rows(head_dim) + PAGE_TILE; }
 
 static inline int page_refuses(int tier, const void *a, size_t rows, size_t head_dim, const void *b) {

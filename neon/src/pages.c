@@ -1,5 +1,5 @@
-/* Pages of keys and values: their sizes, the byte order that all implementations share, and demotion by the
- * fastest implementation.  See rvm.h, "pages", and pages.h. */
+/* Pages of keys and values: their sizes, conversion to the byte order that all implementations share, and demotion
+ * by the fastest implementation.  See rvm.h, "Pages", and pages.h. */
 #include "page_terms.h"
 
 #define RVM_TIER_NAME(name, bits, rotated, terms) #name,
@@ -29,7 +29,8 @@ size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
 
 /* ---- the shared order ---- */
 
-/* Where the code of row r, column c lies in tiles of `columns`; *high: in the upper half of the byte. */
+/* Offset of the byte with the code of row r and column c, in tiles of `columns`. *high: 1 if the code is the upper
+ * half of the byte. */
 static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
     const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
     const size_t k = c % PAGE_BLOCK, quad = TIERS[tier].bits == 4 ? k % 16 / 4 : k / 4;
@@ -42,7 +43,7 @@ static size_t code_at(rvm_tier tier, size_t head_dim, int value, size_t token, s
     return keys_at(tier) + place(tier, token, d, key_columns(head_dim), high);
 }
 
-/* Both orders of one head-page's codes, visited number by number.  to_page: which of the two is written. */
+/* Copies the codes of one head-page between the two orders, number by number.  to_page: 1 from shared to page. */
 static void copy_codes(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     for (size_t i = 0; i < 2 * PAGE_TOKENS * head_dim; i++) {
         int high;
@@ -73,7 +74,7 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
         }
 }
 
-/* Scales and biases are in the same order in both, at the other end. */
+/* Both orders have the same scales and biases in the same order: ours before the codes, the shared one behind. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);

@@ -14,7 +14,7 @@ from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ..models.model import Model
 from ..platform import cpu
 from ..progress import QUIET, Watch
-from ..tiers import LENGTHS, PAGE
+from ..tiers import EXAMPLE, LENGTHS, PAGE
 from .base import Backend
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _describe_mlx(asked: str = "") -> Choice:
 def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
     """The KV cache policy that the user named; None if the user left it to the program.
 
-    kv: "tiered", "f16", "auto" or None, which means auto. tiers: lengths for tiered, "64,1024".
+    kv: "tiered", "f16", "auto" or None, which means auto. tiers: lengths for tiered, "256,1024".
     """
     if kv == F16.name:
         return F16
@@ -96,14 +96,14 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """ "64,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
+    """ "256,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
     try:
         lengths = (EVERYTHING if age == "all" else int(age) for age in text.split(","))
         return TierPolicy(TIERED.name, tuple(lengths))
     except ValueError:
         raise UsageError(
             f"kv_tiers = {text!r}: expected {','.join(LENGTHS).upper()} in tokens, multiples of {PAGE}, "
-            f"{' <= '.join(LENGTHS)}, as in 64,1024 or 256,all."
+            f"{' <= '.join(LENGTHS)}, as in {EXAMPLE}; the last may be all."
         ) from None
 
 
