@@ -16,7 +16,7 @@
  *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
  *                              are stored.  q: int16 [m][32]
  *   i_words(p, i32x)           stores 16 values as int16
- * A row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the same integers. */
+ * For 8-bit weights a row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the same integers. */
 #ifndef WORDS
 #define WORDS 0
 INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
@@ -25,29 +25,30 @@ INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) 
 INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
 #endif
 
-INLINE int as_words(const size_t terms) { return WORDS && terms == 2; }
+INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
 /* The most rows of a chunk: as many as fit in registers. */
-INLINE size_t most_rows(const size_t terms) {
-    if (as_words(terms)) return WORDS;
-    return MAX_T / terms < 8 ? MAX_T / terms : 8;
+INLINE size_t most_rows(const rvm_tier tier) {
+    if (as_words(tier)) return WORDS;
+    return MAX_T / page_terms(tier) < 8 ? MAX_T / page_terms(tier) : 8;
 }
 
-INLINE size_t chunk_rows(size_t left, const size_t terms) {
-    if (left == 4 && most_rows(terms) == 3) return 2;
-    if (left >= most_rows(terms)) return most_rows(terms);
+INLINE size_t chunk_rows(size_t left, const rvm_tier tier) {
+    if (left == 4 && most_rows(tier) == 3) return 2;
+    if (left >= most_rows(tier)) return most_rows(tier);
     if (left >= 4) return 4;
-    return left == 3 && !ODD_TOKENS && terms == 1 ? 2 : left;
+    return left == 3 && !ODD_TOKENS && page_terms(tier) == 1 ? 2 : left;
 }
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
 /* Half i of a block: 16 numbers -> their terms. Adds the terms to `sums`, and MIDDLE times the rounding errors to
  * *rest unless NULL. */
-INLINE void code_half(f32x x, float step, float inverse, const size_t terms, size_t i, uint8_t *to, i32x *sums,
+INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, size_t i, uint8_t *to, i32x *sums,
                       f32x *rest) {
+    const size_t terms = page_terms(tier);
     const f32x y = f_mul(x, f_all(inverse));
-    if (as_words(terms)) {
+    if (as_words(tier)) {
         i_words(to + 2 * TILE * i, i_round(y));
         sums[0] = i_add(sums[0], i_round(y));
         return;
@@ -64,8 +65,9 @@ INLINE void code_half(f32x x, float step, float inverse, const size_t terms, siz
 }
 
 /* x [n] -> codes, in blocks of 32 columns, `apart` bytes from one to the next. Returns step, 0 if all |x| < 1e-30. */
-INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart,
+INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
+    const size_t terms = page_terms(tier);
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
     i32x top = i_all(0);
     sums[0] = sums[1] = i_all(0);
@@ -79,15 +81,15 @@ INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_
     const float step = most / full, inverse = full / most;
     for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart)
         UNROLL for (size_t i = 0; i < 2; i++)
-            code_half(load_floats(x + k + TILE * i), step, inverse, terms, i, codes, sums, rest);
+            code_half(load_floats(x + k + TILE * i), step, inverse, tier, i, codes, sums, rest);
     return step;
 }
 
 /* Row r's dot product, from the dot products of its terms. */
-INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
-    if (as_words(terms)) return f_of(acc[r]);
-    acc += terms * r;
-    return terms == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
+INLINE f32x joined(const i32x *acc, size_t r, const rvm_tier tier) {
+    if (as_words(tier)) return f_of(acc[r]);
+    acc += page_terms(tier) * r;
+    return page_terms(tier) == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
 /* How the matrix kernels name codes of this width. */
@@ -100,19 +102,19 @@ INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
 
 /* Are codes multiplied as they are stored, plus 128? Then acc starts from -128 * sum(x). */
 INLINE int is_offset(const rvm_tier tier) {
-    return page_zero(tier) && (OFFSET8 == 0 || as_words(page_terms(tier)));
+    return page_zero(tier) && (OFFSET8 == 0 || as_words(tier));
 }
 
 /* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]), n rows.  start: -128 * sums, per token */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
                       const size_t n, const rvm_tier tier, const uint8_t *soon) {
-    const size_t terms = page_terms(tier), T = n * terms, used = as_words(terms) ? n : T;
+    const size_t T = n * page_terms(tier), used = as_words(tier) ? n : T;
     const uint32_t kind = kind_of(tier);
     UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(tier) ? act_i32(start + 4 * t) : 0);
     for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += page_block(tier)) {
         weights w;
         if (soon) prefetch_near(soon, tier), soon += page_block(tier);
-        if (as_words(terms)) {
+        if (as_words(tier)) {
             dots_words(acc, tile, q, n);
             continue;
         }
@@ -125,7 +127,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
 /* The scores of a chunk of queries. */
 INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
                         size_t head_dim, const uint8_t *soon, float *scores) {
-    const size_t terms = page_terms(tier), T = n * terms, tile = key_tile(tier, head_dim);
+    const size_t T = n * page_terms(tier), tile = key_tile(tier, head_dim);
     const uint8_t *start = codes + 8 * n, *q = start + 4 * T;
     for (size_t i = 0; soon && i < keys_at(tier); i += 64) __builtin_prefetch(soon + i);
     for (size_t i = 0; i < PAGE_TOKENS / TILE; i++) {
@@ -135,7 +137,7 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
         i32x acc[16];
         tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, tier, soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
-            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, terms));
+            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, tier));
             if (has_bias(tier)) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
             f_store(scores + r * PAGE_TOKENS + TILE * i, y, TILE);
         }
@@ -160,10 +162,10 @@ INLINE float weight_row(const uint8_t *page, const float *scale, const float *p,
         f_store(w + i, f_mul(load_floats(p + i), load_floats(scale + i)), TILE);
     if (has_bias(tier)) rest = biases_of(page + v_biases_at(), p, load_floats(every));
     const float step =
-        code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, has_bias(tier) ? &rest : NULL);
+        code_row(w, PAGE_TOKENS, tier, codes, 32 * n * terms, sums, has_bias(tier) ? &rest : NULL);
     if (has_bias(tier)) f_store(every, rest, TILE);
     if (is_offset(tier))
-        for (size_t t = 0; t < (as_words(terms) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
+        for (size_t t = 0; t < (as_words(tier) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
     return step;
 }
 
@@ -178,7 +180,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         f_store(scale + i, f_load(page + v_scales_at(tier) + 2 * i, RVM_F16), TILE);
     for (size_t r = 0; r < n; r++)
         step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, tier, codes + 32 * terms * r,
-                             start + (as_words(terms) ? 1 : terms) * r, sum + r * stride + width);
+                             start + (as_words(tier) ? 1 : terms) * r, sum + r * stride + width);
     for (size_t i = 0; i < width / TILE; i++) {
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
@@ -188,27 +190,27 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
             float *y = sum + r * stride + TILE * i;
-            f_store(y, f_fma(f_all(step[r]), joined(acc, r, terms), load_floats(y)), TILE);
+            f_store(y, f_fma(f_all(step[r]), joined(acc, r, tier), load_floats(y)), TILE);
         }
     }
 }
 
 /* ---- all rows, in chunks ---- */
 
-#define CHUNK(n, size, terms, call)                      \
-    if (most_rows(terms) >= (size) && (n) == (size)) {    \
+#define CHUNK(n, size, tier, call)                       \
+    if (most_rows(tier) >= (size) && (n) == (size)) {    \
         enum { rows_now = size };                        \
         call;                                            \
     }
 
-#define EACH_CHUNK(terms, call)                                         \
+#define EACH_CHUNK(tier, call)                                          \
     for (size_t r = 0, n; r < rows; r += n, soon = NULL) {              \
-        n = chunk_rows(rows - r, terms);                                \
-        CHUNK(n, 8, terms, call)                                        \
-        CHUNK(n, 4, terms, call)                                        \
-        CHUNK(n, 3, terms, call)                                        \
-        CHUNK(n, 2, terms, call)                                        \
-        CHUNK(n, 1, terms, call)                                        \
+        n = chunk_rows(rows - r, tier);                                 \
+        CHUNK(n, 8, tier, call)                                         \
+        CHUNK(n, 4, tier, call)                                         \
+        CHUNK(n, 3, tier, call)                                         \
+        CHUNK(n, 2, tier, call)                                         \
+        CHUNK(n, 1, tier, call)                                         \
     }
 
 /* For each code tier two functions, in which the tier is a constant. */
@@ -216,28 +218,28 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
     static void scores_##name(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,           \
                               const uint8_t *soon, float *scores) {                                              \
         const size_t size = row_codes(RVM_##name, head_dim);                                                     \
-        EACH_CHUNK(terms, score_chunk(page, codes + r * size, rows_now, RVM_##name, head_dim, soon,              \
-                                      scores + r * PAGE_TOKENS))                                                 \
+        EACH_CHUNK(RVM_##name, score_chunk(page, codes + r * size, rows_now, RVM_##name, head_dim, soon,         \
+                                           scores + r * PAGE_TOKENS))                                                 \
     }                                                                                                            \
     static void values_##name(const uint8_t *page, const float *p, size_t rows, size_t head_dim,                 \
                               const uint8_t *soon, float *sum, size_t stride) {                                  \
-        EACH_CHUNK(terms, value_chunk(page, p + r * PAGE_TOKENS, rows_now, RVM_##name, head_dim, soon,           \
-                                      sum + r * stride, stride))                                                 \
+        EACH_CHUNK(RVM_##name, value_chunk(page, p + r * PAGE_TOKENS, rows_now, RVM_##name, head_dim, soon,      \
+                                           sum + r * stride, stride))                                                 \
     }
 
 RVM_CODE_TIERS(TIER_FUNCTIONS)
 
-/* One row of a chunk of n; i: its number there. */
-INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const size_t terms, uint8_t *codes) {
-    const size_t T = n * terms, columns = key_columns(head_dim);
+/* Row i of a chunk of n. */
+INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const rvm_tier tier, uint8_t *codes) {
+    const size_t terms = page_terms(tier), T = n * terms, columns = key_columns(head_dim);
     float x[RVM_MAX_HEAD_DIM];
     int32_t sum[2], start[2];
     i32x sums[2];
     memcpy(x, q, head_dim * sizeof *x);
     memset(x + head_dim, 0, (columns - head_dim) * sizeof *x);
     uint8_t *to = codes + n * 8 + T * 4 + 32 * terms * i;
-    const float step = code_row(x, columns, terms, to, 32 * T, sums, NULL);
-    const size_t used = as_words(terms) ? 1 : terms;
+    const float step = code_row(x, columns, tier, to, 32 * T, sums, NULL);
+    const size_t used = as_words(tier) ? 1 : terms;
     for (size_t t = 0; t < used; t++) sum[t] = i_sum(sums[t]), start[t] = -128 * sum[t];
     const float bias = step * (float)(used == 2 ? 254 * sum[0] + sum[1] : sum[0]);
     memcpy(codes + 4 * i, &step, 4);
@@ -245,17 +247,24 @@ INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const
     memcpy(codes + 8 * n + 4 * used * i, start, 4 * used);
 }
 
+#define TIER_QUERIES(name, bits, rotated, terms)                                                              \
+    static void queries_##name(const float *q, size_t rows, size_t head_dim, uint8_t *codes) {                \
+        const size_t size = row_codes(RVM_##name, head_dim);                                                  \
+        for (size_t r = 0, n; r < rows; r += n) {                                                             \
+            n = chunk_rows(rows - r, RVM_##name);                                                             \
+            for (size_t i = 0; i < n; i++)                                                                    \
+                query_row(q + (r + i) * head_dim, head_dim, i, n, RVM_##name, codes + r * size);              \
+        }                                                                                                     \
+    }
+
+RVM_CODE_TIERS(TIER_QUERIES)
+
+#define TIER_CODES(name, bits, rotated, terms) \
+    case RVM_##name: queries_##name(q, rows, head_dim, codes); break;
+
 static int page_queries(int tier, const float *q, size_t rows, size_t head_dim, void *codes) {
     if (page_refuses(tier, q, rows, head_dim, codes)) return RVM_BAD_ARGUMENT;
-    const size_t terms = page_terms((rvm_tier)tier), size = row_codes((rvm_tier)tier, head_dim);
-    for (size_t r = 0, n; r < rows; r += n) {
-        n = chunk_rows(rows - r, terms);
-        for (size_t i = 0; i < n; i++) {
-            uint8_t *to = (uint8_t *)codes + r * size;
-            if (terms == 2) query_row(q + (r + i) * head_dim, head_dim, i, n, 2, to);
-            else query_row(q + (r + i) * head_dim, head_dim, i, n, 1, to);
-        }
-    }
+    switch (tier) { RVM_CODE_TIERS(TIER_CODES) }
     return RVM_OK;
 }
 
