@@ -36,7 +36,7 @@ VIEWS = {
     *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
 }
 LIMIT = 1.15  # times mlx-lm's launches, at most
-POLICY = TierPolicy("tiered", 64, 128)
+POLICY = TierPolicy("tiered", (64, 128))
 CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 
