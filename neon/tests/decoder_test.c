@@ -107,7 +107,8 @@ static void test_implementations(void) {
     const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},    {RVM_Q8, 6, 2, 16, 40, 0, 0},
                             {RVM_F16, 3, 3, 18, 0, 0, 0},   {RVM_F32, 8, 1, 80, 1, 0, 0},
                             {RVM_BF16, 5, 1, 128, 70, 0, 0}, {RVM_Q4, 4, 2, 64, 0, 64, 0},
-                            {RVM_F16, 6, 2, 18, 0, 64, 64}, {RVM_F32, 5, 1, 128, 150, 64, 64}};
+                            {RVM_F16, 6, 2, 18, 0, 64, 64}, {RVM_F32, 5, 1, 128, 150, 64, 64},
+                            {RVM_Q8, 6, 2, 32, 0, 64, 64, 1}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         model *m = make(shapes[s]);
         float *want = walked(m, "scalar", 1);
@@ -182,7 +183,8 @@ static void compare_rows(const model *m, const char *impl, uint32_t threads) {
 static void test_rows(void) {
     const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},   {RVM_Q8, 6, 2, 16, 40, 0, 0},
                             {RVM_F16, 3, 3, 18, 0, 0, 0},  {RVM_Q8, 5, 1, 128, 0, 64, 64},
-                            {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
+                            {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64},
+                            {RVM_Q8, 6, 2, 32, 0, 64, 0, 1}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         model *m = make(shapes[s]);
         if (!few()) compare_rows(m, "scalar", 1);

@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import ModelNotFound, RuvmlxError
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
-from .hf_config import MODEL_TYPES, config_from_json
+from .families import MODEL_TYPES
+from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
@@ -139,7 +140,7 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """(owner/name, folder) of every complete Llama or Mistral model in the cache."""
+    """(owner/name, folder) of every complete model in the cache whose family runs."""
     for repo in sorted(_folders(hub_cache())):
         path = _snapshot(repo) if repo.name.startswith("models--") else None
         if path and _model_type(path) in MODEL_TYPES:

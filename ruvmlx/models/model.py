@@ -7,22 +7,25 @@ from typing import Protocol
 
 import numpy as np
 
+from .rope_scaling import RopeScaling
+
 
 @dataclass(frozen=True)
-class Llama3Rope:
-    """Llama-3 rope scaling: low frequencies are stretched by `factor`, high ones kept, the rest blended."""
+class QueryScale:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_max_position))."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    beta: float
     original_max_position: int
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a Llama or Mistral decoder. Rope is half-split; loaders undo interleaved layouts."""
+    """Shape of a decoder: Llama's, with what its family changes (families.py).
 
-    model_type: str  # "llama" | "mistral"
+    Rope is half-split; loaders undo interleaved layouts.
+    """
+
+    model_type: str  # as in families.py
     hidden_size: int
     n_layers: int
     n_heads: int
@@ -34,11 +37,12 @@ class ModelConfig:
     rope_theta: float
     max_context: int
     tie_word_embeddings: bool
-    rope_scaling: Llama3Rope | None = None
-    rope_linear_factor: float = 1.0
+    rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    biases: frozenset[str] = frozenset()  # of which modules: "q_proj"
+    head_norms: bool = False  # q and k of every head go through an RMS norm before rope
+    layers_without_rope: frozenset[int] = frozenset()
+    query_scale: QueryScale | None = None
 
 
 # Items may be converted when they are asked for: ask once, in order, and keep no more than you need.

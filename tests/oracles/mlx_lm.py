@@ -32,7 +32,9 @@ def mlx_lm_model(folder: Path, float32: bool = True):
 
 def mlx_lm_logits(model, tokens: list[int], chunks: tuple[int, ...]) -> np.ndarray:
     """tokens [T] -> logits [T, V] through mlx-lm's cache: the chunks first, then token by token."""
-    cache, out, at = model.make_cache(), [], 0
+    from mlx_lm.models.cache import make_prompt_cache
+
+    cache, out, at = make_prompt_cache(model), [], 0
     sizes = list(chunks) + [1] * (len(tokens) - sum(chunks))
     for size in sizes:
         out.append(model(mx.array([tokens[at : at + size]]), cache)[0].astype(mx.float32))
