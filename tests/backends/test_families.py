@@ -17,7 +17,7 @@ from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
 from .test_agreement import FLOAT32_TOLERANCE, SIZES, STORED, STORED_TOLERANCE, TOKENS, walk, worst
 
-# The context before stretching is 50 and the text 180 tokens; five layers have one without rope between others.
+# The context before stretching is 50, the text 180 tokens. The fourth of five layers is one without rope.
 PLAIN_YARN = YarnRope(4.0, 50, 0.1 * float(np.log(4.0)) + 1, beta_fast=8.0)
 EVEN_YARN = YarnRope(4.0, 50, 1.0, beta_fast=8.0)
 LONG = LongRope(

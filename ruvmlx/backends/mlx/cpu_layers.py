@@ -82,7 +82,8 @@ class Positions:
 
     def still(self, at: Sequence[int]) -> np.ndarray:
         """`turns` of a layer without rope."""
-        return np.repeat(np.float32([[1.0, 0.0]]), len(self.on_cpu), axis=1).repeat(len(at), axis=0)
+        row = np.concatenate([np.ones_like(self.on_cpu), np.zeros_like(self.on_cpu)])
+        return np.tile(row, (len(at), 1))
 
     def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
         """float32 [len(at)]; None where queries are not scaled by position, or only by 1."""
