@@ -1,6 +1,7 @@
 """Every family and every way to stretch rope: native, MLX and NumPy say what mlx-lm's own model says."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.models.families import FAMILIES
 from ruvmlx.models.load import load_model
 from ruvmlx.models.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
+from tests.models.make_models import TOKENS as VOCABULARY
 from tests.models.make_models import make_gguf_model, make_safetensors_model
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
@@ -90,3 +92,21 @@ def test_gguf_holds_the_same_model(tmp_path, shape):
     one, other = ReferenceBackend(file), ReferenceBackend(folder)
     got, want = (b.verify(TOKENS[:90], b.new_cache()) for b in (one, other))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", IN_GGUF)
+def test_gguf_runs_as_llama_cpp_runs_it(tmp_path, shape):
+    """llama.cpp keeps keys and values as float16. It reads yarn's betas for some architectures only."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed (uv sync --group oracle)")
+    kept = {key: value for key, value in SHAPES[shape].items() if key not in ("wrapped", "attention_bias")}
+    if isinstance(kept.get("rope"), YarnRope) and shape != "ministral3":
+        kept["rope"] = replace(kept["rope"], beta_fast=32.0)
+    file = make_gguf_model(tmp_path / "m.gguf", quant="F32", **kept | {"vocab_size": len(VOCABULARY)})
+    tokens = [token % len(VOCABULARY) for token in TOKENS]
+    options = {"n_ctx": 256, "n_batch": 256, "n_threads": 1, "logits_all": True, "verbose": False}
+    judge = llama_cpp.Llama(str(file), **options)
+    judge.eval(tokens)
+    want = np.array(judge.scores[: len(tokens)])
+    backend = ReferenceBackend(load_model(str(file)))
+    got = backend.verify(tokens, backend.new_cache())
+    assert np.abs(got - want).max() / np.abs(want).max() < NATIVE_TOLERANCE["float32"]

@@ -1,5 +1,5 @@
-"""What families add, with tiers, batches, LoRA and training: heads normed, layers without rope, stretched rope,
-queries scaled by position."""
+"""Families with tiers, batches, LoRA and training: heads normed, layers without rope, stretched rope, queries
+scaled by position."""
 
 import numpy as np
 import pytest

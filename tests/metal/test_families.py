@@ -1,5 +1,5 @@
-"""What families add, on the simulated GPU's kernels: tiers over heads normed, layers without rope, and queries
-scaled by position, against the graph's own attention over the same quantised pages."""
+"""Families on the simulated GPU: tiers over normed heads, layers without rope and queries scaled by position,
+against the graph's own attention over the same quantised pages."""
 
 import pytest
 

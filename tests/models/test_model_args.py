@@ -155,7 +155,7 @@ def ours(folder: Path) -> np.ndarray:
 
 
 def check(folder: Path, slides: bool = False) -> str:
-    """"equal" to mlx-lm, or "refused" by a line that says what."""
+    """ "equal" to mlx-lm, or "refused" by a line that says what."""
     try:
         got = ours(folder)
     except RuvmlxError as error:

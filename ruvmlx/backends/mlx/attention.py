@@ -16,7 +16,7 @@ from . import mlxlm
 _base = mlxlm.load("models.base")
 
 
-class Rope(nn.Module):
+class MLXRope(nn.Module):
     """x [B, H, T, d] -> factor * x, turned by the positions offset ... offset + T - 1."""
 
     def __init__(self, config: ModelConfig):
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         if config.head_norms:
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.rope = Rope(config)
+        self.rope = MLXRope(config)
         self.query_scale = config.query_scale
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
