@@ -40,12 +40,13 @@ class Rated:
 
 @dataclass(frozen=True)
 class LearningState:
-    """What one adapter learned. missing: ratings until the background loop is due; recent: newest first."""
+    """What one adapter learned. missing: ratings until the background loop is due,
+    None where it cannot train the model; recent: newest first."""
 
     adapter: str
     status: LearnStatus
     memory: MemoryStatus
-    missing: int
+    missing: int | None
     recent: list[Rated]
 
 
@@ -143,7 +144,8 @@ class Learning:
             for r in history.ratings()[: -recent - 1 : -1]
         ]
         memory = learner.rating_index.status()
-        return LearningState(history.name, history.status(), memory, history.missing(), rated)
+        missing = history.missing() if history.trains else None
+        return LearningState(history.name, history.status(), memory, missing, rated)
 
     # -- the router ----------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import settings
-from .backends.select import Choice
+from .backends.select import Choice, for_model
 from .errors import RuvmlxError
 from .models.asking import watched_weights
 from .models.facts import Facts
 from .models.load import load_model
-from .models.model import Model
+from .models.model import Model, ModelConfig, ModelShape
 from .platform import cpu
 from .progress import QUIET, Progress, Watch, megabytes, parameters
 
@@ -39,9 +39,17 @@ class Need:
 
     @classmethod
     def of(cls, facts: Facts, backend: Choice) -> "Need":
-        c = facts.config
-        cache = 2 * c.n_layers * c.n_kv_heads * c.head_dim * 2 * min(c.max_context, CONTEXT)
-        return cls(_held(facts, backend), cache, PROGRAM + PER_WORD * c.vocab_size)
+        work = PROGRAM + PER_WORD * facts.shape.vocab_size
+        return cls(_held(facts, backend), _cache_bytes(facts.shape), work)
+
+
+def _cache_bytes(shape: ModelShape) -> int:
+    """Keys and values of CONTEXT tokens in 16 bits. Of a model that only mlx-lm runs: as if its heads filled
+    the hidden states, which is an upper bound for all but a few."""
+    width = shape.hidden_size
+    if isinstance(shape, ModelConfig):
+        width = shape.n_kv_heads * shape.head_dim
+    return 2 * shape.n_layers * width * 2 * min(shape.max_context, CONTEXT)
 
 
 def _held(facts: Facts, backend: Choice) -> int:
@@ -127,12 +135,14 @@ class Plan:
 class Planning(Watch):
     """Makes a plan of what is found, tells it, and checks it."""
 
-    def __init__(self, watch: Watch, backend: Choice, chosen: str | None):
-        self._watch, self._backend, self._chosen = watch, backend, chosen
+    def __init__(self, watch: Watch, backend: Choice, chosen: str | None, name: str = "auto"):
+        """chosen: the model that was asked for; name: the backend that was."""
+        self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
-        plan = Plan.of(facts, self._backend, self._chosen)
+        backend = for_model(self._backend, self._name, facts.shape)
+        plan = Plan.of(facts, backend, self._chosen)
         self._watch.planned(plan)
         plan.check(self._watch.held if facts.to_fetch else 0)  # what is held is there until weights are read
 
@@ -147,7 +157,7 @@ class Planning(Watch):
 
     def counted(self, model: Model) -> Model:
         """The same model, whose weights the watch sees being read."""
-        if self._watch is QUIET:
+        if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))
 

@@ -32,7 +32,7 @@ def memory_of(monkeypatch, total, available):
 def test_need_counts_weights_context_and_program(facts):
     """Weights as they are held, keys and values of the context, and the program."""
     need = Need.of(facts, NATIVE)
-    c = facts.config
+    c = facts.shape
     assert need.weights == facts.bytes
     assert need.cache == 2 * 2 * c.n_layers * c.n_kv_heads * c.head_dim * c.max_context
     assert Need.of(facts, Choice("reference", "cpu", "numpy", "")).weights == 4 * facts.parameters
@@ -67,7 +67,7 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
 def test_what_would_fit_is_named(monkeypatch, facts, starter_file):
     """The larger ones of those that are here."""
     memory_of(monkeypatch, 2e9, 1e9)
-    huge = Facts("huge", facts.path, "safetensors", facts.config, 7_000_000_000, 4_000_000_000)
+    huge = Facts("huge", facts.path, "safetensors", facts.shape, 7_000_000_000, 4_000_000_000)
     monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
     with pytest.raises(NotEnoughMemory, match=r"huge needs about 4\.2 GB.*These fit: starter \(4\d\d MB\)"):
         Plan.of(huge, NATIVE, "huge").check()
@@ -76,7 +76,7 @@ def test_what_would_fit_is_named(monkeypatch, facts, starter_file):
 def test_macos_makes_room_by_itself(monkeypatch, facts):
     """There the GPU's share of the whole is the limit; what others hold is only said."""
     memory_of(monkeypatch, 16e9, 1e9)
-    seven = Facts("seven", facts.path, "safetensors", facts.config, 7_000_000_000, 4_000_000_000)
+    seven = Facts("seven", facts.path, "safetensors", facts.shape, 7_000_000_000, 4_000_000_000)
     made = Plan.of(seven, METAL, None)
     assert made.fits and "other programs will have to give way" in dict(made.rows())["memory"]
     assert not Plan.of(seven, NATIVE, None).fits
@@ -95,7 +95,7 @@ def test_room_that_is_made_counts(monkeypatch, facts):
 
 def test_rows_say_what_will_be_used_and_why(monkeypatch, facts, home):
     memory_of(monkeypatch, 16e9, 8e9)
-    fetched = Facts("owner/name", facts.path, "safetensors", facts.config, 1000, 562, 400)
+    fetched = Facts("owner/name", facts.path, "safetensors", facts.shape, 1000, 562, 400)
     rows = dict(Plan.of(fetched, METAL, None).rows())
     assert "no other was chosen" in rows["model"] and "4.5 bits" in rows["size"]
     assert "0 kB are to be fetched from Hugging Face" in rows["size"] and rows["your data"] == str(home)

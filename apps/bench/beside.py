@@ -62,7 +62,7 @@ def ours(
 def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
     """One turn of each unmeasured, then `rounds` of them."""
     rng = np.random.default_rng(0)
-    prompt = rng.integers(10, model.config.vocab_size, PROMPT).tolist()
+    prompt = rng.integers(10, model.shape.vocab_size, PROMPT).tolist()
     with mx.stream(mx.cpu):
         backend = MLXBackend(model, device="cpu")
         turns = {

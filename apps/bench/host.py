@@ -53,7 +53,7 @@ def run(rounds: int, log: Callable[[str], None] = lambda text: None) -> list[Row
         model = load_model(str(make("narrow", Path(folder) / "narrow.gguf")))
         costs = measured(players(model), rounds)
         on_gpu = measured(gpu_players(model), rounds)
-    extra = model.config.n_layers * len(KERNELS_OF_A_LAYER) * kernel_call_seconds()
+    extra = model.shape.n_layers * len(KERNELS_OF_A_LAYER) * kernel_call_seconds()
     on_gpu["tiered"] = [(cpu + extra, wall + extra) for cpu, wall in on_gpu["tiered"]]
     log(f"host time of a token: {rounds} rounds of {TOKENS} tokens")
     rows = [row for name in costs if name != PEER for row in _rows(name, costs)]

@@ -48,7 +48,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
                 _trace(runtime),
                 _square_update(),
                 _extraction(),
-                *_bank(runtime.model.config.hidden_size),
+                *_bank(runtime.model.shape.hidden_size),
                 _question(runtime),
             ]
     log("ratings: measured")

@@ -59,7 +59,7 @@ class Ruvmlx:
             "load_s": time.perf_counter() - started,
             "weights_bytes": self._model.bytes,
             "parameters": self._model.parameters,
-            "max_context": self._model.config.max_context,
+            "max_context": self._model.shape.max_context,
         }
 
     def prefill(self, tokens: list[int]) -> float:

@@ -97,7 +97,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
-        f"context   {runtime.model.config.max_context:,} tokens",
+        f"context   {runtime.model.shape.max_context:,} tokens",
     ]
     known = learn_status(runtime)
     if known is None:

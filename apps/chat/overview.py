@@ -53,9 +53,15 @@ def learning_rows(state: LearningState) -> Rows:
         ("ratings", f"{status.ratings}, {status.updates} used"),
         ("change", f"{bar(share)} {share:.0%} (KL {status.kl:.3f})"),
         ("topics", f"{memory.patterns}, met {memory.hits} times"),
-        ("training", f"after {state.missing} more" if state.missing else "when you rest"),
+        ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
     ]
+
+
+def _training(missing: int | None) -> str:
+    if missing is None:
+        return "not for this model"
+    return f"after {missing} more" if missing else "when you rest"
 
 
 def recent_rows(state: LearningState) -> Rows:

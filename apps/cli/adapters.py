@@ -49,7 +49,7 @@ class _Open:
         row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
             raise UsageError(f"adapter {name!r} is the untouched model; rate some replies first.")
-        history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.config
+        history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.shape
         found = history.adapter(row.version)
         base = history.base(found.base) if found.base else None
         base = joined(base, unpacked_layers(found.state, shape))
@@ -163,9 +163,9 @@ def export(
     change = opened.change()
     if without_head:
         change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})
-    tied = opened.model.config.tie_word_embeddings and HEAD in change.pairs
+    tied = opened.model.shape.tie_word_embeddings and HEAD in change.pairs
     chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
-    interchange.export(change, opened.model.config, folder, chosen, int(bits), opened.model.name)
+    interchange.export(change, opened.model.shape, folder, chosen, int(bits), opened.model.name)
     size = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
         **opened.facts(opened.chosen()),
@@ -194,7 +194,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).config)  # refused before seconds are spent
+    change = load(folder, load_model(settings.model).shape)  # refused before seconds are spent
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.required(), change, name)
     if adopted.kl > KL_CAP:

@@ -113,10 +113,10 @@ def _adapter() -> str:
     history = AdapterHistory(Store(settings.store_file()), model.fingerprint, name)
     if version := history.version():
         row = history.adapter(version)
-        MicroLoRA.from_bytes(row.state, model.config.hidden_size, model.config.vocab_size)
-        unpacked_layers(row.state, model.config)
+        MicroLoRA.from_bytes(row.state, model.shape.hidden_size, model.shape.vocab_size)
+        unpacked_layers(row.state, model.shape)
         if row.base:
-            history.base(row.base).check(model.config)
+            history.base(row.base).check(model.shape)
     return f"{name}, version {version}, {len(history.ratings())} ratings"
 
 

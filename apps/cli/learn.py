@@ -50,7 +50,7 @@ def _history(flags: dict[str, Any]):
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
     model = load_model(settings.model)
-    return AdapterHistory(Store(config.store_file()), model.fingerprint, name)
+    return AdapterHistory(Store(config.store_file()), model.fingerprint, name, model.is_own)
 
 
 def _facts(status: Any) -> dict[str, Any]:

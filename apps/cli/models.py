@@ -58,9 +58,12 @@ def list_models(as_json: bool) -> None:
 def show_model(name: str, as_json: bool) -> None:
     """One model's files and shape."""
     from ruvmlx.models.load import load_model
+    from ruvmlx.models.model import without
 
     model = load_model(name)
-    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.config}
+    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.shape}
+    if not model.is_own:
+        facts |= {"note": without(model.shape.model_type)}
     if as_json:
         print_json(facts)
     else:

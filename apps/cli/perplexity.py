@@ -34,7 +34,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     if len(tokens) < 2:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
     backend = open_backend(settings.backend, model, settings.threads)
-    context = min(ctx or model.config.max_context, model.config.max_context)
+    context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
     kv = asdict(found.kv)

@@ -87,11 +87,11 @@ def commit(folder: Path) -> str | None:
 
 def model_facts(model: Model) -> dict[str, Any]:
     """Its shape. Its name is the user's: a folder may be called anything."""
-    shape = {name: value for name, value in vars(model.config).items() if isinstance(value, int | float)}
+    shape = {name: value for name, value in vars(model.shape).items() if isinstance(value, int | float)}
     return {
         "starter": model.path == starter_path(),
         "format": model.format,
-        "type": model.config.model_type,
+        "type": model.shape.model_type,
         "parameters": model.parameters,
         "bytes": model.bytes,
         "bits": round(model.bits, 2),

@@ -162,7 +162,7 @@ def measure(
 
 def _prompts(model: Model) -> list[int]:
     """Those that the model has room for; a short one at least."""
-    room = model.config.max_context - DECODED
+    room = model.shape.max_context - DECODED
     return [n for n in PROMPTS if n <= room] or [max(1, min(room, SHORT[0]))]
 
 

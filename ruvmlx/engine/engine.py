@@ -46,7 +46,7 @@ class LLMInferenceEngine:
             if not (request.prompt or "").strip():
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode(request.prompt or "")
-        limit = self.model.config.max_context
+        limit = self.model.shape.max_context
         if len(ids) >= limit:
             raise UsageError(
                 f"the prompt is {len(ids)} tokens; {self.model.name} reads at most {limit - 1} "
@@ -55,7 +55,7 @@ class LLMInferenceEngine:
         return ids
 
     def _checked_ids(self, input_ids) -> list[int]:
-        ids, vocab = [int(i) for i in input_ids], self.model.config.vocab_size
+        ids, vocab = [int(i) for i in input_ids], self.model.shape.vocab_size
         if not ids:
             raise UsageError("the prompt is empty; give some token ids.")
         if min(ids) < 0 or max(ids) >= vocab:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile
-from ..models.model import ModelConfig
+from ..models.model import ModelConfig, ModelShape
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
@@ -81,7 +81,7 @@ class BaseLoRA:
         """The same change times `factor`; the scale is rounded to a value that can be stored."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: ModelShape) -> None:
         """AdapterMismatch unless every pair fits a linear layer of the model and is finite."""
         for (module, layer), (a, b) in self.pairs.items():
             shape = place_shape(config, module, layer)
@@ -97,12 +97,14 @@ class BaseLoRA:
                 )
 
 
-def place_shape(config: ModelConfig, module: str, layer: int) -> tuple[int, int] | None:
+def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
     """(in, out) of a linear layer; None if the model has no such layer."""
     c, d = config, config.hidden_size
+    if module == "lm_head":
+        return (d, c.vocab_size) if layer == 0 else None
+    if not isinstance(c, ModelConfig):
+        return None
     q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
     shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
     shapes |= {"gate_proj": (d, ffn), "up_proj": (d, ffn), "down_proj": (ffn, d)}
-    if module == "lm_head":
-        return (d, c.vocab_size) if layer == 0 else None
     return shapes.get(module) if 0 <= layer < c.n_layers else None

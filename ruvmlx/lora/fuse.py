@@ -79,7 +79,7 @@ def fuse(
 
 def _write(source: _Source, folder: Path) -> None:
     modules = dict(matrices(source.model.config))
-    tied = source.model.config.tie_word_embeddings and full_name(HEAD) not in source.pairs
+    tied = source.model.shape.tie_word_embeddings and full_name(HEAD) not in source.pairs
     if not tied:
         modules.setdefault("lm_head", modules[_EMBEDDING])
     names = [part for module in modules for part in source.parts(module)]

@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
 from ..models.json_files import read_object
 from ..models.layout import matrices
-from ..models.model import ModelConfig
+from ..models.model import ModelConfig, ModelShape
 from ..models.safetensors_file import read_safetensors
 from ..models.safetensors_writer import write_json, write_safetensors
 from .base_lora import BaseLoRA, Pair, Place
@@ -48,10 +48,10 @@ def _short_name(module: str) -> str:
     return f"{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
 
 
-def places(config: ModelConfig) -> dict[str, tuple[Place, tuple[int, int]]]:
+def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     """Full name -> place and (in, out), for every layer that an adapter of this model can change."""
     found: dict[str, tuple[Place, tuple[int, int]]] = {}
-    for name, (n_out, n_in) in matrices(config):
+    for name, (n_out, n_in) in matrices(config) if isinstance(config, ModelConfig) else ():
         if name.startswith("model.layers."):
             parts = name.split(".")
             found[name] = ((parts[-1], int(parts[2])), (n_in, n_out))
@@ -91,7 +91,7 @@ def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroL
 # writing --------------------------------------------------------------------------------------------
 
 
-def export(change: BaseLoRA, config: ModelConfig, folder: Path, kind: str, bits: int = 32, name: str = ""):
+def export(change: BaseLoRA, config: ModelShape, folder: Path, kind: str, bits: int = 32, name: str = ""):
     """Write an adapter folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import`
     reads.
 
@@ -137,7 +137,7 @@ def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
         yield full_name(place), (np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0))))
 
 
-def _write_mlx_lm(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     tensors: dict[str, np.ndarray] = {}
     for name, (a, b) in _named(change):
         tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
@@ -145,13 +145,13 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
     write_json(folder / CONFIG, _mlx_lm_config(change, config))
 
 
-def _mlx_lm_config(change: BaseLoRA, config: ModelConfig) -> dict[str, Any]:
+def _mlx_lm_config(change: BaseLoRA, config: ModelShape) -> dict[str, Any]:
     keys = sorted({_short_name(module) for module, _ in change.pairs})
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
     return {"fine_tune_type": "lora", "num_layers": config.n_layers, "lora_parameters": parameters}
 
 
-def _write_packed(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+def _write_packed(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     tensors: dict[str, np.ndarray] = {}
     for name, pair in _named(change):
         for kind, packed in zip(("lora_a", "lora_b"), pack_pair(pair), strict=True):
@@ -186,7 +186,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
 # reading --------------------------------------------------------------------------------------------
 
 
-def load(folder: Path, config: ModelConfig) -> BaseLoRA:
+def load(folder: Path, config: ModelShape) -> BaseLoRA:
     """Read an adapter folder of any of these kinds and check it against the model."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is one, with {CONFIG} in it.")
@@ -199,7 +199,7 @@ def load(folder: Path, config: ModelConfig) -> BaseLoRA:
     return (_read_packed if packed else _read_mlx_lm)(folder, settings, config)
 
 
-def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     scale = _mlx_lm_scale(folder, settings)
     halves = _halves(folder / FILES["mlx-lm"], ".lora_a", ".lora_b")
     return _checked(halves, scale, config, folder)
@@ -244,7 +244,7 @@ def _f32(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folder: Path) -> BaseLoRA:
+def _checked(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
     """The pairs by place; AdapterMismatch when the model has no such layer, or one of another size."""
     known, pairs = places(config), {}
     for name, (a, b) in named.items():
@@ -262,7 +262,7 @@ def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folde
     return BaseLoRA(pairs, scale)
 
 
-def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     scale = _mlx_lm_scale(folder, settings)
     if settings.get("quantization") != {"bits": BITS, "group_size": GROUP}:
         raise UnsupportedModel(f"{folder.name}: only {BITS} bits in groups of {GROUP} are read.")
@@ -294,7 +294,7 @@ _PEFT_REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replica
 _PLAIN_NAME = re.compile(r"[\w.]+", re.ASCII)
 
 
-def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"{folder.name}: peft_type {str(kind)[:20]!r}; only 'LORA' is read.")

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile
-from ..models.model import ModelConfig
+from ..models.model import ModelShape
 from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merged
 from .micro_lora import MicroLoRA
@@ -130,7 +130,7 @@ class LayerLoRA:
         return {_PREFIX + name: array for name, array in found.items()}
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelConfig) -> "LayerLoRA | None":
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelShape) -> "LayerLoRA | None":
         """None if there is none among them; CorruptFile if damaged, AdapterMismatch if of another shape."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
@@ -148,7 +148,7 @@ class LayerLoRA:
         new._check(config)
         return new
 
-    def _check(self, config: ModelConfig) -> None:
+    def _check(self, config: ModelShape) -> None:
         sizes = (sum(i for i, _ in self.widths),), (sum(o for _, o in self.widths),)
         shapes = self.lora_a.shape, self.lora_b.shape
         if shapes != sizes or self.fisher.shape != sizes[1] or self.evidence.shape != (2, *sizes[1]):
@@ -169,7 +169,7 @@ def packed(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
     return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
-def unpacked_layers(data: bytes, config: ModelConfig) -> LayerLoRA | None:
+def unpacked_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
     """The layer LoRA in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:

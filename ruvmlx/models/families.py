@@ -7,6 +7,7 @@ model.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from ..errors import UnsupportedModel
 
@@ -74,15 +75,22 @@ FAMILIES = (
 # Models for text and images, and the families of the language model in their `text_config`.
 WRAPPED = {"mistral3": ("mistral", "ministral3")}
 
-# What resembles a family above, and why it does not run.
-REFUSED = {
+# What resembles a family above, and why it is none. mlx-lm runs their folders, but not GGUF files.
+OTHERS = {
     "llama4": "its layers are mixtures of experts with attention in chunks",
-    "llama4_text": "its layers are mixtures of experts with attention in chunks",
     "mistral4": "its layers are mixtures of experts with compressed keys and values",
 }
 
 MODEL_TYPES = (*(family.model_type for family in FAMILIES), *WRAPPED)
 ARCHITECTURES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.architectures))
+
+
+def has_decoder(data: Mapping[str, Any]) -> bool:
+    """Is config.json that of a model which this project computes itself?"""
+    text = data.get("text_config")
+    if isinstance(text, dict) and str(text.get("model_type")) in OTHERS:
+        return False
+    return data.get("model_type") in MODEL_TYPES
 
 
 def family_of(model_type: object, where: str) -> Family:
@@ -103,5 +111,5 @@ def families_of(architecture: object, where: str) -> list[Family]:
 
 def _not_run(what: str, got: object, known: tuple[str, ...]) -> UnsupportedModel:
     kind = str(got)[:40]
-    why = f" ({REFUSED[kind]})" if kind in REFUSED else ""
+    why = f" ({OTHERS[kind]})" if kind in OTHERS else ""
     return UnsupportedModel(f"{what} {kind!r} is not run{why}; {', '.join(known)} are.")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from .families import ATTENTION, MLP
-from .model import ModelConfig
+from .model import ModelConfig, ModelShape
 from .rope_scaling import LinearRope, Llama3Rope
 
 SAMPLES, SAMPLE_BYTES = 64, 256
 
 
-def fingerprint(config: ModelConfig, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
+def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
     """32 hex digits from the configuration, every tensor's type and shape, and samples of some tensors.
 
     `samples` are raw bytes, uint8 [n]: the embedding or head and whatever else tells two trainings apart.
@@ -27,23 +27,37 @@ def fingerprint(config: ModelConfig, layout: Mapping[str, tuple], samples: Itera
     return digest.hexdigest()[:32]
 
 
-def _facts(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as version 1 had it, plus what it did not know: older adapters keep their models."""
-    facts, scaling = asdict(config), config.rope_scaling
-    facts["rope_linear_factor"] = scaling.factor if isinstance(scaling, LinearRope) else 1.0
-    if not isinstance(scaling, Llama3Rope):
-        facts["rope_scaling"] = None
-    facts |= {"attention_bias": config.biases >= ATTENTION, "mlp_bias": config.biases >= MLP}
-    newer = {name: facts.pop(name) for name in ("head_norms", "layers_without_rope", "query_scale")}
-    newer["biases"] = sorted(
-        facts.pop("biases")
-        - (ATTENTION if facts["attention_bias"] else set())
-        - (MLP if facts["mlp_bias"] else set())
-    )
-    newer["layers_without_rope"] = sorted(newer["layers_without_rope"])
-    if scaling is not None and not isinstance(scaling, LinearRope | Llama3Rope):
-        newer["rope_stretch"] = repr(scaling)
-    return facts | {name: value for name, value in newer.items() if value}
+def _facts(config: ModelShape) -> dict[str, Any]:
+    """As version 1 wrote the configuration, plus what it did not know: older adapters keep their models."""
+    facts = asdict(config)
+    if not isinstance(config, ModelConfig):
+        return facts
+    newer = ("biases", "head_norms", "layers_without_rope", "query_scale")
+    kept = {name: value for name, value in facts.items() if name not in newer}
+    return kept | _of_version_1(config) | {name: value for name, value in _since(config).items() if value}
+
+
+def _of_version_1(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    return {
+        "rope_scaling": asdict(scaling) if isinstance(scaling, Llama3Rope) else None,
+        "rope_linear_factor": scaling.factor if isinstance(scaling, LinearRope) else 1.0,
+        "attention_bias": config.biases >= ATTENTION,
+        "mlp_bias": config.biases >= MLP,
+    }
+
+
+def _since(config: ModelConfig) -> dict[str, Any]:
+    """Empty values say what version 1 took for granted."""
+    flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
+    known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
+    return {
+        "biases": sorted(config.biases.difference(*flagged)),
+        "head_norms": config.head_norms,
+        "layers_without_rope": sorted(config.layers_without_rope),
+        "query_scale": config.query_scale and asdict(config.query_scale),
+        "rope_stretch": "" if known else repr(config.rope_scaling),
+    }
 
 
 def _sample(raw: np.ndarray) -> bytes:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import UnsupportedModel
 from .rope_scaling import RopeScaling
 
 
@@ -19,30 +20,44 @@ class QueryScale:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Shape of a decoder: Llama's, with what its family changes (families.py).
+class ModelShape:
+    """What is known of any model. Learning from ratings needs no more."""
+
+    model_type: str
+    hidden_size: int
+    n_layers: int
+    vocab_size: int
+    max_context: int
+    tie_word_embeddings: bool
+
+
+@dataclass(frozen=True)
+class ModelConfig(ModelShape):
+    """A decoder that this project computes itself: Llama's, with what its family changes (families.py).
 
     Rope is half-split; loaders undo interleaved layouts.
     """
 
-    model_type: str  # as in families.py
-    hidden_size: int
-    n_layers: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    vocab_size: int
     rms_norm_eps: float
     rope_theta: float
-    max_context: int
-    tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
     biases: frozenset[str] = frozenset()  # of which modules: "q_proj"
     head_norms: bool = False  # q and k of every head go through an RMS norm before rope
     layers_without_rope: frozenset[int] = frozenset()
     query_scale: QueryScale | None = None
+
+
+def without(model_type: str) -> str:
+    """What a model lacks that this project has no decoder for, in words for people."""
+    return (
+        f"{model_type} models run on mlx-lm's own code: chat and ratings work; KV tiers, training in the "
+        "background and changes of other layers than the output head do not"
+    )
 
 
 # Items may be converted when they are asked for: ask once, in order, and keep no more than you need.
@@ -89,7 +104,7 @@ class Model:
     name: str
     path: Path
     format: str  # "gguf" | "safetensors"
-    config: ModelConfig
+    shape: ModelShape  # a ModelConfig where this project has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
@@ -97,6 +112,18 @@ class Model:
     bytes: int
     # The model's own temperature, top_p, top_k, min_p, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Does this project have a decoder for the model?"""
+        return isinstance(self.shape, ModelConfig)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The decoder; UnsupportedModel where only mlx-lm has one."""
+        if isinstance(self.shape, ModelConfig):
+            return self.shape
+        raise UnsupportedModel(f"{self.name}: {without(self.shape.model_type)}.")
 
     @property
     def bits(self) -> float:

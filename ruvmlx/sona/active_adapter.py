@@ -118,7 +118,7 @@ class ActiveAdapter:
 
     def load(self, version: int) -> LearnerState:
         """A stored version's weights; 0: the untouched model. NotFound if it is no longer stored."""
-        config = self._model.config
+        config = self._model.shape
         if version == 0:
             return LearnerState(MicroLoRA.fresh(self.frozen_probe.directions, config.vocab_size), 0, 0, 0.0)
         row = self.history.adapter(version)
@@ -164,7 +164,7 @@ class ActiveAdapter:
             self.backend.set_lora(None)
             self.frozen_probe.look(pause or (lambda: None))  # while the untouched head is in place
         self.backend.set_lora(lora)
-        context = self._model.config.max_context
+        context = self._model.shape.max_context
         return ProbedBase(
             lora, probe_under(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
         )
@@ -189,7 +189,7 @@ class ActiveAdapter:
         return known
 
     def _load_probe(self, watch: Watch) -> KLProbe:
-        config, tokenizer = self._model.config, self._model.tokenizer
+        config, tokenizer = self._model.shape, self._model.tokenizer
         stored = self._store.model_data.reference_text(self._model.fingerprint)
         eos = np.array(sorted(tokenizer.eos_ids))
         known = KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None

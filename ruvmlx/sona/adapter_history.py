@@ -39,9 +39,10 @@ class LearnStatus:
 class AdapterHistory:
     """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
 
-    def __init__(self, store: Store, fingerprint: str, name: str = "default"):
+    def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
+        """trains: whether the background loop can train this model."""
         self._store, self._key = store, (fingerprint, name)
-        self.fingerprint, self.name = fingerprint, name
+        self.fingerprint, self.name, self.trains = fingerprint, name, trains
         self.deep = DeepHistory(store, self._key)
 
     def version(self) -> int:
@@ -135,7 +136,7 @@ class AdapterHistory:
 
     def due(self) -> bool:
         """Is there work for the background loop: enough new ratings, or a stopped run?"""
-        return self.missing() == 0
+        return self.trains and self.missing() == 0
 
     def missing(self) -> int:
         """Ratings that are missing until the background loop is due."""
@@ -183,7 +184,7 @@ class AdapterHistory:
         return LearnStatus(
             ratings=len(ratings),
             updates=sum(r.weight != 0 for r in ratings),
-            pending=sum(r.version_after > read for r in ratings),
+            pending=sum(r.version_after > read for r in ratings) if self.trains else 0,
             consolidations=len(promotions),
             adapter_version=version,
             kl=row.kl if row else 0.0,

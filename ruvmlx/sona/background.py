@@ -28,7 +28,7 @@ from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import consolidated, joined, packed, parted
 from ..lora.merge import HEAD, folded
-from ..models.model import Model
+from ..models.model import Model, without
 from ..pausing import Pause, Stopped, stop_when
 from ..store import HeadMoved
 from ..training.adamw import Training
@@ -106,11 +106,13 @@ class Background:
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
-        learner, config, pause = self._learner, self._model.config, stop_when(cancel)
+        learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
+        if not self._model.is_own:
+            return _report(False, without(shape.model_type))
         learner.sync()
         try:
             pause()
-            known = learner.history, learner.rating_index, self._model.tokenizer, config.max_context
+            known = learner.history, learner.rating_index, self._model.tokenizer, shape.max_context
             buffer = replay.load(*known, pause)
         except Stopped:
             return _report(False, "stopped before it began")
@@ -179,7 +181,7 @@ class Background:
         """Deterministic for a seed and a base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
-        layers = self._model.config.n_layers
+        layers = self._model.shape.n_layers
         for layer in range(layers - max(1, round(layers * self.settings.depth)), layers):
             for module in self.settings.modules:
                 known = old.pairs.get((module, layer)) if old else None

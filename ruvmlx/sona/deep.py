@@ -129,7 +129,7 @@ class Deep:
     def _buffer(self, pause: Pause = lambda: None) -> Buffer:
         learner, model = self._learner, self._model
         return replay.load(
-            learner.history, learner.rating_index, model.tokenizer, model.config.max_context, pause
+            learner.history, learner.rating_index, model.tokenizer, model.shape.max_context, pause
         )
 
     # -- a run ---------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class Whitening:
 def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
     """The model's whitening. It is measured once and kept in the store: seconds, the first time."""
     stored = store.model_data.whitening(model.fingerprint)
-    known = Whitening.from_bytes(stored, model.config.hidden_size) if stored else None
+    known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
         with untouched(backend):
             known = measure(backend, model.tokenizer)

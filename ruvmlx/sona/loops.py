@@ -31,7 +31,7 @@ class Loops:
     ) -> dict[str, Any]:
         """Run the background loop, and the deep loop before it when that is due. Returns a report."""
         loop, held = self.background(settings), None
-        if self.deep().due():  # before the weights it anchors may be overwritten
+        if self._model.is_own and self.deep().due():  # before the weights it anchors may be overwritten
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
             if cancel is not None and cancel.is_set():  # do not build a training graph now
                 return {"promoted": False, "reason": held["reason"], "deep": held}
@@ -51,6 +51,8 @@ class Loops:
 
     def due(self) -> bool:
         """Is there work for `consolidate`, to be done while the machine is idle?"""
+        if not self._model.is_own:
+            return False
         if self._background is not None and self._background.paused:
             return True
         history = self._learner.history

@@ -69,7 +69,7 @@ class RatingIndex:
     def whitening(self) -> embedding.Whitening:
         """Measured once per model; that takes seconds."""
         stored = self._store.model_data.whitening(self._model.fingerprint)
-        known = embedding.Whitening.from_bytes(stored, self._model.config.hidden_size) if stored else None
+        known = embedding.Whitening.from_bytes(stored, self._model.shape.hidden_size) if stored else None
         if known is None:
             with untouched(self._backend):
                 known = embedding.measure(self._backend, self._model.tokenizer)

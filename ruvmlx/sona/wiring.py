@@ -27,7 +27,7 @@ def open_learner(
     watch: told of the calibration.
     """
     layers = LayerAdapter(store, model, backend, targets)
-    history = AdapterHistory(store, model.fingerprint, name)
+    history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
     active = ActiveAdapter(store, model, backend, history, layers, watch)
     guard, anchors = partial(enforce_kl_cap, layers), EWC(history)

@@ -30,7 +30,7 @@ def now(monkeypatch):
 
 def plan_of(tiny, to_fetch=0, name="m"):
     f = tiny
-    facts = Facts(name, f.path, f.format, f.config, f.parameters, f.bytes, to_fetch)
+    facts = Facts(name, f.path, f.format, f.shape, f.parameters, f.bytes, to_fetch)
     return Plan.of(facts, NATIVE, None)
 
 

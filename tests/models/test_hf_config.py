@@ -3,6 +3,7 @@
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
+from ruvmlx.models.families import has_decoder
 from ruvmlx.models.hf_config import Affine, config_from_json, quantization
 from ruvmlx.models.rope_scaling import LinearRope, Llama3Rope
 
@@ -70,6 +71,7 @@ def test_a_sliding_window_holds_where_the_family_says(keys, window):
     ("keys", "words", "error"),
     [
         ({"model_type": "phi3"}, "model_type 'phi3'", UnsupportedModel),
+        ({"model_type": "llama4"}, "mixtures of experts with attention in chunks", UnsupportedModel),
         ({"model_type": None}, "model_type 'None'", UnsupportedModel),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'", UnsupportedModel),
         ({"partial_rotary_factor": 0.5}, "part of each head", UnsupportedModel),
@@ -122,3 +124,11 @@ def test_unknown_quantisations_are_refused(table):
     """Only MLX's affine kinds are known."""
     with pytest.raises(UnsupportedModel):
         quantization({"quantization": table}, "m")
+
+
+def test_which_models_are_computed_here():
+    """The others go to mlx-lm, also when a known wrapper holds one of them."""
+    assert has_decoder({"model_type": "qwen3"})
+    assert has_decoder({"model_type": "mistral3", "text_config": {"model_type": "ministral3"}})
+    assert not has_decoder({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}})
+    assert not any(has_decoder({"model_type": kind}) for kind in ("llama4", "phi3", None, ["llama"]))

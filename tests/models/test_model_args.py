@@ -227,9 +227,7 @@ REFUSED = [
     ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
     ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ("ministral3", {"rope_parameters": YARN | {"rope_theta": 1e4}}, "llama_4_scaling_beta"),
-    ("mistral3", {"model_type": "mistral4"}, "mistral4.*compressed"),
     ("mistral3", {"model_type": "qwen3"}, "qwen3"),
-    ("llama", {"model_type": "llama4"}, "mixtures of experts"),
     ("llama", {"model_type": ["llama"]}, "model_type"),
 ]
 

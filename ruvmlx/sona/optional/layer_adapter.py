@@ -31,7 +31,9 @@ class LayerAdapter:
     """Builds and measures nothing unless ratings change more than the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
-        self.targets = parse(targets, model.config.n_layers)
+        self.targets = parse(targets, model.shape.n_layers)
+        if self.targets.places:
+            _ = model.config  # UnsupportedModel without a decoder of our own
         self.gradients = LayerGradients(store, model, backend)
         self.measured: ProbedLayers | None = None
         self._fresh: LayerLoRA | None = None

@@ -135,7 +135,7 @@ class LayerGradients:
 
         found: tuple[list[TrainingText], list[TrainingText]] = [], []
         for question, answer in reference_text.texts():
-            limit = min(MAX_TOKENS, self._model.config.max_context)
+            limit = min(MAX_TOKENS, self._model.shape.max_context)
             tokens, first = reference_text.encoded(self._model.tokenizer, question, answer, limit)
             found[not question].append(TrainingText(tuple(tokens), first))
         return found

@@ -224,7 +224,7 @@ class KVLoop:
     ) -> None:
         """limit: nats per token, of KL(f16 || policy); KL_LIMIT unless given."""
         self.history, self._backend = history, backend
-        self._context = model.config.max_context
+        self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
         self._pool: PagePool | None = getattr(backend, "pool", None)
 
