@@ -37,7 +37,6 @@ typedef struct {
     rvm_kind kind;
     uint32_t heads, kv_heads, head_dim, window;
     uint32_t hot, warm; /* ages at which pages are demoted */
-    int family; /* not 0: with all that families add (heads normed, a layer without rope, queries scaled) */
 } shape;
 
 /* A random model: what must be freed with it, and what a decoder is made from. */
@@ -73,16 +72,6 @@ static const rvm_matrix *matrix(model *m, rvm_kind kind, size_t rows, size_t col
     return own(m, memory);
 }
 
-static void add_family(model *m) {
-    for (size_t i = 0; i < 3; i++) {
-        m->layers[i].q_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
-        m->layers[i].k_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
-    }
-    m->layers[1].no_rope = 1;
-    m->config.rope_factor = 1.2;
-    m->config.query_beta = 0.1, m->config.query_span = 50;
-}
-
 static model *make(shape s) {
     model *m = calloc(1, sizeof *m);
     m->shape = s;
@@ -106,7 +95,19 @@ static model *make(shape s) {
                                      .vocab_size = 333, .sliding_window = s.window, .max_tokens = 96, .threads = 1,
                                      .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies,
                                      .rope_factor = 1};
-    if (s.family) add_family(m);
+    return m;
+}
+
+/* With all that families add: heads normed, a layer without rope, queries scaled. */
+static model *make_family(shape s) {
+    model *m = make(s);
+    for (size_t i = 0; i < 3; i++) {
+        m->layers[i].q_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
+        m->layers[i].k_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
+    }
+    m->layers[1].no_rope = 1;
+    m->config.rope_factor = 1.2;
+    m->config.query_beta = 0.1, m->config.query_span = 50;
     return m;
 }
 

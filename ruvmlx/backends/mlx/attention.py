@@ -71,6 +71,13 @@ class Attention(nn.Module):
         """x [B, T, D] -> q [B, T, H, d], k and v [B, T, K, d], before rope."""
         return self.split(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
+    def rows(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """The same, one row a token: q [B, T, H * d], k and v [B, T, K * d]."""
+        if "q_norm" not in self:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))
+        return q, k, v
+
     def split(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """The products' outputs [..., T, H * d] as normed heads [..., T, H, d]."""
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.head_dim) for y in (q, k, v))

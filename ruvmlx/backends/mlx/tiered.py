@@ -84,11 +84,10 @@ class DecodeStep:
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
         """x [B, 1, D] -> [B, 1, n_heads * head_dim], by the layer's products and our kernels."""
-        q, k, v = own.heads(x)
+        q, k, v = own.rows(x)
         scales = self._turns.query_scales(positions)
         if scales is not None:
-            q = (q * scales[:, None, None, None]).astype(q.dtype)
-        q, k, v = (y.reshape(len(self.views), 1, -1) for y in (q, k, v))
+            q = (q * scales[:, None, None]).astype(q.dtype)
         opened, turn = self._opened.arrays[layer], self._turns.of(own, positions)
         new = rope_append.rope_append(q, k, v, turn, opened, self.table)
         self._made.append(new.open)
