@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
-from .gguf import GGUFFile, read_gguf
-from .gguf_blocks import unpack
+from .gguf import GGUFFile, GGUFTensor
+from .gguf_blocks import check_blocks, unpack
+from .gguf_split import read_whole
+from .gguf_types import TensorType
 from .layout import check_config, check_shapes, matrices, vectors
 from .mapped import release
 from .model import ModelConfig, Weights
 from .rope import llama3_from_divisors
+from .stored import StoredMatrix
 
 _MODULES = {
     "model.embed_tokens": "token_embd",
@@ -47,8 +50,8 @@ def gguf_name(name: str) -> str:
 
 
 def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
-    """A file with header, configuration and tensor shapes checked."""
-    file = read_gguf(path)
+    """A file, or all parts of a split one, with header, configuration and tensor shapes checked."""
+    file = read_whole(path)
     config = read_config(file)
     check_tensors(file, config)
     return file, config
@@ -63,11 +66,6 @@ def read_config(file: GGUFFile) -> ModelConfig:
             "only 'llama' (Llama and Mistral) is run."
         )
     keys = _Keys(file)
-    if keys.integer("split.count", 1) > 1:
-        raise UnsupportedModel(
-            f"{file.path.name} is one of {file.metadata['split.count']} parts of a model; "
-            "join them with llama.cpp's llama-gguf-split --merge."
-        )
     config = _base_config(file, keys)
     check_config(config, file.path.name)
     _check_rope_width(file, keys, config)
@@ -218,6 +216,24 @@ class LazyWeights(Mapping[str, np.ndarray]):
         if self._last[0] != module:
             self._last = (module, _matrix(self._file, self._config, module, self.pause))
         return self._last[1][kind]
+
+    def stored(self, module: str) -> StoredMatrix | None:
+        """The matrix's blocks, q and k rows put back in order; None for plain numbers."""
+        tensor = self._tensor(module)
+        if tensor.type.block == 1:
+            return None
+        raw = self._file.raw(tensor).reshape(tensor.shape[0], -1)
+        check_blocks(raw, tensor.type, tensor.name)
+        heads = _rope_heads(self._config, module)
+        return StoredMatrix(tensor.name, tensor.type, half_split_rows(raw, heads) if heads else raw)
+
+    def stored_type(self, module: str) -> TensorType:
+        return self._tensor(module).type
+
+    def _tensor(self, module: str) -> GGUFTensor:
+        if f"{module}.weight" not in self._known:
+            raise KeyError(module)
+        return self._file.tensors[gguf_name(f"{module}.weight")]
 
     def __contains__(self, name: object) -> bool:
         return name in self._known
