@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from ..progress import Told, Watch
+from .gguf import GGUFTensor
 from .gguf_model import LazyWeights
-from .gguf_types import TensorType
 from .layout import matrices, vectors
 from .model import Model, Weights
-from .stored import StoredMatrix, stored_matrix, stored_type
+from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
@@ -32,8 +32,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
             self._looked(f"{module}.weight")
         return found
 
-    def stored_type(self, module: str) -> TensorType | None:
-        return stored_type(self._weights, module)
+    def stored_tensor(self, module: str) -> GGUFTensor | None:
+        return stored_tensor(self._weights, module)
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights

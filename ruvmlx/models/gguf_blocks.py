@@ -103,6 +103,8 @@ def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
     """uint8 [n, m] -> uint32 [n, m * bits / 32], the first in the lowest bits. m: a multiple of 32."""
     if bits == 8:
         return np.ascontiguousarray(q).view("<u4")
+    if bits == 4:
+        return (q[:, ::2] | q[:, 1::2] << 4).view("<u4")
     eights = q.reshape(len(q), -1, 8)
     wide = np.zeros(eights.shape[:2], "<u8")
     for k in range(8):

@@ -16,7 +16,6 @@ from ..errors import CorruptFile, UnsupportedModel
 from .gguf import GGUFFile, GGUFTensor
 from .gguf_blocks import check_blocks, unpack
 from .gguf_split import read_whole
-from .gguf_types import TensorType
 from .layout import check_config, check_shapes, matrices, vectors
 from .mapped import release
 from .model import ModelConfig, Weights
@@ -225,10 +224,14 @@ class LazyWeights(Mapping[str, np.ndarray]):
         raw = self._file.raw(tensor).reshape(tensor.shape[0], -1)
         check_blocks(raw, tensor.type, tensor.name)
         heads = _rope_heads(self._config, module)
-        return StoredMatrix(tensor.name, tensor.type, half_split_rows(raw, heads) if heads else raw)
+        if not heads:
+            return StoredMatrix(tensor.name, tensor.type, raw)
+        ordered = half_split_rows(raw, heads)
+        release(raw)
+        return StoredMatrix(tensor.name, tensor.type, ordered)
 
-    def stored_type(self, module: str) -> TensorType:
-        return self._tensor(module).type
+    def stored_tensor(self, module: str) -> GGUFTensor:
+        return self._tensor(module)
 
     def _tensor(self, module: str) -> GGUFTensor:
         if f"{module}.weight" not in self._known:
