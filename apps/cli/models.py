@@ -57,14 +57,16 @@ def list_models(as_json: bool) -> None:
 @json_option
 def show_model(name: str, as_json: bool) -> None:
     """One model's files and shape."""
+    from ruvmlx.backends.matrix_types import matrix_types
     from ruvmlx.models.load import load_model
 
     model = load_model(name)
     facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.config}
+    types = matrix_types(model)
     if as_json:
-        print_json(facts)
+        print_json(facts | {"matrix_types": [vars(kind) for kind in types]})
     else:
-        show_facts(facts)
+        show_facts(facts | {f"{kind.type} matrices": kind for kind in types})
 
 
 @click.command("rm")

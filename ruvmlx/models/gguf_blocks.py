@@ -2,8 +2,8 @@
 
 MLX keeps w = scale * q + bias with unsigned q, consecutive weights packed from the low bits of a
 uint32 upwards. Types with groups of 32 or more lose nothing: their codes only change places. The groups of 16
-of Q2_K, Q3_K and Q6_K have no such form; pairs of them are rounded to 8 bits with one scale, a quarter or
-less of the step that the type itself rounds by.
+of Q2_K, Q3_K and Q6_K have no such form; pairs of them are rounded to 8 bits with one scale. Its step is at
+most a quarter of the coarser group's own.
 """
 
 from collections.abc import Callable
