@@ -1,6 +1,7 @@
 """What the types of a GGUF file's matrices take in memory, by backend; `ruvmlx show` prints it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..kernels.packing import SUPER_BLOCKS
@@ -31,13 +32,21 @@ class MatrixType:
 
 def matrix_types(model: Model) -> list[MatrixType]:
     """The types of the model's matrices, the most frequent first; none for a folder of safetensors."""
-    weights = model.load_weights()
+    weights = model.load_weights() if model.format == "gguf" else {}
     if not isinstance(weights, StoresBlocks):
         return []
     found = [weights.stored_tensor(module) for module, _ in matrices(model.config)]
     counts = Counter(tensor.type for tensor in found if tensor)
     wide = any(kind.wide for kind in counts)
     return [_described(kind, n, wide) for kind, n in counts.most_common()]
+
+
+def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
+    """Of weights by type, on "native" or "mlx"."""
+    kinds = {row: types[row.name] for row in ROWS if row.name in types}
+    wide = any(kind.wide for kind in kinds)
+    bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
+    return round(sum(n * bits[kind] / 8 for kind, n in kinds.items()))
 
 
 def _described(kind: TensorType, count: int, wide: bool) -> MatrixType:

@@ -86,6 +86,14 @@ class GGUFFile:
     def tensor_bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
 
+    @property
+    def types(self) -> dict[str, int]:
+        """Weights by type."""
+        counts: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements
+        return counts
+
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
         """The tensor's stored bytes: uint8 [nbytes], read-only, no copy."""
         data = (self.data, *self.others)[tensor.part]

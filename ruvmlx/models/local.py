@@ -53,12 +53,11 @@ def survey(name: str, path: Path) -> Facts:
         from .safetensors_model import open_folder
 
         folder = open_folder(path, path.name)
-        config, size = folder.config, folder.tensor_bytes
-        return Facts(name, path, "safetensors", config, parameter_count(config), size)
+        return Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)
-    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes)
+    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
 
 
 def _file_bytes(path: Path) -> int:

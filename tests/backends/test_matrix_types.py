@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ruvmlx.backends.matrix_types import matrix_types, mlx_bits, native_bits
+from ruvmlx.backends.matrix_types import bytes_in_memory, matrix_types, mlx_bits, native_bits
 from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.native.weights import _plan
 from ruvmlx.models.gguf_types import ROWS
@@ -36,6 +36,8 @@ def test_bits_are_those_that_a_matrix_takes(quant, tmp_path):
     net = graph.build(model.config, weights, mx.float32 if BY_NAME[quant].wide else mx.float16, False)
     taken = sum(p.nbytes for name, p in graph.parameters(net).items() if name.startswith("lm_head."))
     assert 8 * taken / 2048**2 == mlx_bits(BY_NAME[quant])
+    held = sum(p.nbytes for p in graph.parameters(net).values())
+    assert bytes_in_memory(model.types, "mlx") == pytest.approx(held, rel=0.005)  # norms are float16 there
     (row,) = matrix_types(model)
     assert (row.type, row.matrices) == (quant, 9)
     assert ("mlx" in row.rounded) == (quant in ("Q2_K", "Q3_K", "Q6_K"))
