@@ -109,6 +109,9 @@ class Settings:
     threads: int | None = _setting(
         int, None, "CPU threads; all physical cores by default", least=1, public=True
     )
+    max_context: int | None = _setting(
+        int, None, "longest prompt and reply together, in tokens; the model's own by default", least=64
+    )
     kv: str | None = _setting(
         str,
         None,

@@ -67,7 +67,7 @@ class Run:
         self.decoder = StreamDecoder(engine.model.tokenizer)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
-        room = engine.model.shape.max_context - len(self.prompt)
+        room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.drawn: list[int] = []  # ids of drawn tokens, with the end token
         self.recorded = 0  # number of drawn tokens that were recorded

@@ -116,6 +116,12 @@ class Model:
     bytes: int
     # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    context_limit: int | None = None  # tokens; the user's own limit
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt and reply together."""
+        return min(self.shape.max_context, self.context_limit or self.shape.max_context)
 
     @property
     def is_own(self) -> bool:
