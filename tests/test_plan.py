@@ -1,16 +1,18 @@
 """What a model needs, said before its weights are read; and how progress reads."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from ruvmlx import plan as planning
 from ruvmlx.backends.select import Choice
-from ruvmlx.errors import Interrupted
+from ruvmlx.engine import GenerationRequest
+from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models import local
 from ruvmlx.models.asking import watched_weights
 from ruvmlx.models.facts import Facts
-from ruvmlx.plan import MachineMemory, Need, NotEnoughMemory, Plan
+from ruvmlx.plan import Fit, MachineMemory, Need, NotEnoughMemory, Plan
 from ruvmlx.progress import Count, Progress, Told, Watch, Worker, duration, megabytes, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -32,7 +34,7 @@ def memory_of(monkeypatch, total, available):
 def test_need_counts_weights_context_and_program(facts):
     """Weights as they are held, keys and values of the context, and the program."""
     need = Need.of(facts, NATIVE)
-    c = facts.config
+    c = facts.shape
     assert need.weights == facts.bytes
     assert need.cache == 2 * 2 * c.n_layers * c.n_kv_heads * c.head_dim * c.max_context
     assert Need.of(facts, Choice("reference", "cpu", "numpy", "")).weights == 4 * facts.parameters
@@ -64,10 +66,45 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
     assert "\n" not in str(e.value) and not told[0].fits
 
 
+def test_the_longest_context_that_fits(monkeypatch, facts):
+    """Weights and learning first; the rest of the memory is the cache's, up to what the model reads."""
+    per_token = 2 * 2 * facts.shape.n_layers * facts.shape.n_kv_heads * facts.shape.head_dim
+    need = Need.of(facts, NATIVE)
+    for room, expected in ((100, 100), (10**6, facts.shape.max_context), (0, 0), (-5, 0)):
+        available = (need.weights + need.work + (room + 0.5) * per_token) / planning.SPARE
+        memory_of(monkeypatch, 64e9, available)
+        fit = Fit.of(facts, NATIVE)
+        assert (fit.longest_context, fit.fits) == (expected, expected > 0) and fit.kv_per_token == per_token
+        assert ("does not fit" in fit.words()) == (expected == 0)
+
+
+def test_a_window_bounds_the_cache_and_not_the_context(monkeypatch, facts):
+    shape = replace(facts.shape, sliding_window=64, max_context=100_000)
+    slides = replace(facts, shape=shape)
+    need = Need.of(slides, NATIVE)
+    memory_of(monkeypatch, 64e9, (need.total + 10) / planning.SPARE)
+    assert Fit.of(slides, NATIVE).longest_context == 100_000
+    assert need.cache == Need.of(slides, NATIVE, 50_000).cache
+
+
+def test_the_nearest_context_that_fits_is_proposed_and_then_opens(monkeypatch, tiny_folder, facts):
+    need = Need.of(facts, Choice("reference", "cpu", "numpy", ""))
+    per_token = need.cache / facts.shape.max_context
+    memory_of(monkeypatch, 64e9, (need.weights + need.work + 300 * per_token) / planning.SPARE)
+    monkeypatch.setattr(local, "sized", lambda: [])
+    settings = Settings(model=str(tiny_folder), backend="reference", kv_disk=0)
+    with pytest.raises(NotEnoughMemory, match="With --max-context 256 it fits"):
+        Runtime.open(settings)
+    with Runtime.open(replace(settings, max_context=256)) as runtime:
+        assert runtime.model.context == 256 and runtime.model.shape.max_context == 512
+        with pytest.raises(UsageError, match="at most 255"):
+            runtime.writer.prepared(GenerationRequest(prompt="a" * 300))
+
+
 def test_what_would_fit_is_named(monkeypatch, facts, starter_file):
     """The larger ones of those that are here."""
     memory_of(monkeypatch, 2e9, 1e9)
-    huge = Facts("huge", facts.path, "safetensors", facts.config, 7_000_000_000, 4_000_000_000)
+    huge = Facts("huge", facts.path, "safetensors", facts.shape, 7_000_000_000, 4_000_000_000)
     monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
     with pytest.raises(NotEnoughMemory, match=r"huge needs about 4\.2 GB.*These fit: starter \(4\d\d MB\)"):
         Plan.of(huge, NATIVE, "huge").check()
@@ -76,7 +113,7 @@ def test_what_would_fit_is_named(monkeypatch, facts, starter_file):
 def test_macos_makes_room_by_itself(monkeypatch, facts):
     """There the GPU's share of the whole is the limit; what others hold is only said."""
     memory_of(monkeypatch, 16e9, 1e9)
-    seven = Facts("seven", facts.path, "safetensors", facts.config, 7_000_000_000, 4_000_000_000)
+    seven = Facts("seven", facts.path, "safetensors", facts.shape, 7_000_000_000, 4_000_000_000)
     made = Plan.of(seven, METAL, None)
     assert made.fits and "other programs will have to give way" in dict(made.rows())["memory"]
     assert not Plan.of(seven, NATIVE, None).fits
@@ -95,7 +132,7 @@ def test_room_that_is_made_counts(monkeypatch, facts):
 
 def test_rows_say_what_will_be_used_and_why(monkeypatch, facts, home):
     memory_of(monkeypatch, 16e9, 8e9)
-    fetched = Facts("owner/name", facts.path, "safetensors", facts.config, 1000, 562, 400)
+    fetched = Facts("owner/name", facts.path, "safetensors", facts.shape, 1000, 562, 400)
     rows = dict(Plan.of(fetched, METAL, None).rows())
     assert "no other was chosen" in rows["model"] and "4.5 bits" in rows["size"]
     assert "0 kB are to be fetched from Hugging Face" in rows["size"] and rows["your data"] == str(home)

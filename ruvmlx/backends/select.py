@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
 from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
-from ..models.model import Model
+from ..models.model import Model, ModelConfig, ModelShape, without
 from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE
@@ -115,6 +115,18 @@ def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> 
     return asked_policy(kv, tiers) or default
 
 
+def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
+    """The choice for a name, now that the model is known: mlx-lm's own models run on MLX alone."""
+    if isinstance(shape, ModelConfig):
+        return choice
+    if name in ("native", "reference"):
+        raise UsageError(
+            f"--backend {name}: {without(shape.model_type)}. Leave --backend out, or choose mlx."
+        )
+    found = _describe_mlx()
+    return replace(found, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
+
+
 def open_backend(
     name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
 ) -> Backend:
@@ -136,7 +148,11 @@ def open_backend(
 def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend:
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
-    choice = describe(name, threads)
+    choice = for_model(describe(name, threads), name, model.shape)
+    if not model.is_own:
+        from .mlx.any_backend import AnyBackend
+
+        return AnyBackend(model, device=choice.device, threads=threads)
     if choice.name == "reference":
         from .reference import ReferenceBackend
 
@@ -184,7 +200,7 @@ def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
     from .mlx.backend import MLXBackend
     from .native.backend import NativeBackend
 
-    gpu.give_up()
+    gpu.given_up = True
     gc.collect()
     mx.clear_cache()  # free the weights on the GPU before they are loaded again
     try:

@@ -3,11 +3,11 @@
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
 
-Both have an adapter_config.json. Matrices are laid out as in Hugging Face's files, as they are everywhere in
-this project after loading (GGUF's interleaved q and k rows are put back by the loader).
+Both have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project after
+loading (the loader reorders GGUF's interleaved q and k rows).
 
-The head: PEFT can change lm_head of any model. mlx-lm can when the embedding is not tied; when it is, the
-model has no lm_head there and mlx-lm refuses the file, so it is not written.
+PEFT can change lm_head of any model. mlx-lm can only if the embedding is not tied: with a tied embedding its
+model has no lm_head, and it refuses the file, so such a file is not written.
 """
 
 import re
@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
 from ..models.json_files import read_object
 from ..models.layout import matrices
-from ..models.model import ModelConfig
+from ..models.model import ModelConfig, ModelShape
 from ..models.safetensors_file import read_safetensors
 from ..models.safetensors_writer import write_json, write_safetensors
 from .base_lora import BaseLoRA, Pair, Place
@@ -42,27 +42,27 @@ def full_name(place: Place) -> str:
 
 
 def _short_name(module: str) -> str:
-    """As mlx-lm names a module within its layer: "self_attn.q_proj"."""
+    """mlx-lm's name of a module within its layer: "self_attn.q_proj"."""
     if module == "lm_head":
         return module
     return f"{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
 
 
-def places(config: ModelConfig) -> dict[str, tuple[Place, tuple[int, int]]]:
+def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     """Full name -> place and (in, out), for every layer that an adapter of this model can change."""
     found: dict[str, tuple[Place, tuple[int, int]]] = {}
-    for name, (n_out, n_in) in matrices(config):
+    for name, (n_out, n_in) in matrices(config) if isinstance(config, ModelConfig) else ():
         if name.startswith("model.layers."):
             parts = name.split(".")
             found[name] = ((parts[-1], int(parts[2])), (n_in, n_out))
     return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
 
 
-# one change of the model, and how micro and base share it -------------------------------------------
+# base and micro as one change, and back -------------------------------------------------------------
 
 
 def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Base and micro as one adapter: their directions for the output head side by side, without rounding."""
+    """Base and micro as one adapter: their factors of the output head are concatenated, without rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -75,10 +75,10 @@ def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """The opposite of `combined`: a small change of the head alone becomes a MicroLoRA; anything else becomes
-    a base and a fresh micro.
+    """The opposite of `combined`: a change of the head alone, of a rank that fits, becomes a MicroLoRA;
+    anything else becomes a base and the fresh micro.
 
-    Directions that the change does not need are those of the fresh micro, and add nothing.
+    Columns of lora_a beyond the change's rank are the fresh micro's, with zero rows in lora_b.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -91,11 +91,10 @@ def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroL
 # writing --------------------------------------------------------------------------------------------
 
 
-def export(change: BaseLoRA, config: ModelConfig, folder: Path, kind: str, bits: int = 32, name: str = ""):
-    """Write an adapter folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import`
-    reads.
+def export(change: BaseLoRA, config: ModelShape, folder: Path, kind: str, bits: int = 32, name: str = ""):
+    """Write an adapter folder. kind: "mlx-lm" or "peft". bits: 32, or 4, which only `adapters import` reads.
 
-    name: of the model, for people.
+    name: the model's, for people.
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -125,19 +124,18 @@ def _make_folder(folder: Path) -> None:
     if others:
         raise UsageError(f"{folder} holds other files ({others[0]}); name a new folder.")
     for old in (PACKED, *FILES.values()):
-        (folder / old).unlink(missing_ok=True)  # or the folder would hold two adapters
+        (folder / old).unlink(missing_ok=True)  # the folder must not hold two adapters
 
 
 def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
-    """(full name, pair) in order; every pair is padded with zeros to the largest rank, because a file has one
-    rank."""
+    """(full name, pair) in order, padded with zeros to the largest rank, because a file has only one rank."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
         more = change.rank - a.shape[1]
         yield full_name(place), (np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0))))
 
 
-def _write_mlx_lm(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     tensors: dict[str, np.ndarray] = {}
     for name, (a, b) in _named(change):
         tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
@@ -145,13 +143,13 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
     write_json(folder / CONFIG, _mlx_lm_config(change, config))
 
 
-def _mlx_lm_config(change: BaseLoRA, config: ModelConfig) -> dict[str, Any]:
+def _mlx_lm_config(change: BaseLoRA, config: ModelShape) -> dict[str, Any]:
     keys = sorted({_short_name(module) for module, _ in change.pairs})
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
     return {"fine_tune_type": "lora", "num_layers": config.n_layers, "lora_parameters": parameters}
 
 
-def _write_packed(change: BaseLoRA, config: ModelConfig, folder: Path) -> None:
+def _write_packed(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     tensors: dict[str, np.ndarray] = {}
     for name, pair in _named(change):
         for kind, packed in zip(("lora_a", "lora_b"), pack_pair(pair), strict=True):
@@ -186,10 +184,10 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
 # reading --------------------------------------------------------------------------------------------
 
 
-def load(folder: Path, config: ModelConfig) -> BaseLoRA:
-    """Read an adapter folder of any of these kinds and check it against the model."""
+def load(folder: Path, config: ModelShape) -> BaseLoRA:
+    """Read an adapter folder of mlx-lm, PEFT or `export` and check it against the model."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder; an adapter is one, with {CONFIG} in it.")
+        raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
     if (folder / FILES["peft"]).is_file():
         return _read_peft(folder, settings, config)
@@ -199,7 +197,7 @@ def load(folder: Path, config: ModelConfig) -> BaseLoRA:
     return (_read_packed if packed else _read_mlx_lm)(folder, settings, config)
 
 
-def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     scale = _mlx_lm_scale(folder, settings)
     halves = _halves(folder / FILES["mlx-lm"], ".lora_a", ".lora_b")
     return _checked(halves, scale, config, folder)
@@ -225,7 +223,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Layer name -> what the file has under its endings a and b, float32."""
+    """Layer name -> its two LoRA factors, whose names in the file end in `a` and `b`; float32."""
     arrays, found = _arrays(path), {}
     for name, array in arrays.items():
         if name.startswith(prefix) and name.endswith(a) and name.removesuffix(a) + b in arrays:
@@ -234,7 +232,7 @@ def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.
     if 2 * len(found) != len(arrays) or not found:
         known = {prefix + n + end for n in found for end in (a, b)}
         odd = next((n for n in arrays if n not in known), "nothing")
-        raise UnsupportedModel(f"{path.name}: {odd[:80]!r} is no half of a LoRA pair; only those are read.")
+        raise UnsupportedModel(f"{path.name}: {odd[:80]!r} is no part of a LoRA pair; only pairs are read.")
     return found
 
 
@@ -244,8 +242,8 @@ def _f32(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folder: Path) -> BaseLoRA:
-    """The pairs by place; AdapterMismatch when the model has no such layer, or one of another size."""
+def _checked(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
+    """The named pairs as a BaseLoRA; AdapterMismatch if the model lacks a layer or has another size."""
     known, pairs = places(config), {}
     for name, (a, b) in named.items():
         if name not in known:
@@ -262,7 +260,7 @@ def _checked(named: Mapping[str, Pair], scale: float, config: ModelConfig, folde
     return BaseLoRA(pairs, scale)
 
 
-def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     scale = _mlx_lm_scale(folder, settings)
     if settings.get("quantization") != {"bits": BITS, "group_size": GROUP}:
         raise UnsupportedModel(f"{folder.name}: only {BITS} bits in groups of {GROUP} are read.")
@@ -294,7 +292,7 @@ _PEFT_REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replica
 _PLAIN_NAME = re.compile(r"[\w.]+", re.ASCII)
 
 
-def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelConfig) -> BaseLoRA:
+def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"{folder.name}: peft_type {str(kind)[:20]!r}; only 'LORA' is read.")

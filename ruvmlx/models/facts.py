@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .model import Model, ModelConfig
+from .model import Model, ModelShape
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Facts:
     name: str
     path: Path
     format: str  # "gguf" | "safetensors"
-    config: ModelConfig
+    shape: ModelShape
     parameters: int
     bytes: int
     to_fetch: int = 0
@@ -25,4 +25,4 @@ class Facts:
 
     @classmethod
     def of(cls, model: Model) -> "Facts":
-        return cls(model.name, model.path, model.format, model.config, model.parameters, model.bytes)
+        return cls(model.name, model.path, model.format, model.shape, model.parameters, model.bytes)

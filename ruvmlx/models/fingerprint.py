@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import numpy as np
 
-from .model import ModelConfig
+from .model import ModelShape
 
 SAMPLES, SAMPLE_BYTES = 64, 256
 
 
-def fingerprint(config: ModelConfig, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
+def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
     """32 hex digits from the configuration, every tensor's type and shape, and samples of some tensors.
 
     `samples` are raw bytes, uint8 [n]: the embedding or head and whatever else tells two trainings apart.

@@ -2,17 +2,18 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelNotFound, RuvmlxError
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
-from .hf_config import MODEL_TYPES, config_from_json
+from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
+from .other_models import runs, runs_elsewhere, shape_from_json
 from .starter import starter_path
 
 
@@ -118,8 +119,19 @@ def _download(name: str, watch: Watch) -> Path:
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
     """Facts from config.json alone, so that UnsupportedModel is raised before gigabytes are fetched."""
-    config = config_from_json(read_object(folder / "config.json"), has_head=True, where=name)
+    data = read_object(folder / "config.json")
+    if runs_elsewhere(data):
+        shape = shape_from_json(data, name)
+        return Facts(name, folder, "safetensors", shape, _about(size, data), size, to_fetch)
+    config = config_from_json(data, has_head=True, where=name)
     return Facts(name, folder, "safetensors", config, parameter_count(config), size, to_fetch)
+
+
+def _about(size: int, data: Mapping[str, Any]) -> int:
+    """Parameters in so many bytes, before their headers are here."""
+    table = data.get("quantization")
+    bits = table.get("bits") if isinstance(table, dict) else None
+    return round(8 * size / (bits + 0.5 if type(bits) is int and bits > 0 else 16))
 
 
 def _why(name: str, error: Exception) -> str:
@@ -139,15 +151,16 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """(owner/name, folder) of every complete Llama or Mistral model in the cache."""
+    """(owner/name, folder) of every complete model in the cache whose architecture runs."""
     for repo in sorted(_folders(hub_cache())):
         path = _snapshot(repo) if repo.name.startswith("models--") else None
-        if path and _model_type(path) in MODEL_TYPES:
+        if path and runs(_config(path)):
             yield repo.name.removeprefix("models--").replace("--", "/", 1), path
 
 
-def _model_type(path: Path) -> Any:
+def _config(path: Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "config.json").read_bytes()).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
+        found = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}

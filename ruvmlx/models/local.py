@@ -53,8 +53,7 @@ def survey(name: str, path: Path) -> Facts:
         from .safetensors_model import open_folder
 
         folder = open_folder(path, path.name)
-        config, size = folder.config, folder.tensor_bytes
-        return Facts(name, path, "safetensors", config, parameter_count(config), size)
+        return Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import UnsupportedModel
+
 
 @dataclass(frozen=True)
 class Llama3Rope:
@@ -19,26 +21,40 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Shape of a Llama or Mistral decoder. Rope is half-split; loaders undo interleaved layouts."""
+class ModelShape:
+    """What is known of any model. Learning from ratings needs no more."""
 
-    model_type: str  # "llama" | "mistral"
+    model_type: str
     hidden_size: int
     n_layers: int
+    vocab_size: int
+    max_context: int
+    tie_word_embeddings: bool
+
+
+@dataclass(frozen=True)
+class ModelConfig(ModelShape):
+    """A decoder that this project computes itself. Rope is half-split; loaders undo interleaved layouts."""
+
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    vocab_size: int
     rms_norm_eps: float
     rope_theta: float
-    max_context: int
-    tie_word_embeddings: bool
     rope_scaling: Llama3Rope | None = None
     rope_linear_factor: float = 1.0
     sliding_window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+
+
+def without(model_type: str) -> str:
+    """What a model lacks that this project has no decoder for, in words for people."""
+    return (
+        f"{model_type} models run on mlx-lm's own code: chat and ratings work; KV tiers, training in the "
+        "background and changes of other layers than the output head do not"
+    )
 
 
 # Items may be converted when they are asked for: ask once, in order, and keep no more than you need.
@@ -74,8 +90,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Conversation -> ids through the model's chat template, rendered in a sandbox."""
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
+        model is to think first; None is the template's own choice. Templates without a choice ignore it."""
 
 
 @dataclass
@@ -85,14 +108,32 @@ class Model:
     name: str
     path: Path
     format: str  # "gguf" | "safetensors"
-    config: ModelConfig
+    shape: ModelShape  # a ModelConfig where this project has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
     parameters: int
     bytes: int
-    # The model's own temperature, top_p, top_k, min_p, where it has them.
+    # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    context_limit: int | None = None  # tokens; the user's own limit
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt and reply together."""
+        return min(self.shape.max_context, self.context_limit or self.shape.max_context)
+
+    @property
+    def is_own(self) -> bool:
+        """Does this project have a decoder for the model?"""
+        return isinstance(self.shape, ModelConfig)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The decoder; UnsupportedModel where only mlx-lm has one."""
+        if isinstance(self.shape, ModelConfig):
+            return self.shape
+        raise UnsupportedModel(f"{self.name}: {without(self.shape.model_type)}.")
 
     @property
     def bits(self) -> float:

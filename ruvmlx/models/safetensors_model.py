@@ -1,6 +1,6 @@
 """A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from .hf_config import Affine, config_from_json, quantization
 from .json_files import read_object
 from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
+from .other_models import OtherFolder, open_other, runs_elsewhere
 from .safetensors_file import Tensor, read_safetensors
 from .sampling_defaults import sampling_defaults
 
@@ -31,18 +32,31 @@ class Folder:
     """A checked folder. data: config.json; plan: tensor name -> "plain", "packed" or "scale"."""
 
     data: dict[str, Any]
-    config: ModelConfig
+    shape: ModelConfig
     tensors: Mapping[str, Tensor]
     plan: Mapping[str, str]
 
     @property
-    def tensor_bytes(self) -> int:
+    def bytes(self) -> int:
         return sum(self.tensors[name].nbytes for name in self.plan)
 
+    @property
+    def parameters(self) -> int:
+        return parameter_count(self.shape)
 
-def open_folder(path: Path, name: str) -> Folder:
+    def load_weights(self) -> Weights:
+        return FolderWeights(self.tensors, self.plan)
+
+    def samples(self) -> Iterator[np.ndarray]:
+        """Raw bytes of tensors that tell two trainings apart."""
+        return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
+
+
+def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     """Check configuration, headers and shapes; the tokenizer is not read."""
     data = read_object(path / "config.json", missing_ok=False)
+    if runs_elsewhere(data):
+        return open_other(data, _read_all(path), name)
     tensors = _drop_unused(_read_all(path), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
     return Folder(data, config, tensors, _plan(tensors, config, data, name))
@@ -53,21 +67,20 @@ def load_folder(path: Path, name: str) -> Model:
     from .tokenizer_json import folder_tokenizer
 
     folder = open_folder(path, name)
-    tensors, config, plan = folder.tensors, folder.config, folder.plan
     generation = read_object(path / "generation_config.json")
     tokenizer = folder_tokenizer(path, [folder.data.get("eos_token_id"), generation.get("eos_token_id")])
-    check_vocab(tokenizer.vocab_size, config.vocab_size, name)
-    layout = {t.name: (t.dtype, t.shape) for t in tensors.values()}
+    check_vocab(tokenizer.vocab_size, folder.shape.vocab_size, name)
+    layout = {t.name: (t.dtype, t.shape) for t in folder.tensors.values()}
     return Model(
         name=name,
         path=path,
         format="safetensors",
-        config=config,
+        shape=folder.shape,
         tokenizer=tokenizer,
-        load_weights=_loader(tensors, plan),
-        fingerprint=fingerprint(config, layout, (tensors[n].raw() for n in SAMPLED if n in tensors)),
-        parameters=parameter_count(config),
-        bytes=folder.tensor_bytes,
+        load_weights=folder.load_weights,
+        fingerprint=fingerprint(folder.shape, layout, folder.samples()),
+        parameters=folder.parameters,
+        bytes=folder.bytes,
         default_sampling=sampling_defaults(generation),
     )
 
@@ -169,10 +182,6 @@ def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: 
     extra = next((name for name in tensors if name not in plan), None)
     if extra:
         raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} belongs to no Llama or Mistral decoder.")
-
-
-def _loader(tensors: Mapping[str, Tensor], plan: Mapping[str, str]) -> Callable[[], Weights]:
-    return lambda: FolderWeights(tensors, plan)
 
 
 class FolderWeights(Mapping[str, np.ndarray]):

@@ -1,4 +1,4 @@
-"""Compares the tables with the witness log. The chain protects the log; this protects the tables."""
+"""Compares the tables with the witness log. The hash chain protects the log, this check the tables."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def disagreement(store: Store) -> str:
 
 
 def _weights(store: Store, kind: str, table: str, number: str) -> str:
-    """Versions or bases, whose bytes the log knows by their digest."""
+    """Compare the bytes of versions or bases with the digests in the log."""
     known = {_key(row.body, number): row.body["state"] for row in store.witness.rows(kind)}
     for row in store.db.rows(f"SELECT fingerprint, name, {number} AS number, state FROM {table}"):
         key = (row["fingerprint"], row["name"], row["number"])

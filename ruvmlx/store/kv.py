@@ -78,7 +78,7 @@ class KVRecords:
         )
 
     def observations(self, fingerprint: str, backend: str, limit: int) -> list[KVObservation]:
-        """The newest ones, newest first."""
+        """The newest observations, newest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT ?",
@@ -117,7 +117,7 @@ class KVRecords:
             )
 
     def measured(self, fingerprint: str, backend: str) -> list[KVMeasured]:
-        """Oldest first."""
+        """All measurements, oldest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVMeasured)} FROM kv_measured"
             " WHERE fingerprint = ? AND backend = ? ORDER BY created, rowid",

@@ -184,9 +184,9 @@ def test_any_damage_is_found_and_removed(saved, folder, seed):
 def test_a_sound_file_of_something_else(saved, folder, change):
     """Its checksums are right, what it says is not."""
     data = file_of(folder).read_bytes()
-    _, length, _ = disk._FIXED.unpack_from(data)
-    body = data[disk._FIXED.size + length :]
-    text = json.dumps(json.loads(data[disk._FIXED.size :][:length]) | change).encode()
+    _, length, _ = disk.PREFIX.unpack_from(data)
+    body = data[disk.PREFIX.size + length :]
+    text = json.dumps(json.loads(data[disk.PREFIX.size :][:length]) | change).encode()
     file_of(folder).write_bytes(struct.pack("<8sII", disk.MAGIC, len(text), zlib.crc32(text)) + text + body)
     assert not loads(folder, saved) and not file_of(folder).exists()
 
@@ -302,7 +302,7 @@ def test_kill_9_while_writing_leaves_the_old_or_none(folder):
         child.send_signal(signal.SIGKILL)
         child.wait()
         if file_of(folder).exists():
-            key = json.loads(file_of(folder).read_bytes()[disk._FIXED.size :].split(b',"tokens"')[0][7:])
+            key = json.loads(file_of(folder).read_bytes()[disk.PREFIX.size :].split(b',"tokens"')[0][7:])
             found = Anything()
             assert folder.load("chat", key, range(64), found) == list(range(64))
             assert found.data == b"\x07" * (16 << 20)

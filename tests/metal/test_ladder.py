@@ -28,7 +28,8 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform.gpu import GPU, gpu
 from ruvmlx.platform.mx import mx
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import Settings
+from ruvmlx.settings import Settings, store_file
+from ruvmlx.store import Store
 from tests.models.make_models import make_safetensors_model
 
 from .simulated_gpu import HANGS, MODES, SimulatedGPU
@@ -64,7 +65,7 @@ def machine(compiled, monkeypatch):
     """machine(append="nan"): this is a machine with a GPU, on which that kernel is broken."""
 
     def install(**broken: str) -> SimulatedGPU:
-        monkeypatch.setattr(gpu, "_given_up", False)
+        monkeypatch.setattr(gpu, "given_up", False)
         (compiled / HANGS).unlink(missing_ok=True)
         made = SimulatedGPU(compiled, broken)
         made.install(monkeypatch)
@@ -80,19 +81,35 @@ def plain_tokens(folder, compiled, tmp_path_factory):
         patch.setenv("RUVMLX_HOME", str(tmp_path_factory.mktemp("plain")))
         SimulatedGPU(compiled).install(patch)
         patch.setattr(gpu_check, "check", lambda *_, **__: pytest.fail("not wanted here"))
-        patch.setattr("ruvmlx.backends.select._on_gpu", lambda model, *_: MLXBackend(model, "metal"))
-        return chat(folder, kv="f16")[0]
+        return unchecked_chat(folder, kv="f16")
 
 
 def chat(folder, **options) -> tuple[list[int], str, Runtime]:
     """-> (token ids of the reply, what stdout and stderr had, the runtime, closed)"""
-    settings = {"backend": "auto", "adapter": "none", "temperature": 0.0, "kv_tiers": TIERS, "kv_disk": None}
-    with Runtime.open(Settings(model=str(folder), **settings | options)) as runtime:
-        written = io.StringIO()
-        options_ = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
-        PlainChat(runtime, options_, io.StringIO(f"{QUESTION}\n"), written).run()
-        reply = runtime.store.replies.get(runtime.last_reply_id)
-        return list(reply.sampled_ids), written.getvalue(), runtime
+    with Runtime.open(settings(folder, **options)) as runtime:
+        return *reply_of(runtime), runtime
+
+
+def unchecked_chat(folder, **options) -> list[int]:
+    """The reply of a backend that was opened on the GPU without a self-check."""
+    model = load_model(str(folder))
+    backend = MLXBackend(model, "metal")
+    with Runtime(Store(store_file()), model, backend, settings(folder, **options)) as runtime:
+        return reply_of(runtime)[0]
+
+
+def settings(folder, **options) -> Settings:
+    given = {"backend": "auto", "adapter": "none", "temperature": 0.0, "kv_tiers": TIERS, "kv_disk": None}
+    return Settings(model=str(folder), **given | options)
+
+
+def reply_of(runtime) -> tuple[list[int], str]:
+    """-> (token ids of the reply to QUESTION, what was written)"""
+    written = io.StringIO()
+    options = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
+    PlainChat(runtime, options, io.StringIO(f"{QUESTION}\n"), written).run()
+    reply = runtime.store.replies.get(runtime.last_reply_id)
+    return list(reply.sampled_ids), written.getvalue()
 
 
 def doctor(folder, monkeypatch, capsys) -> dict:
@@ -119,9 +136,8 @@ def test_the_whole_path_with_sound_kernels(machine, folder, capsys, monkeypatch)
     assert row["ok"] and all(f"{name} ok" in row["detail"] for name in NAMES)
 
     monkeypatch.setattr(source, "HEAD_DIMS", ())  # the twins from here
-    monkeypatch.setattr("ruvmlx.backends.select._on_gpu", lambda model, *_: MLXBackend(model, "metal"))
     device.ran.clear()
-    assert chat(folder)[0] == tokens
+    assert unchecked_chat(folder) == tokens
     assert not device.ran
 
 
@@ -242,7 +258,7 @@ def test_a_graph_that_fails_in_the_check(machine, folder, capsys, monkeypatch):
     assert err.count("\n") == 1 and "MLX cannot compute on this machine's GPU ([metal::Device]" in err
     assert gpu.kind == ""  # nobody else in this process tries it, training least of all
 
-    monkeypatch.setattr(gpu, "_given_up", False)
+    monkeypatch.setattr(gpu, "given_up", False)
     with pytest.raises(GPUFailed, match="--backend native") as failed:
         chat(folder, backend="mlx")
     assert "\n" not in str(failed.value)
@@ -273,7 +289,7 @@ def test_a_graph_that_fails_only_here(machine, folder, capsys, monkeypatch):
     monkeypatch.setattr(mx.fast, "rms_norm", fails)
     _, _, runtime = chat(folder)
     assert runtime.backend.name == "native" and "123 bytes" in runtime.backend.caveat
-    monkeypatch.setattr(gpu, "_given_up", False)
+    monkeypatch.setattr(gpu, "given_up", False)
     with pytest.raises(GPUFailed, match="123 bytes"):
         chat(folder, backend="mlx")
 
@@ -303,7 +319,7 @@ def test_heads_that_no_kernel_is_made_for(machine, tmp_path, capsys, monkeypatch
     _, _, runtime = chat(folder, kv_tiers=None)
     assert runtime.backend.kernels == "metal, plain KV cache" and not device.ran
     assert capsys.readouterr().err == ""
-    assert "none of ours for heads of this size" in doctor(folder, monkeypatch, capsys)["detail"]
+    assert "no kernel of ours for this head size" in doctor(folder, monkeypatch, capsys)["detail"]
 
 
 def test_doctor_without_a_gpu(folder, monkeypatch, capsys):

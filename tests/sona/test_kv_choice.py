@@ -1,4 +1,4 @@
-"""The rule by which the KV cache's lengths are chosen: a table of what is known and what follows."""
+"""The rule that chooses the KV cache's lengths: a table of measurements and choices."""
 
 import inspect
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""The KV loop on a tiny model: what policies cost is measured, kept, and decides what new caches get."""
+"""The KV loop on a tiny model: the cost of policies is measured and stored, and decides the policy of new
+caches."""
 
 import threading
 
@@ -30,7 +31,7 @@ def tiny_backend(tiny):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch, tiny_backend):
-    """Candidates whose tiers 336 tokens reach; a machine with room."""
+    """Candidates whose tiers all occur within 336 tokens, and enough memory."""
     monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, NEVER))
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.1)
 
@@ -184,10 +185,15 @@ def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend
     assert report["measured"] == 0 and "no room" in report["stopped"] and three.tiers.due()
 
 
+def mine(runtime) -> tuple[str, str]:
+    """What measurements are kept for: a model on a backend."""
+    return runtime.model.fingerprint, runtime.backend.name
+
+
 def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
     monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
     assert "no room" in three.tiers.review()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three.tiers._history.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*mine(three))
 
 
 def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
@@ -195,11 +201,11 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
     values = iter([0.1] * 4)
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
     assert "memory is short" in three.tiers.review()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*three.tiers._history.mine)
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*mine(three))
 
 
 class Cancelled(threading.Event):
-    """Set from the n-th look on."""
+    """An event that is set after n queries."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -212,19 +218,21 @@ class Cancelled(threading.Event):
 
 def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     """At every stop the store is sound; what was done is not done again; the end is the same."""
-    store, mine = three.store, three.tiers._history.mine
+    store, kept_for = three.store, mine(three)
     done, stops = 0, 0
     while three.tiers.due():
         report = three.tiers.review(Cancelled(97))
         stops += bool(report["stopped"])
-        rows = store.kv.measured(*mine)
+        rows = store.kv.measured(*kept_for)
         assert len(rows) >= done and len({(r.reply_id, r.lengths) for r in rows}) == len(rows)
         assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
         done = len(rows)
-        assert (store.kv.choice(*mine) is None) == (done < 9)  # half of the candidates are no choice
+        assert (store.kv.choice(*kept_for) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
     whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
-    kept = next(r for r in store.kv.measured(*mine) if (r.reply_id, r.lengths) == ("long-1", LATER.lengths))
+    kept = next(
+        r for r in store.kv.measured(*kept_for) if (r.reply_id, r.lengths) == ("long-1", LATER.lengths)
+    )
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
 
@@ -272,10 +280,10 @@ def test_tiers_that_are_none(open_tiny, tiers):
 def test_ratings_do_not_change_it(three):
     """Neither what is chosen nor what is measured: bit for bit as without them."""
     reviewed(three)
-    before = three.tiers._loop.review()
+    before = three.tiers.review()
     for i in range(3):
         three.rate(f"long-{i}", "down")
-    after = three.tiers._loop.review()
+    after = three.tiers.review()
     assert {**after, "seconds": 0} == {**before, "seconds": 0}
 
 
@@ -290,11 +298,11 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
     plain = TierComparison(tiny_backend, three.store.replies.tokens("long-2"), COLD_FROM).cost(LATER, nothing)
     tiny_backend.set_lora(base)
     try:
-        three.tiers._loop.review()
+        three.tiers.review()
         assert tiny_backend.lora is base
     finally:
         tiny_backend.set_lora(None)
-    kept = three.store.kv.measured(*three.tiers._history.mine)
+    kept = three.store.kv.measured(*mine(three))
     found = next(r for r in kept if (r.reply_id, r.lengths) == ("long-2", LATER.lengths))
     assert found.total == pytest.approx(sum(plain.kl))
 
@@ -303,7 +311,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
 
 
 def test_every_reply_is_observed(three):
-    seen = three.store.kv.observations(*three.tiers._history.mine, 9)
+    seen = three.store.kv.observations(*mine(three), 9)
     assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
     assert (seen[1].lengths, seen[1].pressure, seen[1].level) == (TIERED.lengths, 0.1, 0)
     assert seen[1].tokens == LONG - 1  # the last one drawn was never read
@@ -317,7 +325,7 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
     reviewed(three)
     list(three.chats.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
-    new, old, first, *_ = three.store.kv.observations(*three.tiers._history.mine, 9)
+    new, old, first, *_ = three.store.kv.observations(*mine(three), 9)
     assert old.lengths == first.lengths == TIERED.lengths
     assert new.lengths == three.engine.sessions.policy.lengths
 

@@ -1,4 +1,4 @@
-"""Tables of the KV loop: bounded, and gone with the chat where they name a reply."""
+"""The tables of KV measurements are bounded; rows about a reply are deleted with its chat."""
 
 import pytest
 

@@ -15,7 +15,7 @@ from ...kv.cache import PagedCache
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, Weights
+from ...models.model import Model, ModelShape, Weights
 from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx, nn
@@ -58,6 +58,7 @@ class MLXBackend:
         even mlx-lm's own graph works. None: all kernels are assumed to work.
         """
         self.config = model.config
+        self.shape: ModelShape = self.config
         kind = device or default_device()
         self.chunk = chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device

@@ -32,6 +32,15 @@ class SlidingKVCache:
         self.offset = 0  # tokens in the sequence so far
         self.end = 0  # tokens that are still in the buffer
 
+    @property
+    def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
+        """Everything but the sizes, as mlx-lm's caches have it."""
+        return self.keys, self.values, self.offset, self.end
+
+    @state.setter
+    def state(self, value: tuple[mx.array | None, mx.array | None, int, int]) -> None:
+        self.keys, self.values, self.offset, self.end = value
+
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
         """What mlx-lm's graph adds to the scores of n new tokens; None and "causal" need no array."""
         past = min(self.end, self.window - 1)

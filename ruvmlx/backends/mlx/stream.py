@@ -16,12 +16,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from ...kv.cache import PagedCache
-from ...models.model import ModelConfig
+from ...models.model import ModelShape
 from ...platform.mx import mx
 from ...sampling import Sampling
 from ..base import HeadAdapter, KVCache, check_tokens, finite, not_finite
-from .plain_cache import MLXCache
 from .sampler import MLXSampler
 
 TIDY = 256  # tokens between two calls of mx.clear_cache, as mlx-lm does
@@ -60,10 +58,19 @@ class HeldChange:
             self._of = self._change = None
 
 
+class StreamCache(KVCache, Protocol):
+    """What a stream needs of its cache. room: tokens that can be appended and taken back one by one."""
+
+    @property
+    def room(self) -> int: ...
+
+    def retract(self, n: int) -> None: ...
+
+
 class StepRunner(Protocol):
     """What a stream needs of its backend."""
 
-    config: ModelConfig
+    shape: ModelShape
     chunk: int
     device: mx.Device
 
@@ -90,7 +97,7 @@ class MLXTokenStream:
     def __init__(
         self,
         backend: StepRunner,
-        cache: MLXCache | PagedCache,
+        cache: StreamCache,
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
@@ -106,7 +113,7 @@ class MLXTokenStream:
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         """While the device computes one chunk, Python describes the next."""
-        check_tokens(tokens, self._backend.config.vocab_size)
+        check_tokens(tokens, self._backend.shape.vocab_size)
         size = self._backend.chunk
         for start in range(0, len(tokens), size):
             part, before = tokens[start : start + size], self._prompt
@@ -132,7 +139,7 @@ class MLXTokenStream:
 
     def hidden(self) -> np.ndarray:
         if not self._states:
-            return np.zeros((0, self._backend.config.hidden_size), np.float32)
+            return np.zeros((0, self._backend.shape.hidden_size), np.float32)
         with mx.stream(self._backend.device):
             states = mx.concatenate(self._states).astype(mx.float32)
             self._states = []

@@ -221,8 +221,20 @@ def graph_case(shapes: Shapes) -> Case:
     from ruvmlx.backends.mlx import graph
     from ruvmlx.models.layout import matrices, vectors
 
-    small = ModelConfig("llama", 64, 1, shapes.n_heads, shapes.n_kv_heads, shapes.head_dim, 128, 96, 1e-5,
-                        10000.0, 64, False)  # fmt: skip
+    small = ModelConfig(
+        model_type="llama",
+        hidden_size=64,
+        n_layers=1,
+        n_heads=shapes.n_heads,
+        n_kv_heads=shapes.n_kv_heads,
+        head_dim=shapes.head_dim,
+        intermediate_size=128,
+        vocab_size=96,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_context=64,
+        tie_word_embeddings=False,
+    )
     rng = np.random.default_rng(21)
     sizes = [(f"{module}.weight", size) for module, size in matrices(small)]
     weights = {name: (rng.normal(size=size) * size[1] ** -0.5).astype(np.float32) for name, size in sizes}

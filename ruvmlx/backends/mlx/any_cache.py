@@ -1,0 +1,150 @@
+"""The caches that an mlx-lm model makes for itself (KV, sliding, chunked, Mamba states) as one KVCache.
+
+A sliding window gets our own cache: mlx-lm's cannot forget its newest tokens once it is full, so every turn
+of a long chat would read the whole chat again.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...kv.cache import Dump, KVStats
+from ...kv.policy import F16
+from ...platform.mx import mx, nn
+from . import mlxlm
+from .plain_cache import SlidingKVCache
+
+FAR = 1 << 30  # tokens: no limit
+
+
+class AnyCache:
+    """One sequence. layers: mlx-lm's own cache objects; make: returns empty ones."""
+
+    def __init__(self, make: Callable[[], list[Any]]):
+        self._make = make
+        self.layers = make()
+        self.offset = 0
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "AnyCache":
+        caches = mlxlm.load("models.cache")
+        return cls(lambda: [_trimmable(layer, caches) for layer in caches.make_prompt_cache(model)])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays())
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be appended and still be retracted; 0 where a state cannot go back."""
+        return min((_room(leaf) for leaf in self._leaves()), default=0)
+
+    def arrays(self) -> list[mx.array]:
+        leaves: Any = nn.utils.tree_flatten([layer.state for layer in self.layers])
+        return [value for _, value in leaves if isinstance(value, mx.array)]
+
+    def stats(self) -> KVStats:
+        return KVStats.all_f16(F16.name, self.offset, self.nbytes, self.nbytes)
+
+    def trim(self, n: int) -> bool:
+        if n > self.offset or not all(_can_trim(leaf, n) for leaf in self._leaves()):
+            return False
+        self.retract(n)
+        return True
+
+    def retract(self, n: int) -> None:
+        for layer in self.layers:
+            layer.trim(n)
+        self.offset -= n
+
+    def fork(self) -> "AnyCache":
+        """MLX copies an array when it is first written to while another shares its memory."""
+        other = AnyCache(self._make)
+        other.offset = self.offset
+        other.layers = [_restored(layer, _copied(layer.state)) for layer in self.layers]
+        return other
+
+    def dump(self) -> Dump:
+        """Each layer's state, in order: arrays as bytes, all else in the facts."""
+        states = [_described(layer.state) for layer in self.layers]
+        parts = (np.array(mx.contiguous(a).reshape(-1).view(mx.uint8)) for a in self.arrays())
+        return Dump({"offset": self.offset, "states": states}, self.nbytes, parts)
+
+    def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
+        states = [_read(state, read) for state in facts["states"]]
+        self.layers = [_restored(layer, state) for layer, state in zip(self.layers, states, strict=True)]
+        self.offset = int(facts["offset"])
+
+    @contextmanager
+    def running(self, n: int) -> Iterator["AnyCache"]:
+        """Context of a step of n tokens. If it fails the cache is empty afterwards: a state may have taken up
+        some of them."""
+        try:
+            yield self
+        except BaseException:
+            self.layers, self.offset = self._make(), 0
+            raise
+        self.offset += n
+
+    def _leaves(self) -> Iterator[Any]:
+        for layer in self.layers:
+            yield from getattr(layer, "caches", (layer,))
+
+
+def _trimmable(layer: Any, caches: Any) -> Any:
+    """The same cache, or ours where it is a sliding window without anything else."""
+    if type(layer) is caches.RotatingKVCache and not layer.keep:
+        return SlidingKVCache(layer.max_size)
+    return layer
+
+
+def _room(leaf: Any) -> int:
+    """Tokens that a layer's cache can take and give back again."""
+    if isinstance(leaf, SlidingKVCache):
+        return leaf.slack
+    if not leaf.is_trimmable():
+        return 0
+    return max(0, leaf.max_size - leaf.offset - 1) if hasattr(leaf, "max_size") else FAR
+
+
+def _can_trim(leaf: Any, n: int) -> bool:
+    if isinstance(leaf, SlidingKVCache):
+        return leaf.can_trim(n)
+    return bool(leaf.is_trimmable()) and n <= leaf.offset - getattr(leaf, "start_position", 0)
+
+
+def _restored(layer: Any, state: Any) -> Any:
+    """A cache of the same class in this state."""
+    made = copy.copy(layer)  # with what a class keeps outside of its state
+    made.state = state
+    return made
+
+
+def _copied(state: Any) -> Any:
+    return nn.utils.tree_map(lambda value: mx.array(value) if isinstance(value, mx.array) else value, state)
+
+
+# A state is a tree of lists and tuples; a dump's facts hold it as JSON, with an object for each array.
+
+
+def _described(state: Any) -> Any:
+    if isinstance(state, mx.array):
+        return {"dtype": str(state.dtype).rpartition(".")[2], "shape": list(state.shape)}
+    return [_described(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+def _read(described: Any, read: Callable[[int], bytes]) -> Any:
+    if isinstance(described, list):
+        return [_read(value, read) for value in described]
+    return _read_array(described, read) if isinstance(described, dict) else described
+
+
+def _read_array(described: Mapping[str, Any], read: Callable[[int], bytes]) -> mx.array:
+    dtype, shape = getattr(mx, described["dtype"]), [int(n) for n in described["shape"]]
+    if not isinstance(dtype, mx.Dtype) or any(n < 0 for n in shape):
+        raise ValueError(f"no cache has {described}")
+    data = read(int(np.prod(shape, dtype=np.int64)) * dtype.size)
+    return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)

@@ -1,0 +1,118 @@
+"""Any mlx-lm model, split where MicroLoRA needs it: hidden states in, logits out of the output head.
+
+mlx-lm's models share one habit: `Model.__call__` calls a submodule that returns the hidden states after the
+final norm, and computes logits from them (a head or the tied embedding, often scaled or capped afterwards).
+That submodule is found by running a few tokens and is wrapped. The wrapper records what the submodule
+returns; to compute logits of given hidden states it returns these instead of running the submodule.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ...errors import CorruptFile, UnsupportedModel
+from ...models.model import ModelShape
+from ...platform.mx import mx, nn
+
+PROBE = (0, 1, 2)  # ids that every vocabulary has
+
+
+class _HiddenStates:
+    """Stands in for the submodule that computes hidden states. `given`: returned instead, when set."""
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self.given: mx.array | None = None
+        self.last: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.given is not None:
+            return self.given
+        self.last = self._module(*args, **kwargs)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:  # Model reads its submodule's layers and embedding, too
+        return getattr(self._module, name)
+
+
+class SplitGraph:
+    """An mlx-lm model as two functions. Raises UnsupportedModel where it cannot be split, CorruptFile where
+    its sizes are not those of `shape`.
+
+    dtype: of the hidden states.
+    """
+
+    def __init__(self, model: nn.Module, shape: ModelShape):
+        self.model = model
+        self._body, found = _split(model, shape.model_type)
+        self.dtype = found.dtype
+        if found.sizes != (shape.hidden_size, shape.vocab_size):
+            raise CorruptFile(
+                f"the {shape.model_type} model has hidden states of {found.sizes[0]} numbers and "
+                f"{found.sizes[1]} tokens; its config.json says {shape.hidden_size} and {shape.vocab_size}."
+            )
+
+    def hidden(self, tokens: mx.array, caches: Sequence[Any] | None) -> mx.array:
+        """tokens [B, L] -> hidden states [B, L, D]; the logits that the model describes, too, are never
+        computed: MLX computes what is asked for."""
+        self.model(tokens, cache=caches)
+        found, self._body.last = self._body.last, None
+        return found
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """[B, L, D] -> [B, L, V], with the scale or cap that the model has on them."""
+        self._body.given = hidden
+        try:
+            return _array(self.model(mx.zeros(hidden.shape[:2], mx.uint32)))
+        finally:
+            self._body.given = None
+
+
+class _Found(NamedTuple):
+    sizes: tuple[int, int]  # D, V
+    dtype: mx.Dtype
+
+
+def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
+    """Wrap the first submodule that carries all of a model's logits."""
+    whole = _array(model(mx.array([PROBE], mx.uint32)))
+    for owner, name, module in _submodules(model):
+        body = _HiddenStates(module)
+        setattr(owner, name, body)
+        if (hidden := _carried(model, body, whole)) is not None:
+            return body, _Found((hidden.shape[-1], whole.shape[-1]), hidden.dtype)
+        setattr(owner, name, module)
+    raise UnsupportedModel(
+        f"model_type {kind!r}: its mlx-lm model does not separate hidden states from the output head, "
+        "so ratings could not change it; choose another model."
+    )
+
+
+def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """The model's direct submodules, then those of its language model, where there is one."""
+    inner = getattr(model, "language_model", None)
+    for owner in (model, inner) if isinstance(inner, nn.Module) else (model,):
+        for name, child in list(owner.children().items()):
+            if isinstance(child, nn.Module):
+                yield owner, name, child
+
+
+def _carried(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
+    """The body's output [1, L, D], if the logits follow from it alone; else None."""
+    again = _array(model(mx.array([PROBE], mx.uint32)))
+    hidden = body.last
+    if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
+        return None
+    if hidden.shape[-1] == whole.shape[-1] and bool(mx.array_equal(hidden, whole)):
+        return None  # a language model inside, its head included: look into it instead
+    body.given = hidden
+    try:
+        other_tokens = mx.zeros(whole.shape[:2], mx.uint32)
+        same = mx.array_equal(_array(model(other_tokens)), again, equal_nan=True)
+    finally:
+        body.given = body.last = None
+    return hidden if bool(same) else None
+
+
+def _array(output: Any) -> mx.array:
+    """Logits; some models return more beside them."""
+    return output if isinstance(output, mx.array) else getattr(output, "logits", output[0])

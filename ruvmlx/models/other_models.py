@@ -1,0 +1,121 @@
+"""A folder of an architecture that this project has no decoder for: mlx-lm runs it, as it is.
+
+Here its headers are checked and counted; backends/mlx/any_backend.py lets mlx-lm load it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptFile, UnsupportedModel
+from .hf_config import MODEL_TYPES
+from .model import ModelShape, Weights
+from .safetensors_file import Tensor
+
+_TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
+_NAMES = {  # of ModelShape's fields in config.json, by architecture
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
+}
+_SAMPLED = 4  # tensors
+_USUAL_CONTEXT = 4096  # tokens, where config.json names no limit, as for state space models
+
+
+@dataclass(frozen=True)
+class OtherFolder:
+    """A checked folder. data: config.json; bytes: of its tensors, as stored."""
+
+    data: Mapping[str, Any]
+    shape: ModelShape
+    tensors: Mapping[str, Tensor]
+    parameters: int
+    bytes: int
+
+    def load_weights(self) -> Weights:
+        """mlx-lm reads the files itself."""
+        raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
+
+    def samples(self) -> Iterator[np.ndarray]:
+        """Raw bytes of tensors that tell two trainings apart."""
+        largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
+        return (tensor.raw() for tensor in largest[:_SAMPLED])
+
+
+def mlx_lm_runs(model_type: Any) -> bool:
+    """Does the installed mlx-lm have a model of this type? Imports it only for types that it keeps under
+    another's name."""
+    spec = find_spec("mlx_lm")
+    if not isinstance(model_type, str) or not _TYPE.fullmatch(model_type) or spec is None:
+        return False
+    folders = [Path(place) / "models" for place in spec.submodule_search_locations or ()]
+    if any((folder / f"{model_type}.py").is_file() for folder in folders):
+        return True
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    return model_type in MODEL_REMAPPING
+
+
+def runs(data: Mapping[str, Any]) -> bool:
+    """Is config.json that of a model which this project or mlx-lm runs?"""
+    return data.get("model_type") in MODEL_TYPES or runs_elsewhere(data)
+
+
+def runs_elsewhere(data: Mapping[str, Any]) -> bool:
+    """Is config.json that of a model for mlx-lm alone?"""
+    return data.get("model_type") not in MODEL_TYPES and mlx_lm_runs(data.get("model_type"))
+
+
+def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
+    """data: config.json. UnsupportedModel for a model that brings its own Python code."""
+    if "model_file" in data:
+        raise UnsupportedModel(
+            f"{where}: config.json names Python code of the model's own (model_file), which is never run; "
+            "choose a model that mlx-lm runs without it."
+        )
+    shape = shape_from_json(data, where)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return OtherFolder(data, shape, tensors, _parameters(tensors, data), size)
+
+
+def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
+    """The shape in config.json, or in the text part of a model that also sees."""
+    text = data.get("text_config")
+    text = text if isinstance(text, dict) else {}
+    found = {field: _first(names, data, text) for field, names in _NAMES.items()}
+    found["max_context"] = found["max_context"] or _USUAL_CONTEXT
+    missing = next((field for field, value in found.items() if value is None), None)
+    if missing:
+        raise CorruptFile(
+            f"{where}: config.json has none of {', '.join(_NAMES[missing])} as a positive number."
+        )
+    tied = data.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    sizes = {field: int(value or 0) for field, value in found.items()}
+    return ModelShape(model_type=str(data["model_type"]), tie_word_embeddings=tied is True, **sizes)
+
+
+def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
+    values = [table.get(name) for table in tables for name in names]
+    return next((v for v in values if type(v) is int and 0 < v < 1 << 31), None)
+
+
+def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
+    """Weights of all tensors: a quantised one has one for each place of its groups."""
+    table = data.get("quantization") or data.get("quantization_config") or {}
+    usual = table.get("group_size") if isinstance(table, dict) else None
+    total = 0
+    for name, tensor in tensors.items():
+        scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
+        if name.endswith((".scales", ".biases")) and f"{name.rpartition('.')[0]}.weight" in tensors:
+            continue
+        packed = name.endswith(".weight") and scales is not None and tensor.dtype == "U32"
+        group = usual if type(usual) is int else 64
+        total += prod(scales.shape) * group if packed and scales is not None else prod(tensor.shape)
+    return total
