@@ -445,6 +445,8 @@ typedef struct {
     uint32_t precise;        /* in front of quantised matrices: 0: 8-bit activations, 1: 16 bits */
     float rms_norm_eps;
     const double *rope_frequencies; /* [head_dim / 2] radians per position, scaling included */
+    double rope_factor;             /* multiplies turned queries and keys; 1: no change */
+    double query_beta, query_span;  /* queries at position p times 1 + beta ln(1 + floor(p / span)); beta 0: not */
     const char *impl;               /* of matrices and layers; NULL: the fastest */
 } rvm_decoder_config;
 
@@ -452,6 +454,8 @@ typedef struct {
     const rvm_matrix *matrix[RVM_N_PROJ];
     const float *bias[RVM_N_PROJ];          /* [out] or NULL */
     const float *input_norm, *post_norm;    /* [hidden_size] */
+    const float *q_norm, *k_norm;           /* [head_dim], of each head before rope; or both NULL */
+    uint32_t no_rope;                       /* not 0: rope turns nothing in this layer */
 } rvm_decoder_layer;
 
 typedef struct {

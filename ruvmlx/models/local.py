@@ -12,7 +12,7 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """The starter model, then every Llama or Mistral repository in the Hugging Face cache.
+    """The starter model, then every repository in the Hugging Face cache whose family runs.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
     read is listed with its files' bytes, without bits and parameters; `problem` says why.
