@@ -1,5 +1,4 @@
-"""Charts as SVG: lines with intervals, and bars. Nothing but shapes and words, so that they can be read as
-text."""
+"""SVG charts: lines with intervals, and bars. They hold only shapes and text elements."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ INK, GREY, PALE = "#111827", "#374151", "#e5e7eb"
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`, with ticks that are written as `form` says; strong: a tick that stands out."""
+    """An axis from `low` to `high`. form: how tick labels are formatted. strong: a tick drawn darker."""
 
     low: float
     high: float
@@ -25,13 +24,13 @@ class Axis:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """0 to 1."""
+        """The value's place on the axis, 0 to 1."""
         low, high, value = (math.log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high > low else 0.0
 
 
 def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis: Axis, y_axis: Axis) -> str:
-    """Each line with its name at its end and its intervals."""
+    """A line chart. Each line has its name at its end, and its intervals."""
 
     def x(value: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
@@ -64,7 +63,7 @@ def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis:
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) -> str:
-    """(name, value, words) from top to bottom; a full bar is `most`."""
+    """A bar chart of (name, value, label), from top to bottom. A full bar is `most`."""
     left, step = 330, 20
     drawn = [_text(10, 18, title, INK)]
     for i, (name, value, words) in enumerate(rows):
@@ -94,7 +93,7 @@ def _picture(height: float, drawn: Sequence[str]) -> str:
 
 
 def _apart(heights: Sequence[float], gap: float = 14) -> list[float]:
-    """Moved so far down that no two names cover each other."""
+    """Move heights down until they are at least `gap` apart, so that labels do not overlap."""
     placed: dict[int, float] = {}
     last = -gap
     for i in sorted(range(len(heights)), key=lambda i: heights[i]):

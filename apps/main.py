@@ -1,4 +1,4 @@
-"""Entry point of the `ruvmlx` command: Ctrl-C is one line from the first moment on."""
+"""Entry point of the `ruvmlx` command. Ctrl-C prints one line, even during imports."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""What must not leave the machine: the user's words, names, file paths, host names, tokens.
+"""Removes personal data from reports: the user's words, names, file paths, host names, tokens.
 
-Two nets. Facts are chosen one by one: an error is told by its class and the place in the code, its words
-only where MLX wrote them. Then every string of the finished report loses paths, addresses and the names that
-are known here.
+There are two filters. First, facts are chosen one by one: an error gives its class and its place in the code,
+and its message only if MLX wrote it. Then paths, addresses and known names are removed from every string of
+the finished report.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ REMOVED = "<removed>"
 _PACKAGE = Path(config.__file__).parent
 _APPS = Path(__file__).parent
 # Quoted paths, which may hold spaces; other paths and addresses; e-mail addresses; long runs of letters and
-# digits, as tokens are.
+# digits, such as access tokens.
 _PERSONAL = re.compile(
     r"""'[^']*[/\\][^']*'|"[^"]*[/\\][^"]*"|"""
     r"(?:\w+:)?(?:~|\.{1,2})?[/\\](?![\s/\\]|$)\S*|\S+@\S+\.\w+|\b(?=\w*\d)(?=\w*[a-zA-Z])[\w-]{24,}\b"
 )
 _OURS = re.compile(r"\b(?:ruvmlx|apps)/[\w/]+\.py:\d+")
-_SHORT = 3  # letters: shorter names would take ordinary words with them
-_LONGEST = 600  # characters of an error
+_SHORT = 3  # letters: removing shorter names would also remove ordinary words
+_LONGEST = 600  # characters of an error message
 
 
 def public_error(error: BaseException) -> str:
-    """An error without words that it may quote: "StoreError at ruvmlx/store/database.py:88"."""
+    """An error without text that may quote the user: "StoreError at ruvmlx/store/database.py:88"."""
     told = f"{type(error).__name__} at {_place(error)}"
     words = " ".join(str(error).split())
     # MLX begins its messages with the operation in brackets. Ours and Python's own may quote anything.
@@ -52,7 +52,7 @@ def _place(error: BaseException) -> str:
 
 
 def known_names() -> set[str]:
-    """Names that this machine, its user and its settings have."""
+    """Names of this machine, its user and its settings."""
     found: set[str] = {os.environ.get(name, "") for name in ("HOME", "USER", "LOGNAME", "HOSTNAME")}
     with contextlib.suppress(OSError, KeyError, ImportError):
         found.add(getpass.getuser())
@@ -66,7 +66,7 @@ def known_names() -> set[str]:
 
 
 def without(text: str, names: Iterable[str]) -> str:
-    """The text with paths, addresses and these names taken out; places in our own code stay."""
+    """The text without paths, addresses and these names. Places in our own code stay."""
     kept = _OURS.findall(text)
     pieces = [_cleaned(piece, names) for piece in _OURS.split(text)]
     return "".join(piece + place for piece, place in zip(pieces, [*kept, ""], strict=True))
@@ -79,12 +79,12 @@ def _cleaned(text: str, names: Iterable[str]) -> str:
     return _PERSONAL.sub(REMOVED, text)
 
 
-# Parts of a path, or settings, that tell nothing; a user may be called root, our data folder is ruvmlx.
+# Parts of paths, and settings, that identify nobody. A user may be called root; our data folder is ruvmlx.
 _COMMON = set("home Users root default none auto tmp opt usr local share Library ruvmlx mlx model".split())  # noqa: SIM905
 
 
 def cleaned(value: Any, names: Iterable[str]) -> Any:
-    """A JSON value, every string in it cleaned; keys are ours."""
+    """A JSON value with every string cleaned. Keys stay: they are our own."""
     if isinstance(value, str):
         return without(value, names)
     if isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""What is shown of an opening on a terminal: by `pull`, `generate`, the plain chat, all that load."""
+"""Shows on a terminal how a model is fetched and loaded: for `pull`, `generate`, the plain chat and
+others."""
 
 import shutil
 import sys
@@ -15,30 +16,30 @@ from ruvmlx.plan import Plan
 from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
 from ruvmlx.text import one_line
 
-PATIENCE = 0.7  # seconds before anything is said: most openings are over by then
-STILL = 10.0  # seconds between two lines where nothing may move
+PATIENCE = 0.7  # seconds before anything is shown: most models are open by then
+STILL = 10.0  # seconds between two lines for screen readers
 
 
 def is_first_run() -> bool:
-    """Was nothing kept yet? Asked before the store is opened, which makes it."""
+    """Is there no store yet? Ask before the store is opened, which creates it."""
     return not settings.store_file().exists()
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """A word, and what stands beside it."""
+    """The plan as two aligned columns."""
     rows = plan.rows()
     width = max(len(word) for word, _ in rows)
     return [f"{word:<{width}}  {one_line(text)}" for word, text in rows]
 
 
 class TerminalLine:
-    """One line that is written over; where nothing may move, a line now and then."""
+    """One line that each progress overwrites; for screen readers, a new line now and then."""
 
     def __init__(self, sink: TextIO, still: bool = False):
-        """still: for screen readers."""
+        """still: never overwrite a line (for screen readers)."""
         self._sink, self._still = sink, still
         self._quiet_until = time.monotonic() + (STILL if still else PATIENCE)
-        self._open = False  # a line that is written over
+        self._open = False  # a line is shown that may be overwritten
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -56,7 +57,7 @@ class TerminalLine:
         self._sink.flush()
 
     def erase(self) -> None:
-        """What comes next begins on a clean line."""
+        """Clear the line, so that the next output begins on an empty one."""
         if self._open:
             self._open = False
             self._sink.write("\r\x1b[K")
@@ -71,11 +72,11 @@ class TerminalLine:
 
 
 class TerminalWatch(Watch):
-    """Tells a terminal what an opening does; on the first run also what will be used."""
+    """Shows how a model is opened; on the first run and before a download also the plan."""
 
     def __init__(self, line: TerminalLine, first: bool = False):
         self._line, self._first = line, first
-        self._told = False  # the plan
+        self._told = False  # whether the plan was shown
 
     def planned(self, plan: Plan) -> None:
         if (self._first or plan.facts.to_fetch) and not self._told:
@@ -87,7 +88,7 @@ class TerminalWatch(Watch):
 
 
 class PullWatch(Watch):
-    """For `pull`: what will be fetched, and nothing about running it."""
+    """For `pull`: shows what will be fetched."""
 
     def __init__(self, line: TerminalLine):
         self._line = line
@@ -106,7 +107,7 @@ class PullWatch(Watch):
 
 @contextmanager
 def watching(still: bool = False, pull: bool = False) -> Iterator[Watch]:
-    """A watch on stderr; it says nothing where that is no terminal. pull: a PullWatch."""
+    """A watch that writes to stderr, or nothing if stderr is no terminal. pull: yield a PullWatch."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield QUIET
         return

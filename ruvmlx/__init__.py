@@ -8,7 +8,7 @@
         print(reply.text)
         reply.rate("up")
 
-What `__all__` names is the public API; everything else is internal. Nothing is imported before it is used.
+The names in `__all__` are the public API; everything else is internal. Modules are imported on first use.
 """
 
 from importlib import import_module
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
         list_models,
         open,
     )
-    from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
+    from .api_types import AdapterInfo, ModelInfo, Rating
     from .context_window import Turn
     from .errors import RuvmlxError
+    from .sampling import ReplyOptions
     from .sona.adapter_history import LearnStatus
 
 __version__ = "0.1.0"
@@ -59,7 +60,7 @@ _MODULES = {
     "AdapterInfo": "api_types",
     "ModelInfo": "api_types",
     "Rating": "api_types",
-    "ReplyOptions": "api_types",
+    "ReplyOptions": "sampling",
     "AsyncChat": "aio",
     "AsyncModel": "aio",
     "AsyncReplyStream": "aio",

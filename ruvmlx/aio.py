@@ -1,4 +1,4 @@
-"""The public API for asyncio: the same calls, awaited. The event loop never waits for the model.
+"""The public API for asyncio: the same calls, awaited. The model never blocks the event loop.
 
 async with await ruvmlx.aopen() as model:
     chat = await model.chat()
@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .api import Chat, LocalModel, Prompt, Reply, ReplyStream, open
-from .api_types import Rating, ReplyOptions
+from .api_types import Rating
 from .context_window import Turn
+from .sampling import ReplyOptions
 
 if TYPE_CHECKING:
     from .sona.adapter_history import LearnStatus
 
 
 class AsyncReplyStream(AsyncIterator[str]):
-    """The text of one reply, piece by piece. A task that is cancelled while it reads ends the reply."""
+    """The text of one reply, piece by piece. If the task that reads it is cancelled, the reply ends."""
 
     def __init__(self, begin: Callable[[], ReplyStream]):
-        """Nothing is written before the first piece is asked for."""
+        """The reply begins when the first piece is requested."""
         self._begin = begin
         self._begun: ReplyStream | None = None
 
@@ -58,7 +59,7 @@ class AsyncReplyStream(AsyncIterator[str]):
 
 
 class AsyncModel:
-    """`LocalModel`, awaited. Made by `ruvmlx.aopen`; `Reply.rate` would block: use `rate` here."""
+    """`LocalModel`, awaited. Made by `ruvmlx.aopen`. Use its `rate`: `Reply.rate` blocks the event loop."""
 
     def __init__(self, model: LocalModel):
         self._model = model

@@ -6,8 +6,8 @@
         print(reply.text)
         reply.rate("up")
 
-The runtime lives in a thread of its own, because MLX binds its streams to threads; every method here may be
-called from any thread, and calls are done in order. Errors are those of `ruvmlx.errors`, one line each.
+The runtime lives in a thread of its own, because MLX binds its streams to threads. Every method here may be
+called from any thread; calls run one after another. Errors are those of `ruvmlx.errors`, one line each.
 """
 
 import threading
@@ -19,12 +19,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from .api_types import AdapterInfo, ModelInfo, Rating, ReplyOptions
+from .api_types import AdapterInfo, ModelInfo, Rating
 from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
-from .sampling import Sampling
+from .models.thinking import split
+from .sampling import ReplyOptions, Sampling
 from .settings import SPECS, Settings, load, store_file
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class Reply:
     """One reply of the model, saved under its id.
 
     finish_reason: "stop", "length" (max_tokens reached) or "cancelled". prompt_tps, generation_tps: tokens
-    per second. ttft_ms: milliseconds to the first token. examples: ids of liked replies that the model was
-    shown.
+    per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
     """
 
     id: str
@@ -57,6 +57,11 @@ class Reply:
     examples: tuple[str, ...]
     _model: "LocalModel" = field(repr=False, compare=False)
 
+    @property
+    def answer(self) -> str:
+        """The text without the thought of a model that thinks first."""
+        return split(self.text).answer
+
     def rate(self, rating: str | int, note: str = "") -> Rating:
         """Rate this reply "up", "down" or 1 to 5: the weights change at once. See `LocalModel.rate`."""
         return self._model.rate(self, rating, note)
@@ -66,10 +71,10 @@ class Reply:
 
 
 class ReplyStream(Iterator[str]):
-    """The text of one reply, piece by piece as it is written. Writing goes on while nobody reads.
+    """The text of one reply, piece by piece. The model keeps writing even if nobody reads.
 
     `reply` is the whole reply. `stop`, the end of a `with` block, and garbage collection end the reply early;
-    what was written so far is kept and can be rated.
+    the text so far is kept and can be rated.
     """
 
     def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
@@ -102,7 +107,7 @@ class ReplyStream(Iterator[str]):
         for _ in self:
             pass
         if self._response is None:
-            raise UsageError("this reply was ended by an error; there is nothing of it.")
+            raise UsageError("this reply was ended by an error and has no text; ask again.")
         return _reply_of(self._response, self._model)
 
     def __enter__(self) -> "ReplyStream":
@@ -116,11 +121,11 @@ class LocalModel:
     """A model in memory, the adapter that it learns with, and the user's chats. Made by `ruvmlx.open`."""
 
     def __init__(self, settings: Settings):
-        """Load everything: seconds."""
+        """Load the model and its adapter, which takes seconds."""
         self.settings = settings
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
         self._closed = threading.Lock()  # taken once, by the first `close`
-        self._cancels = weakref.WeakSet[threading.Event]()  # of the streams that are read
+        self._cancels = weakref.WeakSet[threading.Event]()  # of open streams
         try:
             self._runtime = self._pool.submit(_open_runtime, settings).result()
         except BaseException:
@@ -158,7 +163,7 @@ class LocalModel:
         return self.stream(prompt, **options).reply
 
     def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> ReplyStream:
-        """The same, piece by piece."""
+        """Like `reply`, but returns the text piece by piece."""
         messages = self._messages(prompt)
 
         def begin(
@@ -185,28 +190,28 @@ class LocalModel:
         )  # fmt: skip
 
     def undo(self) -> "LearnStatus":
-        """Take the newest rating back, bit for bit; what is learned now. NotFound if there is none."""
+        """Take the newest rating back, bit for bit; returns the new status. NotFound if there is none."""
         return self._call(lambda runtime: runtime.undo())
 
     def learned(self) -> "LearnStatus":
-        """What was learned so far. NotFound without an adapter."""
+        """Status of learning: ratings, updates, version. NotFound without an adapter."""
         return self._call(lambda runtime: runtime.status())
 
     def use_adapter(self, name: str | None) -> None:
-        """Go on with another adapter (None: without one). A new name begins with the untouched model."""
+        """Switch to another adapter; None: use none. A new name starts from the untouched model."""
         self._call(lambda runtime: runtime.use_adapter(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
-        """One unit vector per text; the product of two says how alike the texts are.
+        """One unit vector per text; the dot product of two is the similarity of the texts.
 
-        At most 128 tokens of a text are read: longer ones by their beginning and their end. UsageError for a
-        text without words.
+        At most 128 tokens of a text are read; of a longer text, its beginning and its end. UsageError for an
+        empty text.
         """
         wanted = [texts] if isinstance(texts, str) else list(texts)
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
 
     def close(self) -> None:
-        """End replies that are being written, save KV caches, free memory. Later calls raise UsageError."""
+        """End unfinished replies, save KV caches and free the memory. Later calls raise UsageError."""
         if self._closed.acquire(blocking=False):
             for cancel in list(self._cancels):
                 cancel.set()
@@ -227,7 +232,7 @@ class LocalModel:
         return [*([Message("system", system)] if system else []), Message("user", prompt)]
 
     def _stream(self, begin: Begin, options: ReplyOptions) -> ReplyStream:
-        """begin(runtime, sampling, longest reply in tokens, cancel) streams a reply."""
+        """Stream the reply of begin(runtime, sampling, largest number of tokens, cancel)."""
         sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "max_tokens"}
         if unknown := set(options) - ReplyOptions.__optional_keys__:
             known = ", ".join(ReplyOptions.__annotations__)
@@ -240,7 +245,7 @@ class LocalModel:
         )
 
     def _call(self, work: Callable[["Runtime"], T]) -> T:
-        """work(runtime) in the runtime's thread."""
+        """Run work(runtime) in the runtime's thread and return its result."""
         return self._submit(work).result()
 
     def _submit(self, work: Callable[["Runtime"], T]) -> Future[T]:
@@ -251,25 +256,25 @@ class LocalModel:
 
 
 class Chat:
-    """A saved conversation. Its messages form a tree: `again` and `edit` write beside what is there."""
+    """A saved conversation. Its messages form a tree: `again` and `edit` start new branches."""
 
     def __init__(self, model: LocalModel, id: str):
         self._model, self.id = model, id
 
     @property
     def messages(self) -> list[Turn]:
-        """The branch in use, oldest first, the system prompt before it."""
+        """The system prompt, then the current branch, oldest first."""
         return self._model._call(lambda runtime: runtime.chats.turns(self.id))
 
     def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Answer a message. edit: id of an earlier message of the user that these words replace.
+        """Send a message; returns the reply. edit: id of an earlier user message to replace, on a new branch.
 
         Raises UsageError for an empty message, or one longer than the context; NotFound for an unknown id.
         """
         return self.stream(text, edit=edit, **options).reply
 
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
-        """The same, piece by piece."""
+        """Like `say`, but returns the text piece by piece."""
         return self._model._stream(
             lambda runtime, sampling, limit, cancel: runtime.chats.say(
                 self.id, text, sampling=sampling, max_new_tokens=limit, cancel=cancel, instead_of=edit
@@ -278,7 +283,7 @@ class Chat:
         )
 
     def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Another reply to the same question, beside that message (the last one by default)."""
+        """Another reply to the same question. message: the reply to write again; the last one by default."""
         return self._model._stream(
             lambda runtime, sampling, limit, cancel: runtime.chats.again(
                 self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
@@ -287,9 +292,9 @@ class Chat:
         ).reply
 
     def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """The rest of a reply that was cut or stopped; its text is the whole one.
+        """Continue a reply that was cut off or stopped; the returned reply has the whole text.
 
-        UsageError if it came to its own end, or another model wrote it.
+        UsageError if the reply is complete, or another model wrote it.
         """
         return self._model._stream(
             lambda runtime, sampling, limit, cancel: runtime.chats.continue_reply(
@@ -307,10 +312,10 @@ class Chat:
 
 
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
-    """Load a model and what was learned with it; close it, or use it in a `with` block.
+    """Load a model and its adapter. Call `close` at the end, or use it in a `with` block.
 
-    model: folder, .gguf file, Hugging Face repository (fetched if need be); the starter model by default.
-    settings: any of `ruvmlx config show`, by name, as in `temperature=0`; they win over RUVMLX_* variables
+    model: folder, .gguf file, Hugging Face repository (downloaded if needed); the starter model by default.
+    settings: any of `ruvmlx config show`, by name, as in `temperature=0`; they override RUVMLX_* variables
     and files. Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or NotEnoughMemory.
     """
     return LocalModel(_settings(model, settings))
@@ -332,7 +337,7 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[list[float]]:
-    """`LocalModel.embed` with a model that is opened for it: for many texts, or open one and keep it."""
+    """`LocalModel.embed` with a model that is opened for this call; for several calls, keep a model open."""
     with open(model, adapter="none") as opened:
         return opened.embed(texts)
 
@@ -360,7 +365,7 @@ def _writer(
     chunks: "SimpleQueue[Chunk | None]",
     cancel: threading.Event,
 ) -> Callable[["Runtime"], None]:
-    """Runs in the runtime's thread and puts the chunks of a reply into the queue; None is the end."""
+    """A function for the runtime's thread that puts a reply's chunks into the queue, then None."""
 
     def write(runtime: "Runtime") -> None:
         try:

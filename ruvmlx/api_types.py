@@ -2,22 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
-
-
-class ReplyOptions(TypedDict, total=False):
-    """What one reply may ask for. What is not given comes from the settings, then from the model.
-
-    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
-    of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    max_tokens: int
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Chats as files: JSON with every branch, to be imported again; Markdown of the branch in use, to be read.
+"""Chats as files: JSON with every branch, for import; Markdown of the current branch, for people.
 
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
-"parent", "role", "content", "rating", "finish_reason", "created"}]}. Imported are such files, and any object
-or list of {"role", "content"} messages, as other programs write them. What is imported are words: a reply of
-another store cannot be rated or gone on with here.
+"parent", "role", "content", "rating", "finish_reason", "created"}]}. `parse` reads such files, and any object
+or list of {"role", "content"} messages, as other programs write them. Only words are imported: imported
+replies cannot be rated or continued.
 """
 
 import json
@@ -19,11 +19,11 @@ from .text import one_line, sanitize
 
 FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant")
-LARGEST = 64 << 20  # bytes of a file that is imported
+LARGEST = 64 << 20  # bytes: larger files are not imported
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
-    """Everything that was said in a chat."""
+    """A chat with all its branches."""
     session = store.chats.get(session_id)
     path, messages = store.messages.branch(session_id), store.messages.all(session_id)
     return {
@@ -51,7 +51,7 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
 
 
 def as_markdown(store: Store, session_id: str) -> str:
-    """The conversation as it is shown, for people. No control sequence of its words is written."""
+    """The current branch of a chat. Control sequences are removed."""
     session = store.chats.get(session_id)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
     parts = [f"# {one_line(session.title) or 'Untitled'}", f"{one_line(session.model)}, {when}"]
@@ -73,7 +73,7 @@ class Imported:
 
 
 def import_chat(store: Store, data: bytes, name: str) -> str:
-    """A new chat from a file's bytes; its id. CorruptFile where they are no chat; nothing is kept then."""
+    """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
     chat = parse(data, name)
     session_id = store.chats.new(chat.model, chat.system, chat.title)
     store.messages.add_tree(session_id, chat.messages, chat.head)
@@ -81,7 +81,7 @@ def import_chat(store: Store, data: bytes, name: str) -> str:
 
 
 def parse(data: bytes, name: str) -> Imported:
-    """The chat in a file; `name` is for what is said of a file that holds none."""
+    """The chat in a file's bytes; CorruptFile if there is none. name: the file's name, for the error."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as e:
@@ -101,17 +101,17 @@ def parse(data: bytes, name: str) -> Imported:
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
-    """Messages whose parent comes before them; without ids they are one branch."""
+    """Check the messages: each parent comes before its children. Messages without ids form one branch."""
     rows: list[MessageRow] = []
     known: set[int] = set()
     for n, item in enumerate(raw, 1):
         if _role(item) not in ROLES or _content(item) is None:
-            raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and a text.")
+            raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and text content.")
         own = _number(item.get("id"))
         parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
         id_ = own if own is not None else n
         if id_ in known or not (parent is None or _number(parent) in known):
-            raise CorruptFile(f"{name}: message {n} does not follow one that came before it.")
+            raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")
         known.add(id_)
         created = item.get("created")
         at = created if isinstance(created, float) else 0.0
@@ -134,12 +134,12 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    """Lone surrogates, which JSON may spell and no UTF-8 can hold, are taken out."""
+    """The value if it is text, without lone surrogates, which JSON can express and UTF-8 cannot."""
     return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file to import, if it is no larger than a chat can be."""
+    """The bytes of a file to import; UsageError if it cannot be read or is too large."""
     try:
         if path.stat().st_size > LARGEST:
             raise UsageError(f"{one_line(str(path))} is over {LARGEST >> 20} MiB; no chat is that long.")
@@ -149,7 +149,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that only the user may read; UsageError if there is one already, or no folder for it."""
+    """Write a new file that only the user can read; UsageError if it exists or cannot be written."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as e:

@@ -1,4 +1,4 @@
-"""A conversation on its way into a prompt: turns become messages, and old ones make room."""
+"""Builds a prompt's messages from a conversation, and drops the oldest if the context would overflow."""
 
 import functools
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ class Turn:
     reply_id: str | None = None  # assistant turns can be rated
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
-    id: int | None = None  # of the message; a system prompt has none
-    branch: int = 1  # which of `branches` alternatives in this place it is
+    id: int | None = None  # the message's id; None for a system prompt
+    branch: int = 1  # position among the `branches` alternatives in this place, from 1
     branches: int = 1
 
 
 def cut(sizes: list[int], limit: int, half: int) -> int:
-    """Index of the first message to read, as if the chat had been cut whenever it came to its limit.
+    """Index of the first message to read: whenever the chat exceeds `limit`, it is cut down to `half`.
 
-    It depends on the messages alone, so the cut stays where it is from turn to turn until the next one.
+    The index depends on the messages alone, so it stays the same from turn to turn until the next cut.
     """
     first, total = 0, 0
     for i, size in enumerate(sizes):
@@ -37,22 +37,22 @@ def cut(sizes: list[int], limit: int, half: int) -> int:
 
 
 class ContextWindow:
-    """How much of a conversation one model reads. Sizes are in tokens."""
+    """Fits conversations into one model's context. Sizes are in tokens."""
 
     def __init__(self, model: Model):
-        self.size = model.shape.max_context
+        self.size = model.context
         encode = model.tokenizer.encode
         self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
 
     def message_size(self, message: Message) -> int:
-        """Tokens of one message, a little more than it needs."""
+        """Tokens of one message, with 16 added for the chat template."""
         return self._tokens(message.content) + 16
 
     def fitting(self, messages: list[Message], max_new_tokens: int) -> list[Message]:
         """The conversation without its oldest exchanges, if the context would overflow.
 
-        A quarter of the context, or the reply's own limit if that is less, is kept free for the reply. Once
-        full, half of the context is cleared at a time: the turns after that find their KV cache again.
+        A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
+        context is full, it is cut to half, so that the KV cache serves all turns until the next cut.
         """
         limit = self.size - min(max_new_tokens, self.size // 4)
         head = messages[:1] if messages[0].role == "system" else []
@@ -65,7 +65,7 @@ class ContextWindow:
 
 
 def alternating(turns: list[Turn]) -> list[Message]:
-    """Turns as messages. A reply stopped before its first word is no turn: its neighbours are joined."""
+    """Turns as messages with alternating roles. Empty replies are dropped, and their neighbours joined."""
     messages: list[Message] = []
     for turn in turns:
         if messages and messages[-1].role == turn.role and turn.content:
@@ -76,7 +76,7 @@ def alternating(turns: list[Turn]) -> list[Message]:
 
 
 def question_of(request: GenerationRequest) -> str:
-    """The user's words that a reply answers."""
+    """The user's message that the reply to this request answers."""
     if request.messages is None:
         return request.prompt or ""
     return next((m.content for m in reversed(request.messages) if m.role == "user"), "")

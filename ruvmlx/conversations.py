@@ -1,4 +1,4 @@
-"""Chats on one model: a message is answered, asked in other words, answered again, continued."""
+"""Chats on one model: answer a message, edit it, answer it again, continue a reply."""
 
 import threading
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from .sampling import check_sampling
 from .sona.state import RatingResult
 from .store import Store
 
-TAIL = 8  # tokens: more than one character ever takes
+TAIL = 8  # tokens: more than any character consists of
 
 
 class Conversations:
-    """The user's chats. A chat is a tree of messages; calls work on the branch in use."""
+    """The user's chats. A chat is a tree of messages; calls work on the current branch."""
 
     def __init__(self, store: Store, writer: ReplyWriter, learning: Learning, implicit: bool):
-        """implicit: what is done with unrated replies counts a little."""
+        """implicit: record implicit feedback on unrated replies."""
         self._store, self._writer, self._learning = store, writer, learning
         self._model, self._implicit = writer.engine.model, implicit
 
@@ -29,24 +29,24 @@ class Conversations:
         return self._store.chats.new(self._model.name, system or None)
 
     def last_chat(self) -> str | None:
-        """The chat used last, if there is one."""
+        """Id of the chat used last, if there is one."""
         sessions = self._store.chats.all()
         return sessions[0].id if sessions else None
 
     def find_chat(self, beginning: str) -> str:
-        """A chat's id, from a unique beginning of it; NotFound where there is none."""
+        """A chat's id, from a unique beginning of it; NotFound if there is none."""
         return self._store.chats.find(beginning)
 
     def set_system(self, session_id: str, system: str | None) -> None:
-        """Change a chat's system prompt; it holds from the next reply on."""
+        """Change a chat's system prompt, from the next reply on."""
         self._store.chats.set_system(session_id, system or None)
 
     def asked_before(self) -> list[str]:
-        """What the user wrote in all chats, the newest first, each text once."""
+        """The user's messages of all chats, the newest first, each text once."""
         return self._store.messages.user_texts()
 
     def turns(self, session_id: str) -> list[Turn]:
-        """The branch in use, the system prompt first."""
+        """The system prompt, then the current branch."""
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
@@ -55,7 +55,7 @@ class Conversations:
         ]
 
     def check_chat(self, session_id: str) -> None:
-        """Can this model read what was said? UsageError or UnsupportedModel where its template refuses it."""
+        """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""
         messages = alternating([*self.turns(session_id), Turn("user", "?")])
         self._model.tokenizer.encode_chat(self._writer.window.fitting(messages, 1))
 
@@ -72,17 +72,17 @@ class Conversations:
         instead_of: int | None = None,
         untouched: bool = False,
     ) -> Iterator[Chunk]:
-        """Answer one message of a chat. The user's words are committed before the first token.
+        """Answer one message of a chat. The message is committed before the first token.
 
-        sampling: None is what `sampling()` says. instead_of: id of an earlier message of the user; the chat
-        goes on from there with these words, on a branch of its own. untouched: without what was learned.
+        sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
+        replaces, on a new branch. untouched: use the untouched model.
         """
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
-        # Before it is saved: an empty or too long message is refused here.
+        # An empty or too long message is refused here, before it is saved.
         request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched)
         self._notice_next(turns, before)
         if instead_of is not None:
@@ -100,16 +100,16 @@ class Conversations:
         message: int | None = None,
         untouched: bool = False,
     ) -> Iterator[Chunk]:
-        """Another reply beside one that is there (None: the last), to the same question.
+        """Another reply to the same question, beside the reply `message` (None: the last one).
 
-        untouched: without what was learned.
+        untouched: use the untouched model.
         """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
         while end and turns[end - 1].role != "user":
             end -= 1
         if not end:
-            raise NotFound("there is no question yet that could be answered again.")
+            raise NotFound("there is no question yet to answer again.")
         request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
@@ -125,21 +125,21 @@ class Conversations:
         cancel: threading.Event,
         message: int | None = None,
     ) -> Iterator[Chunk]:
-        """Write on where a reply (None: the last message) was cut or stopped, token for token.
+        """Continue a reply (None: the last message) that was cut off or stopped, from its last token.
 
-        The longer reply stands beside the one that was cut. UsageError where nothing is missing, or another
+        The longer reply is stored beside the unfinished one. UsageError if the reply is complete, or another
         model wrote it.
         """
         turns = self.turns(session_id)
         at = len(turns) - 1 if message is None else self._place(turns, message)
         turn = turns[at] if turns else None
         if turn is None or turn.reply_id is None:
-            raise NotFound("there is no reply that could be gone on with.")
+            raise NotFound("there is no reply to continue.")
         if turn.finish_reason == "stop":
-            raise UsageError("that reply came to its own end; /again writes another one.")
+            raise UsageError("that reply is complete; /again writes another one.")
         cut_off = self._store.replies.get(turn.reply_id)
         if cut_off.fingerprint != self._model.fingerprint:
-            raise UsageError(f"that reply was begun by {cut_off.model}; /again writes one with this model.")
+            raise UsageError(f"{cut_off.model} began that reply; /again writes one with this model.")
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
         request = GenerationRequest(
@@ -157,20 +157,20 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (or, step -1, the former) alternative of a message (None: of the last); its id."""
+        """Show the next (step -1: the previous) alternative of a message (None: the last); returns its id."""
         turns = [turn for turn in self.turns(session_id) if turn.id is not None]
         if not turns:
-            raise NotFound("there is nothing in this chat yet.")
+            raise NotFound("this chat has no messages yet.")
         shown = next((t for t in turns if t.id == message), turns[-1])
         assert shown.id is not None
         return self._store.messages.next_sibling(session_id, shown.id, step)
 
     def prefer(self, session_id: str, message: int) -> RatingResult:
-        """Of several replies in one place this one is the best: it is shown from now on, and rated up."""
+        """Choose the best of several replies to one question: show it from now on, and rate it up."""
         known = {row.id: row.reply_id for row in self._store.messages.all(session_id)}
         reply_id = known.get(message)
         if reply_id is None:
-            raise NotFound(f"message {message} is no reply of this chat.")
+            raise NotFound(f"message {message} is not a reply of this chat.")
         self._store.messages.set_head(session_id, message)
         return self._learning.required().rate(reply_id, "up")
 
@@ -183,7 +183,7 @@ class Conversations:
         cancel: threading.Event,
         untouched: bool = False,
     ) -> GenerationRequest:
-        """The reply to the last of these turns, as token ids; UsageError for what cannot be answered."""
+        """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
         request = GenerationRequest(
@@ -201,19 +201,19 @@ class Conversations:
         for place, turn in enumerate(turns):
             if turn.id == message and role in (None, turn.role):
                 return place
-        raise NotFound(f"message {message} is not in the conversation that is shown.")
+        raise NotFound(f"message {message} is not on the current branch of the chat.")
 
-    # -- what the user did ---------------------------------------------------------------------------
+    # -- implicit feedback ---------------------------------------------------------------------------
 
     def _notice_next(self, turns: list[Turn], before: list[Turn]) -> None:
-        """The talk goes on, or a question is put in other words: that says a little about its reply."""
+        """Record feedback on the last reply: "edited" if its question is replaced, else "continued"."""
         if len(before) < len(turns):
             self._notice_of(next((t for t in turns[len(before) :] if t.reply_id), None), "edited")
         elif turns:
             self._notice_of(turns[-1], "continued")
 
     def _notice_of(self, turn: Turn | None, what: str) -> None:
-        """Unless it was rated, or not even read to its end."""
+        """Record feedback on a reply, unless it is rated or was stopped."""
         if not self._implicit or turn is None or turn.reply_id is None:
             return
         if turn.rating is None and turn.finish_reason != "cancelled":

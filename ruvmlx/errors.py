@@ -1,14 +1,14 @@
-"""Every error a user can meet.
+"""All errors that are shown to users.
 
-One line each: what failed, what was got, what was expected, what to do next.
-`exit_code` is what the command line returns; docs/scripts.md lists them.
+Each is one line: what failed, what was given, what was expected, what to do next. `exit_code` is the exit
+code of the command line (docs/scripts.md).
 """
 
 from .text import one_line
 
 
 class RuvmlxError(Exception):
-    """Base of all errors that are the user's business."""
+    """Base of all errors that are shown to users."""
 
     exit_code = 1
 
@@ -26,13 +26,13 @@ class ModelNotFound(RuvmlxError):
 
 
 class CorruptFile(RuvmlxError):
-    """A file does not hold what its header says: truncated, mutated, or of wrong shapes."""
+    """A file is damaged: truncated, changed, or with wrong shapes."""
 
     exit_code = 4
 
 
 class UnsupportedModel(RuvmlxError):
-    """A sound file of a kind that this runtime does not run."""
+    """An intact file of a kind that this runtime does not support."""
 
 
 class GPUFailed(RuvmlxError):
@@ -55,7 +55,7 @@ class StoreError(RuvmlxError):
 
 
 class StoreBusy(StoreError):
-    """Another process holds the store."""
+    """Another process has locked the store."""
 
     exit_code = 5
 
@@ -65,13 +65,13 @@ class NotFound(RuvmlxError):
 
 
 class Interrupted(RuvmlxError):
-    """The user stopped it."""
+    """The user stopped the operation."""
 
     exit_code = 130
 
 
 def error_line(error: BaseException) -> str:
-    """Any error on one line; its class is named only if the text was not written for users."""
+    """Any error as one line; with its class only if its text was not written for users."""
     text = one_line(str(error))
     if isinstance(error, RuvmlxError):
         return text

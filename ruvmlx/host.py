@@ -1,12 +1,11 @@
-"""One open model in one thread, with a queue of calls. The chat app uses it; a server can.
+"""One open model in one thread, with a queue of calls: for the chat app, or a server.
 
 MLX binds its streams to threads, and a reply takes seconds. So everything that touches the runtime, `open`
-and `close` included, runs in the host's thread, one call at a time and in order. Calls of `call_between` do
-not wait for a reply that is being written, and every call ends idle work (`run_idle`). The caller's event
-loop never waits.
+and `close` included, runs in the host's thread, one call at a time and in order. Only `call_between` does not
+wait for the end of a reply. Every call ends idle work (`run_idle`). The caller's event loop never blocks.
 
-`ModelHolder` has the runtime in use and replaces it by one with another model. The plain chat, which has no
-event loop, uses it alone.
+`ModelHolder` holds the runtime in use and replaces it by one with another model. The plain chat, which has no
+event loop, uses only the holder.
 """
 
 import asyncio
@@ -33,9 +32,9 @@ BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a 
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a runtime: open(model, adapter, watch), with the names that the settings use.
+    """Opens a runtime: open(model, adapter, watch), with names as in the settings.
 
-    model, adapter: what the first runtime is opened with. first_run: this machine had no data before.
+    model, adapter: of the first runtime. first_run: this machine had no data before.
     """
 
     open: Callable[[str | None, str | None, Watch], Runtime]
@@ -48,7 +47,7 @@ class Opener:
 
     @classmethod
     def of(cls, open_runtime: "OpenRuntime") -> "Opener":
-        """An opener from a plain function, which can open its one runtime only."""
+        """An opener from a plain function, which cannot open another model."""
         return open_runtime if isinstance(open_runtime, Opener) else cls(_open_only(open_runtime))
 
 
@@ -65,7 +64,7 @@ def _open_only(open_runtime: Callable[[], Runtime]) -> Callable[[str | None, str
 
 
 class ModelUnchanged(RuvmlxError):
-    """Another model could not be opened; the one in use stays."""
+    """Another model could not be opened; the model in use is kept."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(f"{error_line(why)} The model stays as it was.")
@@ -73,8 +72,7 @@ class ModelUnchanged(RuvmlxError):
 
 
 class StoppableWatch(Watch):
-    """Passes everything on to another watch; ends the opening with `Interrupted` once `stopped` is set, from
-    any thread."""
+    """Forwards to another watch, and raises `Interrupted` once any thread has set `stopped`."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -99,7 +97,7 @@ class StoppableWatch(Watch):
 
 
 class _PlanWatch(Watch):
-    """Passes everything on to another watch; remembers the plan, and calls then(plan)."""
+    """Forwards to another watch; keeps the plan, and calls then(plan)."""
 
     def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
         self._watch, self._then = watch, then
@@ -118,18 +116,18 @@ class _PlanWatch(Watch):
 
 
 class ModelHolder:
-    """The runtime in use, and its replacement by one with another model. Belongs to the runtime's thread.
+    """Holds the runtime in use, and replaces it by one with another model. Lives in the runtime's thread.
 
-    During a switch both runtimes are open for a moment, unless the machine has no room for that. Then the
-    old one is closed as soon as the plan says that the new one will fit, and opened again if that fails. The
-    store keeps the chat: the new model reads it anew.
+    During a switch both runtimes are open for a moment, if the machine has enough memory. Otherwise the old
+    one is closed as soon as the plan shows that the new one will fit, and opened again if the new one fails.
+    The chat is in the store, and the new model reads it again.
     """
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
-        self._opener, self.runtime, self.model = opener, runtime, opener.model
-        self.plan: Plan | None = None  # of the runtime in use, if its opening told one
-        self.leaving = False  # nobody waits for a runtime any more
-        self._deleted_chats: frozenset[str] = frozenset()  # handed on from the closed runtime to the next
+        self.opener, self.runtime, self.model = opener, runtime, opener.model
+        self.plan: Plan | None = None  # of the runtime in use, if it was planned
+        self.leaving = False  # the program is closing: do not open a runtime again
+        self._deleted_chats: frozenset[str] = frozenset()  # from the closed runtime, for the next one
 
     @classmethod
     def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
@@ -138,7 +136,7 @@ class ModelHolder:
 
     @property
     def first_run(self) -> bool:
-        return self._opener.first_run
+        return self.opener.first_run
 
     @property
     def opened(self) -> Runtime:
@@ -148,31 +146,31 @@ class ModelHolder:
     def open(self, watch: Watch = QUIET) -> None:
         """Open the first runtime."""
         plan_watch = _PlanWatch(watch)
-        self.runtime = self._opener.open(self.model, self._opener.adapter, plan_watch)
+        self.runtime = self.opener.open(self.model, self.opener.adapter, plan_watch)
         self.plan = plan_watch.plan
 
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
-        """Go on with another model and the adapter of the same name.
+        """Switch to another model, with its adapter of the same name.
 
-        Raises ModelUnchanged if that fails: the model in use stays. `runtime` is None afterwards only if the
-        old runtime was closed to make room and cannot be opened again.
+        Raises ModelUnchanged if that fails; the model in use is kept then. `runtime` is None afterwards only
+        if the old runtime was closed to make room and cannot be opened again.
         """
         label = self.opened.adapter_label
         adapter = label.rpartition("@")[0] if label else None
         held = self.plan.need.total if self.plan else 0
         plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
         try:
-            new = self._checked(session, self._opener.open(model, adapter, plan_watch))
+            new = self._checked(session, self.opener.open(model, adapter, plan_watch))
         except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
             if self.runtime is None and not self.leaving:
-                self._take(self._opener.open(self.model, adapter, QUIET))
+                self._take(self.opener.open(self.model, adapter, QUIET))
             raise ModelUnchanged(error) from None
         self.release()
         self._take(new)
         self.model, self.plan = model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use, which holds so many bytes, if the new one fits only without it."""
+        """Close the runtime in use, which takes `held` bytes, if the new one fits only without it."""
         need, memory = plan.need.total, plan.memory
         beside = plan.fits and need + held <= memory.total * GPU_SHARE
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):
@@ -193,7 +191,7 @@ class ModelHolder:
         self.runtime, self._deleted_chats = runtime, frozenset()
 
     def release(self) -> None:
-        """Close the runtime in use and give all of its memory back."""
+        """Close the runtime in use and free all its memory."""
         if self.runtime is not None:
             self._deleted_chats = self.runtime.deleted_chats.hand_over()
             self.runtime.close()
@@ -212,7 +210,7 @@ class Host:
     """Owns a runtime in a thread of its own; its coroutines may be called from one event loop."""
 
     def __init__(self, open_runtime: OpenRuntime) -> None:
-        self._holder = ModelHolder(Opener.of(open_runtime))
+        self.holder = ModelHolder(Opener.of(open_runtime))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
@@ -220,42 +218,42 @@ class Host:
         self._reply_cancel: threading.Event | None = None  # of the newest `write`
         self._idle_cancel: threading.Event | None = None  # of the newest `run_idle`
         self._settle_cancel: threading.Event | None = None  # of the newest `settle`
-        self._opening: StoppableWatch | None = None  # the newest
+        self._opening: StoppableWatch | None = None  # of the newest `open` or `switch`
 
     async def open(self, watch: Watch) -> None:
         """Open the first runtime. The watch is called in the runtime's thread; `stop` ends the opening."""
         watch = self._opening = StoppableWatch(watch)
-        await self._run(lambda: self._holder.open(watch))
+        await self._run(lambda: self.holder.open(watch))
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
-        """Go on with another model (ModelHolder.switch); `stop` ends the opening."""
+        """Switch to another model (ModelHolder.switch); `stop` ends the opening."""
         self.cancel_idle()
         self._cancel_settle()
         watch = self._opening = StoppableWatch(watch)
-        await self._run(lambda: self._holder.switch(model, session, watch))
+        await self._run(lambda: self.holder.switch(model, session, watch))
 
     @property
     def is_open(self) -> bool:
-        return self._holder.runtime is not None
+        return self.holder.runtime is not None
 
     @property
     def is_first_run(self) -> bool:
-        return self._holder.first_run
+        return self.holder.first_run
 
     async def call(self, work: Callable[[Runtime], T]) -> T:
-        """work(runtime), in the runtime's thread."""
+        """Run work(runtime) in the runtime's thread."""
         self.cancel_idle()
-        return await self._run(lambda: work(self._opened()))
+        return await self._run(lambda: work(self.holder.opened))
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
-        """As `call`, but between two chunks if a reply is being written. For ratings and short reads only."""
+        """Like `call`, but runs between two chunks of a reply. For ratings and short reads only."""
         self.cancel_idle()
         done: Future[T] = Future()
 
         def answer() -> None:
             if done.set_running_or_notify_cancel():
                 try:
-                    done.set_result(work(self._opened()))
+                    done.set_result(work(self.holder.opened))
                 except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
                     done.set_exception(error)
 
@@ -264,14 +262,14 @@ class Host:
         return await asyncio.wrap_future(done)
 
     def _answer(self) -> None:
-        """Do the queued `call_between` work. Runs after each chunk of a reply, and in turn in the queue."""
+        """Run the queued work of `call_between`: called after each chunk of a reply, and from the queue."""
         while self._between:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """work(runtime, cancel) while nobody needs the model: any other call sets `cancel`."""
+        """Run work(runtime, cancel) while nobody needs the model: any other call sets `cancel`."""
         cancel = self._idle_cancel = threading.Event()
-        return await self._run(lambda: work(self._opened(), cancel))
+        return await self._run(lambda: work(self.holder.opened, cancel))
 
     def cancel_idle(self) -> None:
         """End the idle work that is running or queued, if there is any; from any thread."""
@@ -279,20 +277,20 @@ class Host:
             self._idle_cancel.set()
 
     async def settle(self) -> None:
-        """Prepare the newest replies for their rating. `write` cancels that; a rating waits for it."""
+        """Prepare the newest replies for their ratings. `write` cancels it; a rating waits for it."""
         self.cancel_idle()
         cancel = self._settle_cancel = threading.Event()
-        await self._run(lambda: self._opened().settle(cancel))
+        await self._run(lambda: self.holder.opened.settle(cancel))
 
     def _cancel_settle(self) -> None:
         if self._settle_cancel is not None:
             self._settle_cancel.set()
 
     def write(self, begin: BeginReply) -> AsyncIterator[list[Chunk]]:
-        """Stream the reply of begin(runtime, cancel). Each item is all chunks that came since the last one,
-        so a slow reader never falls behind.
+        """Stream the reply of begin(runtime, cancel). Each item has all chunks since the last one, so a slow
+        reader does not fall behind.
 
-        `stop` works from now on, also before the first chunk is asked for.
+        `stop` works from now on, even before the first chunk is requested.
         """
         self.cancel_idle()
         self._cancel_settle()
@@ -304,7 +302,7 @@ class Host:
         chunks: deque[Chunk] = deque()
 
         def pump() -> None:
-            for chunk in begin(self._opened(), cancel):
+            for chunk in begin(self.holder.opened, cancel):
                 chunks.append(chunk)
                 with contextlib.suppress(RuntimeError):  # the event loop is closed; the reply is committed
                     loop.call_soon_threadsafe(arrived.set)
@@ -321,33 +319,30 @@ class Host:
         await pumping  # raises what the runtime raised
 
     def stop(self) -> None:
-        """End the reply that is being written and keep its text; end an opening, too."""
+        """End the reply in progress, keeping its text, and an opening in progress."""
         if self._reply_cancel is not None:
             self._reply_cancel.set()
         if self._opening is not None:
             self._opening.stopped.set()
 
     async def close(self) -> None:
-        """Stop a reply, wait for what is running, then close the runtime."""
-        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it closes even if nobody waits
+        """Stop a reply, wait for running calls, then close the runtime."""
+        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # also if the caller is cancelled
 
     def close_now(self) -> BaseException | None:
-        """As `close`, from any thread and without an event loop; the error, if any. May be repeated."""
+        """Like `close`, but blocks, from any thread; returns the error, if any. May be repeated."""
         return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:
-        self._holder.leaving = True
+        self.holder.leaving = True
         self.stop()
         self.cancel_idle()
         self._cancel_settle()
         with self._closing:
             if self._closed is None:
-                self._closed = self._pool.submit(self._holder.close)
+                self._closed = self._pool.submit(self.holder.close)
                 self._pool.shutdown(wait=False)
             return self._closed
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def _opened(self) -> Runtime:
-        return self._holder.opened

@@ -1,4 +1,4 @@
-"""What ratings change: the adapter in use, the loops that train it, the router that decides its use."""
+"""Learning in one place: the adapter in use, the loops that train it, the router that chooses it."""
 
 import contextlib
 import threading
@@ -40,8 +40,8 @@ class Rated:
 
 @dataclass(frozen=True)
 class LearningState:
-    """What one adapter learned. missing: ratings until the background loop is due,
-    None where it cannot train the model; recent: newest first."""
+    """Learning of one adapter. missing: ratings until the background loop is due; None: it cannot train this
+    model. recent: newest first."""
 
     adapter: str
     status: LearnStatus
@@ -51,18 +51,18 @@ class LearningState:
 
 
 class Learning:
-    """The adapters of one model. `learner` is the one in use; None learns nothing."""
+    """The adapters of one model. learner: of the adapter in use; None: no adapter is in use."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool, watch: Watch
     ):
-        """learn: False records ratings, for examples and for later, but leaves the weights as they are."""
+        """learn: False records ratings, for examples and for later, but never changes weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns, self._watch = learn, watch
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
-        self._watch = QUIET  # loading a later adapter measures nothing, so there is nothing to tell
+        self._watch = QUIET  # loading another adapter is quick: the model is calibrated by now
         self._routing: Routing | None = None
         if settings.router:
             self._routing = Routing(store, model.fingerprint, settings.examples > 0)
@@ -76,7 +76,7 @@ class Learning:
 
     @property
     def label(self) -> str | None:
-        """ "default@3": the adapter in use and its version; None without one."""
+        """The adapter in use and its version, as in "default@3"; None without one."""
         return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
 
     def required(self) -> Learner:
@@ -88,13 +88,13 @@ class Learning:
         return self.learner
 
     def use(self, name: str | None) -> None:
-        """Go on with another adapter (None: without one), in the middle of a chat: the model stays loaded.
+        """Switch to another adapter (None: no adapter), also within a chat; the model stays loaded.
 
-        Chats keep their KV caches where only the head differs; under another base they are read again at
-        their next turn.
+        Chats keep their KV caches if only the head differs; under another base they are read again at their
+        next turn.
         """
         if name is not None and config.parse("adapter", name, "the request") == "none":
-            raise UsageError("none is no adapter's name; give another.")
+            raise UsageError("an adapter cannot be called none; choose another name.")
         self.settle()
         self._close_loops()  # they train the adapter that was in use
         if self.learner is not None:
@@ -107,10 +107,10 @@ class Learning:
         self.learner.sync()
 
     def settle(self, cancel: threading.Event | None = None) -> None:
-        """Prepare the newest reply for its rating: what is done while the user reads.
+        """Prepare the newest replies for a rating; called while the user reads.
 
-        Where ratings change more than the output head, that takes seconds; `cancel` is looked at every few
-        tens of milliseconds. What is missing then is done at the next call, or when the reply is rated.
+        It takes seconds if ratings change more than the output head. `cancel` is checked every few tens of
+        milliseconds; the next call, or the rating, does the rest.
         """
         if self.learner is None:
             return
@@ -127,16 +127,17 @@ class Learning:
             learner.settle(stop_when(cancel))
 
     def notice(self, reply_id: str, what: str) -> bool:
-        """The user "copied", "regenerated", "edited" ... a reply. Heeded, and then True, only where
-        `implicit_feedback` is on; a rating of the reply counts instead. What another model wrote says nothing
-        of this one."""
+        """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
+
+        True if it was recorded: only if `implicit_feedback` is on, and for replies of this model.
+        """
         if self.learner is None:
             return False
         reply = self._store.replies.get(reply_id)
         return reply.fingerprint == self._model.fingerprint and self.learner.rating_index.noticed(reply, what)
 
     def state(self, recent: int = 8) -> LearningState:
-        """All that is shown of it: the state, and the newest ratings."""
+        """The state of the adapter in use, with its newest ratings."""
         learner = self.required()
         history = learner.history
         rated = [
@@ -150,26 +151,26 @@ class Learning:
     # -- the router ----------------------------------------------------------------------------------
 
     def route(self, request: GenerationRequest) -> "Route | None":
-        """How the router wants a reply to be made; None where it is off, or has nothing to choose."""
+        """The router's choice for a reply; None if the router is off or has only one arm."""
         if self._routing is None or self.learner is None:
             return None
         return self._routing.choose(self.learner, request)
 
     def router_status(self) -> "RouterStatus | None":
-        """What the router chose and learned; None where it is off."""
+        """The router's choices and training; None if the router is off."""
         return self._routing.of(self.required()).status() if self._routing is not None else None
 
     # -- the loops that train ------------------------------------------------------------------------
 
     @property
     def loops(self) -> Loops:
-        """Those of the adapter in use."""
+        """The background and the deep loop of the adapter in use."""
         if self._loops is None:
             self._loops = Loops(self.required(), self._model)
         return self._loops
 
     def due(self) -> bool:
-        """Should `consolidate` be called when nobody waits?"""
+        """Is there work for `consolidate`?"""
         return self.learner is not None and self.loops.due()
 
     def consolidate(
@@ -178,10 +179,10 @@ class Learning:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train a base LoRA on the ratings and use it, if it passes the gate; says what came of it.
+        """Train a base LoRA on the ratings, and use it if it passes the promotion test. Returns a report.
 
-        progress(steps done, steps, loss). `cancel` is looked at every few tens of milliseconds; what was
-        stopped goes on where it was at the next call, in another process too.
+        progress(steps done, steps, loss). `cancel` is checked every few tens of milliseconds; a stopped run
+        continues at the next call, also in another process.
         """
         report = self.loops.consolidate(progress, cancel, settings)
         if self._routing is not None and not (cancel is not None and cancel.is_set()):
@@ -189,7 +190,7 @@ class Learning:
         return report
 
     def close(self) -> None:
-        """What was stopped, and what was noticed, goes to the store."""
+        """Save stopped runs and pending signals in the store."""
         self._close_loops()
         for learner in self.residency.loaded():
             learner.rating_index.flush()

@@ -1,7 +1,7 @@
-"""Long work yields to somebody who needs the machine.
+"""Long work that can be stopped when the user needs the machine.
 
 Work that takes seconds calls its `pause` between slices of some tens of milliseconds. A pause does nothing,
-or raises `Stopped`. The caller catches it; what is done by then is kept.
+or raises `Stopped`. The caller catches it and keeps the finished part.
 """
 
 import threading
@@ -11,7 +11,7 @@ Pause = Callable[[], None]
 
 
 class Stopped(Exception):
-    """Somebody needs the machine; the work goes on later."""
+    """The work was stopped, and can be resumed later."""
 
 
 def stop_when(cancel: threading.Event | None) -> Pause:

@@ -1,4 +1,4 @@
-"""What opening a model will use, and whether this machine has it: known before weights are read."""
+"""The memory and backend that a model will use, and whether it fits: known before weights are read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from . import settings
 from .backends.select import Choice, for_model
 from .errors import RuvmlxError
+from .kv.cache import SLACK
 from .models.asking import watched_weights
 from .models.facts import Facts
 from .models.load import load_model
@@ -13,21 +14,21 @@ from .models.model import Model, ModelConfig, ModelShape
 from .platform import cpu
 from .progress import QUIET, Progress, Watch, megabytes, parameters
 
-CONTEXT = 4096  # tokens of keys and values that are counted in
-# Beyond weights and cache: the program, and what learning knows of the model. The starter model, whose
-# vocabulary is 49,152, has come to 268 MB on its first opening (native backend, x86-64).
+CONTEXT = 4096  # tokens of KV cache in the estimate
+# Bytes beside weights and cache: the program, and per token of the vocabulary the KL probe and the adapter.
+# Measured: 268 MB for the starter model with 49,152 tokens, at its first opening (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
-SPARE = 0.95  # of what is free
-GPU_SHARE = 0.75  # of unified memory that Metal lets one process have, about
+SPARE = 0.95  # share of the free memory that a model may take
+GPU_SHARE = 0.75  # share of unified memory that Metal gives one process, about
 
 
 class NotEnoughMemory(RuvmlxError):
-    """A model that this machine has no room for."""
+    """The machine has too little memory for the model."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model will take."""
+    """Bytes of memory that a model will take."""
 
     weights: int
     cache: int
@@ -38,22 +39,64 @@ class Need:
         return self.weights + self.cache + self.work
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice) -> "Need":
+    def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
+        """context: tokens of KV cache; by default CONTEXT, or what the model reads if that is less."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
-        return cls(_held(facts, backend), _cache_bytes(facts.shape), work)
+        tokens = min(facts.shape.max_context, context or CONTEXT)
+        return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
 
 
-def _cache_bytes(shape: ModelShape) -> int:
-    """Keys and values of CONTEXT tokens in 16 bits. Of a model that only mlx-lm runs: as if its heads filled
-    the hidden states, which is an upper bound for all but a few."""
+def token_bytes(shape: ModelShape) -> int:
+    """Bytes of a token's keys and values in 16 bits. For a model that only mlx-lm runs, keys are counted as
+    wide as the hidden states: an upper bound for all but a few architectures."""
     width = shape.hidden_size
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
-    return 2 * shape.n_layers * width * 2 * min(shape.max_context, CONTEXT)
+    return 2 * shape.n_layers * width * 2
+
+
+def cached_tokens(shape: ModelShape, context: int) -> int:
+    """Tokens of a context that the cache holds: behind a sliding window the rest is dropped."""
+    window = shape.sliding_window if isinstance(shape, ModelConfig) else None
+    return min(context, window + SLACK) if window else context
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model fits this machine. Bytes: weights; learning and program (work); KV cache per token in 16
+    bits; limit: most that one model may take. longest_context: tokens; 0 where not even the weights fit."""
+
+    weights: int
+    work: int
+    kv_per_token: int
+    limit: int
+    longest_context: int
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice) -> "Fit":
+        need, shape, limit = Need.of(facts, backend), facts.shape, MachineMemory.now(backend).limit
+        room = max(0, limit - need.weights - need.work) // token_bytes(shape)
+        longest = shape.max_context if cached_tokens(shape, shape.max_context) <= room else room
+        return cls(need.weights, need.work, token_bytes(shape), limit, longest)
+
+    @property
+    def fits(self) -> bool:
+        return self.longest_context > 0
+
+    def words(self) -> str:
+        """One line for people."""
+        parts = (
+            f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
+            f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "
+            f"one model may take {megabytes(self.limit)}"
+        )
+        if not self.fits:
+            return f"does not fit: {parts}"
+        return f"fits with a context of up to {self.longest_context:,} tokens: {parts}"
 
 
 def _held(facts: Facts, backend: Choice) -> int:
-    """Bytes of the weights in memory: the C decoder and GPUs keep what is stored, the others unpack it."""
+    """Bytes of the weights in memory: as stored with the C decoder and on GPUs, else unpacked to float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
@@ -64,7 +107,7 @@ def _held(facts: Facts, backend: Choice) -> int:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """Bytes of the machine. limit: what one model may take, whatever is going on; available: what is free."""
+    """The machine's memory in bytes. available: free now. limit: most that one model may take."""
 
     total: int
     available: int
@@ -73,14 +116,14 @@ class MachineMemory:
     @classmethod
     def now(cls, backend: Choice) -> "MachineMemory":
         total, available = cpu.total_memory(), cpu.available_memory()
-        # macOS makes room by itself, as far as the GPU may go; elsewhere what is not free ends the process.
+        # macOS frees memory itself, up to the GPU's share; other systems kill a process that takes too much.
         limit = int(total * GPU_SHARE) if backend.device == "metal" else int(available * SPARE)
         return cls(total, available, limit)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, what it runs on, what that takes. chosen: the name that was asked for; None: nobody chose."""
+    """A model, its backend and its memory. chosen: the requested name; None: none was requested."""
 
     facts: Facts
     backend: Choice
@@ -90,30 +133,31 @@ class Plan:
     data: Path
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice, chosen: str | None) -> "Plan":
-        return cls(
-            facts, backend, Need.of(facts, backend), MachineMemory.now(backend), chosen, settings.home()
-        )
+    def of(cls, facts: Facts, backend: Choice, chosen: str | None, context: int | None = None) -> "Plan":
+        need, memory = Need.of(facts, backend, context), MachineMemory.now(backend)
+        return cls(facts, backend, need, memory, chosen, settings.home())
 
     @property
     def fits(self) -> bool:
         return self.need.total <= self.memory.limit
 
     def check(self, held: int = 0) -> None:
-        """NotEnoughMemory where it does not fit, with what would. held: bytes that will be given back."""
+        """Raise NotEnoughMemory if the model does not fit. held: bytes that will be freed."""
         memory = (
             self.memory if self.fits else MachineMemory.now(self.backend)
-        )  # room may have been made since
+        )  # memory may have been freed since
         if self.need.total <= memory.limit + held:
             return
+        shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
+        instead = f"With --max-context {shorter} it fits. " if shorter else ""
         raise NotEnoughMemory(
             f"{self.facts.name} needs about {megabytes(self.need.total)} of memory; there is room for "
             f"{megabytes(max(0, memory.limit))} ({megabytes(memory.available)} of "
-            f"{megabytes(memory.total)} are free). {_what_fits(memory.limit, self.backend)}"
+            f"{megabytes(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """A word, and what stands beside it; for people."""
+        """(label, text) pairs that describe the plan to the user."""
         f, m = self.facts, self.memory
         why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
         size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
@@ -133,42 +177,50 @@ class Plan:
 
 
 class Planning(Watch):
-    """Makes a plan of what is found, tells it, and checks it."""
+    """Makes a plan when the model's files are found, reports it to the watch and checks it."""
 
-    def __init__(self, watch: Watch, backend: Choice, chosen: str | None, name: str = "auto"):
-        """chosen: the model that was asked for; name: the backend that was."""
+    def __init__(
+        self,
+        watch: Watch,
+        backend: Choice,
+        chosen: str | None,
+        name: str = "auto",
+        context: int | None = None,
+    ):
+        """chosen: the requested model. name: the requested backend. context: tokens to make room for."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
+        self._context = context
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
         backend = for_model(self._backend, self._name, facts.shape)
-        plan = Plan.of(facts, backend, self._chosen)
+        plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
-        plan.check(self._watch.held if facts.to_fetch else 0)  # what is held is there until weights are read
+        plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
 
     def progress(self, progress: Progress) -> None:
         self._watch.progress(progress)
 
     def load(self, name: str | None) -> Model:
-        """The model, fetched if need be, which fits."""
+        """Load a model, downloaded if needed; NotEnoughMemory if it does not fit."""
         model = load_model(name, self)
         self.found(Facts.of(model))
-        return model
+        return replace(model, context_limit=self._context)
 
     def counted(self, model: Model) -> Model:
-        """The same model, whose weights the watch sees being read."""
+        """The same model, which reports to the watch while its weights are read."""
         if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))
 
 
 def _what_fits(limit: int, backend: Choice) -> str:
-    """Models of this machine that would, or how large one may be."""
+    """A sentence that names models on this machine that fit."""
     from .models.local import sized
 
     known = [(f.name, Need.of(f, backend).total) for f in sized()]
     fitting = sorted((total, name) for name, total in known if total <= limit)
     if not fitting:
-        return "No model that is here does; close other programs."
+        return "No model on this machine fits; close other programs."
     names = ", ".join(f"{name} ({megabytes(total)})" for total, name in reversed(fitting[-3:]))
     return f"These fit: {names}. Or close other programs."

@@ -1,7 +1,7 @@
-"""What takes its time while a model is opened, and who is told of it: the command line, the chat.
+"""Progress of opening a model, and the `Watch` that receives it for the command line or the chat.
 
-Whoever waits hands in a `Watch`. Each of its methods may raise, `Interrupted` as a rule: what is being done
-then stops where it is. They are called in the thread that opens, a few times a second.
+Each method of a watch may raise, usually `Interrupted`, to stop the opening. They are called in the thread
+that opens, a few times a second.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 TICK = 0.1  # seconds between two reports
-WINDOW = 5.0  # seconds that a rate is taken over
+WINDOW = 5.0  # seconds over which a rate is averaged
 
 
 def megabytes(count: float) -> str:
-    """Bytes as `ruvmlx ls` counts them, in powers of ten: "97 MB", "4.1 GB"."""
+    """Bytes as text, in powers of ten: "97 MB", "4.1 GB"."""
     if count < 1e6:
         return f"{count / 1e3:.0f} kB"
     return f"{count / 1e6:.0f} MB" if count < 0.9995e9 else f"{count / 1e9:.1f} GB"
 
 
 def parameters(count: int) -> str:
-    """ "135 M", "7.2 B"; of small ones "92 k", "1.5 M"."""
+    """A number of parameters as text: "135 M", "7.2 B", "92 k", "1.5 M"."""
     if count < 1e6:
         return f"{count / 1e3:.0f} k"
     if count < 0.9995e9:
@@ -35,7 +35,7 @@ def parameters(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "8 s", "3 min 20 s", "2 h 5 min"."""
+    """Seconds as text: "8 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` units, and units per second. total 0: nobody knows; rate 0: not known yet."""
+    """`done` of `total` units; total 0: unknown. rate: units per second; 0: not known yet."""
 
     what: str  # "Fetching owner/name"
     done: int = 0
@@ -80,18 +80,20 @@ class Progress:
 
 
 class Watch:
-    """Told of an opening; this one listens to nothing. held: bytes that it gives back when `planned` says
-    that they are needed."""
+    """Receives the progress of opening a model; this one ignores it.
+
+    held: bytes that it can free in `planned`, if the plan needs them.
+    """
 
     held = 0
 
     def found(self, facts: Any) -> None:
-        """The model's files are known; none of its weights was fetched or read yet.
+        """The model's files are known; no weights were fetched or read yet.
 
         facts: models.facts.Facts"""
 
     def planned(self, plan: Any) -> None:
-        """What the model will need of this machine. What is given back in here is counted as free.
+        """The plan is made. Memory that is freed in this call counts as free.
 
         plan: plan.Plan"""
 
@@ -102,7 +104,7 @@ QUIET = Watch()
 
 
 class Count:
-    """Counts what is done, from any thread, and knows how fast it goes."""
+    """Counts finished units, from any thread, and measures the rate."""
 
     def __init__(self, what: str, total: int = 0, done: int = 0, unit: str = "bytes"):
         self.what, self.total, self.done, self.unit = what, total, done, unit
@@ -112,7 +114,7 @@ class Count:
         self.done += n
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Another part of the work."""
+        """Start counting another part of the work."""
         self.what, self.total, self.done = what, total, done
         self._seen = deque([(time.monotonic(), done)])
 
@@ -127,7 +129,7 @@ class Count:
 
 
 class Told(Count):
-    """A count in the watch's own thread: `add` often, told every TICK."""
+    """A count that reports to the watch every TICK. Call `add` often, in the watch's thread."""
 
     def __init__(self, watch: Watch, what: str, total: int = 0, unit: str = "bytes"):
         super().__init__(what, total, unit=unit)
@@ -142,11 +144,11 @@ class Told(Count):
 
 
 class Left(Exception):
-    """Nobody waits for the work any more."""
+    """Raised in a worker's thread: nobody waits for its result any more."""
 
 
 class Worker(Count):
-    """A count for work in a thread of its own, which is told at each `add` when it is not wanted any more."""
+    """A count for work in a thread of its own; `add` raises `Left` when nobody waits any more."""
 
     def __init__(self, what: str):
         super().__init__(what)
@@ -158,7 +160,7 @@ class Worker(Count):
             raise Left
 
     def attend(self, work: Callable[[], T], watch: Watch) -> T:
-        """work() in a thread of its own, whatever it waits for; the watch is told, and may leave."""
+        """Run work() in a thread of its own, and report to the watch, which may raise to stop waiting."""
         done: Future[T] = Future()
 
         def run() -> None:

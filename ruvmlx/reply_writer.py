@@ -1,4 +1,4 @@
-"""Replies: prepared, streamed, committed so that they can be rated."""
+"""Writes replies: prepares the request, streams the reply, commits it so that it can be rated."""
 
 import contextlib
 import time
@@ -9,10 +9,13 @@ from typing import Any
 from .context_window import ContextWindow, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
+from .engine.run import Run
 from .errors import StoreBusy
 from .learning import Learning
+from .models.thinking import ThoughtCounter, opened_by
 from .sampling import check_sampling
 from .settings import Settings
+from .sona.answer_trace import AnswerTrace
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
@@ -23,7 +26,7 @@ SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is kill
 
 
 class ReplyWriter:
-    """Writes with what was learned so far, and with liked examples where the settings ask for them."""
+    """Writes replies with the adapter in use, and with liked examples if the settings ask for them."""
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class ReplyWriter:
         learning: Learning,
         tiers: TierReview,
     ):
-        """UsageError for sampling settings that mean nothing."""
+        """UsageError for invalid sampling settings."""
         self.engine, self.window = engine, ContextWindow(engine.model)
         self.last_reply_id: str | None = None
         self._store, self._model, self._settings = store, engine.model, settings
@@ -52,7 +55,7 @@ class ReplyWriter:
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
         """Stream one reply and commit it, so that it can be rated.
 
-        `session_id`: the chat that the reply belongs to. A reply that was stopped is kept as far as it got.
+        session_id: the chat that the reply belongs to. The text of a stopped reply is kept.
         """
         request = self.prepared(request, routed=True)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
@@ -61,22 +64,24 @@ class ReplyWriter:
         adapter = learner.micro if learner and not untouched else None
         words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
         with made_by(learner, untouched):
-            run = self.engine.run(request, adapter, trace)
+            recorder = self._recorder(request, trace)
+            run = self.engine.run(request, adapter, recorder)
             for chunk in run.chunks():
                 words.append(chunk.text)
                 if chunk.response is not None:
                     done = chunk.response
-                    row = self._reply_row(request, done.text, done.finish_reason, run.drawn, trace)
+                    row = self._reply_row(run, trace, done)
                     self._commit(request, done, row, trace, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
                     run.record()
-                    row = self._reply_row(request, "".join(words), "cancelled", run.drawn, trace)
+                    begun: dict[str, Any] = {"text": "".join(words), "finish_reason": "cancelled"}
+                    row = self._reply_row(run, trace, **begun)
                     self._save_draft(session_id, row)
                     saved_at = time.monotonic()
                 yield chunk
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
-        """One reply by what was learned so far; nothing of it is kept."""
+        """One reply with the adapter in use; it is not stored."""
         request = self.prepared(request)
         learner = self._learning.learner
         if learner is not None:
@@ -84,7 +89,7 @@ class ReplyWriter:
         return self.engine.generate(request, learner.micro if learner else None)
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Many replies, several at a time, as `answer` gives each; in the order in which they finish."""
+        """Like `answer` for many requests, several at a time; in the order in which they finish."""
         prepared = [self.prepared(request) for request in requests]
         learner = self._learning.learner
         if learner is not None:
@@ -92,12 +97,14 @@ class ReplyWriter:
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
     def prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
-        """The request as token ids, with its examples; UsageError when it is empty or too long.
+        """The request as token ids, with its examples; UsageError if it is empty or too long.
 
-        routed: the router, where it is on, chooses how the reply is made.
+        routed: let the router, if it is on, choose adapter and examples.
         """
         if request.input_ids is not None:
             return request
+        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
+        request = replace(request, thinking=thinking)
         request = replace(request, input_ids=self.engine.prompt_ids(request))
         if request.untouched:
             return request
@@ -111,8 +118,8 @@ class ReplyWriter:
         return request
 
     def _with_examples(self, request: GenerationRequest) -> GenerationRequest:
-        """Liked replies to similar questions, as turns right before the question: the KV cache of what came
-        before them stays good. In no more than a quarter of the context, nor what the reply needs."""
+        """Insert liked replies to similar questions as turns right before the question, so that the earlier
+        turns' KV cache stays valid. They take at most a quarter of the context, and no room of the reply."""
         assert self._learning.learner is not None and request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
@@ -130,40 +137,48 @@ class ReplyWriter:
         return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request
 
     def _new_trace(self, untouched: bool) -> Trace | None:
-        """None where nothing is learned."""
+        """An empty trace for the next reply; None without an adapter."""
         learner = self._learning.learner
         if learner is None:
             return None
         learner.sync()
         return learner.trace(untouched)
 
+    def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
+        """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
+        if trace is None or self._settings.rate_thoughts:
+            return trace
+        tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
+        begun = request.begun.text if request.begun else opened_by(tokenizer, prompt)
+        return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
+
     def _reply_row(
-        self,
-        request: GenerationRequest,
-        text: str,
-        finish_reason: str,
-        drawn: list[int],
-        trace: Trace | None,
+        self, run: Run, trace: Trace | None, response: GenerationResponse | None = None, **values: Any
     ) -> ReplyRow:
-        question, learner = question_of(request), self._learning.learner
-        return ReplyRow(
+        """Columns that are not named here come by their names from the response (there is none before the
+        reply is complete), the request, its sampling, the trace or the model."""
+        request, learner = run.request, self._learning.learner
+        question = question_of(request)
+        return ReplyRow.of(
+            response,
+            run.recorder,
+            request,
+            request.sampling,
+            self._model,
             id=request.request_id,
             model=self._model.name,
-            fingerprint=self._model.fingerprint,
             adapter=learner.history.name if learner else None,
-            adapter_version=trace.version if trace else 0,  # a rating may have come in since
+            adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
             prompt_ids=list(request.input_ids or []),
-            sampled_ids=list(drawn),
+            sampled_ids=list(run.drawn),
             prompt=question,
-            text=text,
-            finish_reason=finish_reason,
             query=learner.rating_index.known_state(question) if learner else None,
-            logprob=trace.logprob if trace else None,
-            examples=request.examples,
+            logprob=trace.logprob if trace and trace.tokens else None,
+            **values,
         )
 
     def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
-        """What is written so far outlives the process. Where it cannot be saved, the reply goes on."""
+        """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""
         with contextlib.suppress(StoreBusy):
             self._store.drafts.put(session_id, reply)
 

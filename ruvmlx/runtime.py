@@ -41,7 +41,7 @@ __all__ = ["LearnStatus", "LearningState", "MemoryStatus", "RatingResult", "Runt
 
 
 class Runtime:
-    """Open one with `Runtime.open`; close it when done (or use it as a context manager).
+    """An open model with its store. Made by `Runtime.open`; close it, or use it in a `with` block.
 
     chats: conversations. deleted_chats: those that can be restored. writer: replies outside of chats.
     learning: adapters and the loops that train them. tiers: the KV cache's policy.
@@ -56,7 +56,7 @@ class Runtime:
         learn: bool = True,
         watch: Watch = QUIET,
     ):
-        """learn: False records ratings, for examples and for later, but leaves the weights as they are."""
+        """learn: False records ratings, for examples and for later, but never changes weights."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
@@ -70,10 +70,10 @@ class Runtime:
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
-        """Open the store, load the model and the adapter. Seconds; raises RuvmlxError.
+        """Open the store, load the model and the adapter: seconds. Raises RuvmlxError.
 
-        watch: told what will be used, and of the progress; it may raise to stop. NotEnoughMemory is raised
-        before weights are fetched or read.
+        watch: receives the plan and the progress; it may raise to stop. NotEnoughMemory is raised before
+        weights are fetched or read.
         """
         from .plan import Planning
 
@@ -81,7 +81,7 @@ class Runtime:
         choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
         try:
-            planning = Planning(watch, choice, settings.model, settings.backend)
+            planning = Planning(watch, choice, settings.model, settings.backend, settings.max_context)
             loaded = planning.load(settings.model)
             budget = (settings.kv_budget or 0) << 20
             weights = planning.counted(loaded)
@@ -92,7 +92,7 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        """Save what was begun, erase the deleted chats, keep KV caches on disk."""
+        """Save unfinished learning, erase the deleted chats, write KV caches to disk."""
         try:
             self.learning.close()
             self.deleted_chats.erase()
@@ -117,20 +117,20 @@ class Runtime:
         return self.writer.generate(request, session_id)
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
-        """One reply by what was learned so far; nothing of it is kept."""
+        """One reply with the adapter in use; it is not stored."""
         return self.writer.answer(request)
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Many replies, several at a time, as `answer` gives each; in the order in which they finish."""
+        """Like `answer` for many requests, several at a time; in the order in which they finish."""
         return self.writer.answers(requests)
 
     @property
     def last_reply_id(self) -> str | None:
-        """The newest reply of this runtime."""
+        """Id of the newest reply of this runtime."""
         return self.writer.last_reply_id
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One unit vector [dimensions] per text, by the model alone. UsageError for a text without words."""
+        """One unit vector [dimensions] per text, by the untouched model. UsageError for an empty text."""
         return embedding.embed(self.store, self.model, self.backend, texts)
 
     # -- learning ------------------------------------------------------------------------------------
@@ -142,11 +142,11 @@ class Runtime:
 
     @property
     def adapter_label(self) -> str | None:
-        """ "default@3": the adapter and its version; None without one."""
+        """The adapter and its version, as in "default@3"; None without one."""
         return self.learning.label
 
     def use_adapter(self, name: str | None) -> None:
-        """Go on with another adapter (None: without one): `Learning.use`."""
+        """Switch to another adapter (None: no adapter): `Learning.use`."""
         self.learning.use(name)
 
     def adapters(self) -> list[NamedRow]:
@@ -162,7 +162,7 @@ class Runtime:
         return self.learning.required().rate(reply_id, rating, note)
 
     def undo(self) -> LearnStatus:
-        """Take the newest rating back, bit for bit. NotFound when there is none."""
+        """Take the newest rating back, bit for bit. NotFound if there is none."""
         return self.learning.required().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:
@@ -170,15 +170,15 @@ class Runtime:
         return self.learning.required().history.rollback(version)
 
     def status(self) -> LearnStatus:
-        """What was learned so far."""
+        """Status of the adapter in use: ratings, updates, version."""
         return self.learning.required().history.status()
 
     def memory(self) -> MemoryStatus:
-        """Rated questions that are remembered, and the patterns that they form."""
+        """Status of the rating index: rated questions and the patterns that they form."""
         return self.learning.required().rating_index.status()
 
     def notice(self, reply_id: str, what: str) -> bool:
-        """The user "copied", "edited" ... a reply; True if that counts: `Learning.notice`."""
+        """Record that the user "copied", "edited" ... a reply: `Learning.notice`."""
         return self.learning.notice(reply_id, what)
 
     def consolidate(
@@ -187,13 +187,13 @@ class Runtime:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train on the ratings; says what came of it: `Learning.consolidate`."""
+        """Train on the ratings; returns a report: `Learning.consolidate`."""
         return self.learning.consolidate(progress, cancel, settings)
 
     # -- memory --------------------------------------------------------------------------------------
 
     def held(self) -> MemoryUse:
-        """What of the machine's memory this process holds, and for what."""
+        """The memory that this process uses, by purpose."""
         pool, now = getattr(self.backend, "pool", None), resident()
         return MemoryUse(
             model=self.backend.nbytes,

@@ -1,18 +1,22 @@
 """Draw the next token from logits.
 
-Filters act on the distribution at temperature 1, in mlx-lm's order (top-p, min-p, top-k); what is left
-is drawn at the given temperature. NumPy rather than mlx-lm's sampler: the native backend has no MLX, and
-a seed must give the same reply whatever else drew random numbers in this process.
+`FILTERS` and top_k say which ids may be drawn, by the distribution at temperature 1; one of those is drawn at
+the given temperature. NumPy rather than mlx-lm's sampler: the native backend has no MLX, and a seed must give
+the same reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same
+filters on the GPU.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
 
 import numpy as np
 
 from .errors import UsageError
 
-# Log-probabilities down to which a nucleus is looked for: a full sort of 49,152 takes 4 ms, and no more than
-# e^7 = 1,097 ids can have over e^-7.
+# Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
+# e^7 = 1,096 ids can have over e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
 
 
@@ -25,6 +29,21 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+
+
+class ReplyOptions(TypedDict, total=False):
+    """What one reply may ask for. What is not given comes from the settings, then from the model.
+
+    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
+    of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -41,6 +60,60 @@ def check_sampling(sampling: Sampling) -> None:
             raise UsageError(f"{name} is {value}; it must be {expected}.")
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """What a filter sees of n ids, in NumPy or in MLX.
+
+    logits: [..., n], log-probabilities at temperature 1 plus a constant. xp: numpy or mlx.core; use functions
+    that both have. before(p): p [..., n] -> [..., n], the sum of the probabilities before each.
+    """
+
+    logits: Any
+    xp: Any
+    softmax: Callable[[Any], Any]
+    before: Callable[[Any], Any]
+
+    @cached_property
+    def p(self) -> Any:
+        """Probabilities [..., n]."""
+        return self.softmax(self.logits)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Ids that an option of `Sampling` excludes. All filters see the same distribution; an id may be drawn if
+    none of them excludes it.
+
+    option: the field of Sampling. off: its value that excludes nothing. keep(distribution, value): bool
+    [..., n]. sorts: the ids must come most likely first, and `keep` is true up to one of them; it may be
+    asked about the most likely alone. Without `sorts`, all ids are there, in any order.
+    """
+
+    option: str
+    off: float
+    keep: Callable[[Distribution, Any], Any]
+    sorts: bool = False
+
+
+def _top_p(d: Distribution, mass: float) -> Any:
+    """The fewest most likely ids whose probabilities reach this sum."""
+    return d.before(d.p) < mass
+
+
+def _min_p(d: Distribution, share: float) -> Any:
+    """Ids with at least this share of the likeliest id's probability."""
+    return d.logits >= d.logits.max(axis=-1, keepdims=True) + d.xp.log(share)
+
+
+FILTERS = (Filter("top_p", 1, _top_p, sorts=True), Filter("min_p", 0, _min_p))
+
+
+def filters_of(sampling: Sampling, sorts: bool) -> list[tuple[Filter, Any]]:
+    """The filters in force that do or do not need sorted ids, each with its value."""
+    values = [(f, getattr(sampling, f.option)) for f in FILTERS if f.sorts == sorts]
+    return [(f, value) for f, value in values if value != f.off]
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """[V] -> [V] float32."""
     shifted = logits - logits.max()
@@ -50,32 +123,53 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def top_ids(logits: np.ndarray, k: int) -> np.ndarray:
     """Ids of the k largest logits, largest first; ties by id."""
     if k >= logits.size:
-        return np.argsort(-logits, kind="stable")
+        return largest_first(logits)
     least = np.partition(logits, -k)[-k]
     above = np.flatnonzero(logits > least)
     ids = np.r_[above, np.flatnonzero(logits == least)[: k - above.size]]
     return ids[np.lexsort((ids, -logits[ids]))]
 
 
-def _nucleus(logits: np.ndarray, logprobs: np.ndarray, top_p: float) -> np.ndarray:
-    """The fewest most likely ids whose mass reaches top_p, most likely first; ties by id."""
+def largest_first(values: np.ndarray) -> np.ndarray:
+    """np.argsort(-values, kind="stable") of float32 [n] without NaN, five times faster for 49,152: NumPy is
+    quick with integers. The upper 32 bits are those of -value, changed to have its order; the lower ones the
+    index."""
+    bits = (0.0 - values).view(np.uint32)
+    ordered = np.where(bits >> 31, ~bits, bits | 0x80000000)
+    keys = ordered.astype(np.uint64) << 32 | np.arange(values.size, dtype=np.uint64)
+    keys.sort()
+    return (keys & 0xFFFFFFFF).astype(np.int64)
+
+
+def _before(p: np.ndarray) -> np.ndarray:
+    """[n] float32 -> [n] float64: the sum of those before each."""
+    sums = np.zeros(p.size)
+    np.cumsum(p[:-1], out=sums[1:])
+    return sums
+
+
+def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[Filter, Any]]) -> np.ndarray:
+    """Ids that the filters of sorted ids keep, most likely first; ties by id. Sorts as few as it can."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
-        ids = ids[np.argsort(-logits[ids], kind="stable")]
-        mass = np.cumsum(np.exp(logprobs[ids]), dtype=np.float64)
-        if ids.size and mass[-1] >= top_p:
+        ids = ids[largest_first(logits[ids])]
+        head = Distribution(logprobs[ids], np, np.exp, _before)
+        kept = min(np.count_nonzero(f.keep(head, value)) for f, value in filters)
+        if kept < ids.size:
             break
-    return ids[: int(np.searchsorted(mass, top_p)) + 1]
+    return ids[:kept]
 
 
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """Ids that may be drawn and their log-probabilities at temperature 1."""
     logprobs = log_softmax(logits)
-    ids = np.arange(logits.size)
-    if sampling.top_p < 1:
-        ids = _nucleus(logits, logprobs, sampling.top_p)
-    if sampling.min_p > 0:
-        ids = ids[logprobs[ids] >= logprobs.max() + np.log(sampling.min_p)]
+    by_rank, others = (filters_of(sampling, sorts) for sorts in (True, False))
+    ids = _most_likely(logits, logprobs, by_rank) if by_rank else np.arange(logits.size)
+    if not (by_rank or others or sampling.top_k):
+        return ids, logprobs
+    everything = Distribution(logprobs, np, np.exp, _before)
+    for f, value in others:
+        ids = ids[f.keep(everything, value)[ids]]
     if sampling.top_k > 0:  # the most likely first, also where k is more than there are
         ids = ids[top_ids(logits[ids], sampling.top_k)]
     return ids, logprobs[ids]

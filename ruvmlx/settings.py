@@ -15,8 +15,11 @@ from typing import Any
 
 import platformdirs
 
+from . import tiers
 from .errors import StoreError, UsageError
 
+_LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
+_CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
@@ -29,8 +32,8 @@ class SettingSpec:
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
     expected: the pattern in words. least, most: bounds of a number. flag: the flag's name where it is not the
-    setting's own. witnessed: changes go into the witness log. public: values identify nobody, so reports may
-    contain them.
+    setting's own. sampling: a field of `sampling.Sampling` by the same name. witnessed: changes go into the
+    witness log. public: values identify nobody, so reports may contain them.
     """
 
     kind: type
@@ -41,6 +44,7 @@ class SettingSpec:
     least: int | None = None
     most: int | None = None
     flag: str = ""
+    sampling: bool = False
     witnessed: bool = False
     public: bool = False
 
@@ -108,10 +112,13 @@ class Settings:
     threads: int | None = _setting(
         int, None, "CPU threads; all physical cores by default", least=1, public=True
     )
+    max_context: int | None = _setting(
+        int, None, "longest prompt and reply together, in tokens; the model's own by default", least=64
+    )
     kv: str | None = _setting(
         str,
         None,
-        "KV cache: tiered (f16, then 8 bits, then 4 bits by age), f16, or auto, the default",
+        f"KV cache: tiered ({tiers.described()} by age), f16, or auto, the default",
         choices=("auto", "tiered", "f16"),
         witnessed=True,
         public=True,
@@ -119,9 +126,9 @@ class Settings:
     kv_tiers: str | None = _setting(
         str,
         None,
-        "hot,warm: tokens kept in f16, and tokens up to which 8 bits are used; measured by default",
-        pattern=re.compile(r"\d{1,9},(\d{1,9}|all)", re.ASCII),
-        expected="hot,warm in tokens, as in 64,1024",
+        f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; measured by default",
+        pattern=re.compile(r"\d{1,9}" + r",(\d{1,9}|all)" * (len(tiers.LENGTHS) - 1), re.ASCII),
+        expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         witnessed=True,
         public=True,
     )
@@ -151,13 +158,25 @@ class Settings:
         witnessed=True,
     )
     temperature: float | None = _setting(
-        float, None, "0 is greedy; the model's own by default, or 0.7", flag="--temp"
+        float, None, "0 is greedy; the model's own by default, or 0.7", flag="--temp", sampling=True
     )
-    top_p: float | None = _setting(float, None, "nucleus mass, over 0 and at most 1")
-    top_k: int | None = _setting(int, None, "how many tokens may be drawn; 0 is all")
-    min_p: float | None = _setting(float, None, "least share of the likeliest token's probability; 0 is off")
+    top_p: float | None = _setting(float, None, "nucleus mass, over 0 and at most 1", sampling=True)
+    top_k: int | None = _setting(int, None, "how many tokens may be drawn; 0 is all", sampling=True)
+    min_p: float | None = _setting(
+        float, None, "least share of the likeliest token's probability; 0 is off", sampling=True
+    )
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
     system: str | None = _setting(str, None, "system prompt of new chats")
+    thinking: str = _setting(
+        str,
+        "auto",
+        "whether the model thinks before it answers, where its template has the choice; auto: the template's",
+        choices=("auto", "on", "off"),
+        public=True,
+    )
+    rate_thoughts: bool = _setting(
+        bool, False, "on: ratings also change how the model thinks, not its answers alone", witnessed=True
+    )
     examples: int = _setting(
         int,
         0,
@@ -219,10 +238,11 @@ class Settings:
     @property
     def sampling(self) -> dict[str, Any]:
         """What the user chose of the sampling; None where it is the model's own."""
-        return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return {name: getattr(self, name) for name in SAMPLING}
 
 
 SPECS: dict[str, SettingSpec] = {setting.name: setting.metadata["spec"] for setting in fields(Settings)}
+SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 
 
 def home() -> Path:

@@ -1,4 +1,4 @@
-"""Deleted chats: out of sight at once, and for good when the chat app that did it ends, or after DAYS."""
+"""Deletes chats in two steps: hidden at once, erased when the app that hid them ends, or after DAYS."""
 
 import contextlib
 import time
@@ -12,16 +12,16 @@ DAYS = 1.0
 
 
 def delete(store: Store, session_id: str) -> None:
-    """For good, with what lies beside the store."""
+    """Erase a chat, and its KV cache on disk."""
     store.chats.delete(session_id)
     CacheFolder.beside(store.path).remove(session_id)
 
 
 def delete_older(store: Store) -> list[str]:
-    """Delete the chats whose DAYS are over; returns one line for each chat that cannot be deleted.
+    """Erase the chats that were hidden over DAYS ago; returns one line for each that cannot be erased.
 
-    Every start calls this, so a chat that cannot be deleted must not stop the program; `doctor` shows the
-    lines. StoreBusy if another process holds the store.
+    This runs at every start, so a chat that cannot be erased must not stop the program; `doctor` shows the
+    lines. StoreBusy if another process has locked the store.
     """
     failed = []
     for session_id in store.chats.soft_deleted_before(time.time() - DAYS * 86400):
@@ -37,9 +37,9 @@ def delete_older(store: Store) -> list[str]:
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:
-    """Clear up behind processes that were killed: half-written replies, deleted chats, cache files.
+    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove cache files.
 
-    A store that another process holds is left to the next start.
+    If another process has locked the store, the next start does it.
     """
     with contextlib.suppress(StoreBusy):
         store.drafts.recover()
@@ -56,7 +56,7 @@ class DeletedChats:
         self._ids: set[str] = set()
 
     def soft_delete(self, session_id: str) -> None:
-        """Take a chat out of sight."""
+        """Hide a chat."""
         self._store.chats.soft_delete(session_id)
         self._ids.add(session_id)
 
@@ -66,19 +66,19 @@ class DeletedChats:
         self._ids.discard(session_id)
 
     def hand_over(self) -> frozenset[str]:
-        """The deleted chats, which are another runtime's from now on: `take_over` there."""
+        """Give up the hidden chats; returns their ids for another runtime's `take_over`."""
         ids = frozenset(self._ids)
         self._ids.clear()
         return ids
 
     def take_over(self, ids: frozenset[str]) -> None:
-        """Erase these, too, at the end, unless they are restored."""
+        """Accept hidden chats of another runtime: `erase` will include them."""
         self._ids |= ids
 
     def erase(self) -> None:
-        """Delete them for good, unless another process restored them."""
+        """Erase the hidden chats, unless another process restored them."""
         for session_id in self._ids & {row.id for row in self._store.chats.soft_deleted()}:
-            with contextlib.suppress(NotFound):  # another process was quicker
+            with contextlib.suppress(NotFound):  # another process erased it first
                 self._sessions.drop(session_id)
                 delete(self._store, session_id)
         self._ids.clear()

@@ -1,16 +1,16 @@
-"""One sanitiser for everything that reaches a terminal: model output, typed and pasted text, names.
+"""The sanitiser of all text that reaches a terminal: model output, typed and pasted text, names.
 
-A terminal obeys what it is sent. Text from a model or a file may hold escape sequences (move the
-cursor, set the clipboard, retitle the window), direction overrides (show code in another order than
-it runs) and characters that cannot be seen. `sanitize` takes all of these out and keeps the words:
+A terminal executes control sequences. Text from a model or a file may contain escape sequences (which move
+the cursor, set the clipboard or the window's title), direction overrides (which show code in another order
+than it runs) and invisible characters. `sanitize` removes:
 
-* escape sequences go whole, in 7-bit (ESC [) and 8-bit (U+009B) form, unfinished ones too;
-* C0 but tab and newline, DEL, C1; CR LF and CR become newline, and so do U+2028 and U+2029;
+* whole escape sequences, in 7-bit (ESC [) and 8-bit (U+009B) form, unfinished ones too;
+* C0 except tab and newline, DEL, C1; CR LF, CR, U+2028 and U+2029 become newline;
 * direction marks, overrides and isolates; zero-width spaces, soft hyphens, tags, annotations;
-* lone surrogates and noncharacters, which no UTF-8 stream can carry or should.
+* lone surrogates and noncharacters, which UTF-8 cannot or should not carry.
 
-Kept: ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors that emoji use.
-What it does not do: it judges no letter by its looks (homoglyphs) and strips no combining marks.
+It keeps ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors that emoji use. It does not
+detect homoglyphs or remove combining marks.
 """
 
 import re
@@ -27,7 +27,7 @@ _DROPPED = (
 _SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
 _DROP = re.compile(f"[{_DROPPED}]")
 
-# Longer sequences are no sequences: what follows is text again, so nothing can swallow a whole reply.
+# After so many characters an unfinished sequence ends, so that it cannot swallow a whole reply.
 _CSI_LIMIT = 64
 _STRING_LIMIT = 4096
 
@@ -37,7 +37,7 @@ class _State(Enum):
     ESCAPE = auto()  # after ESC, and ESC with intermediates
     CSI = auto()  # ESC [ parameters, up to a final byte
     STRING = auto()  # OSC, DCS, SOS, PM, APC, up to BEL or ST
-    STRING_ESCAPE = auto()  # an ESC inside one: ST if a backslash follows
+    STRING_ESCAPE = auto()  # an ESC inside a STRING: ST if a backslash follows
 
 
 _INTRODUCERS = {"\x9b": _State.CSI} | dict.fromkeys("\x90\x98\x9d\x9e\x9f", _State.STRING)
@@ -45,7 +45,7 @@ _AFTER_ESCAPE = {"[": _State.CSI} | dict.fromkeys("]PX^_", _State.STRING)
 
 
 class Sanitizer:
-    """Sanitises a stream: however the text is cut into pieces, the pieces' outputs join to the same text."""
+    """Sanitises a stream: the joined output does not depend on how the text is cut into pieces."""
 
     def __init__(self) -> None:
         self._state = _State.TEXT
@@ -53,7 +53,7 @@ class Sanitizer:
         self._after_cr = False
 
     def feed(self, text: str) -> str:
-        """The next piece, made safe. Nothing is held back, so there is nothing to flush."""
+        """Sanitise the next piece. Nothing is held back, so there is nothing to flush."""
         if self._state is _State.TEXT and not self._after_cr and not _SUSPECT.search(text):
             return text
         return "".join(map(self._one, text))
@@ -79,7 +79,7 @@ class Sanitizer:
         return ""
 
     def _again(self, char: str) -> str:
-        """Not a part of the sequence: back to text, where it is looked at anew."""
+        """End the sequence before `char`, and handle `char` as text."""
         self._state = _State.TEXT
         return self._text(char)
 
@@ -126,17 +126,17 @@ _HANDLERS = {
 
 
 def sanitize(text: str) -> str:
-    """Text that is safe to show: see the module's words."""
+    """Text that is safe to show in a terminal (see the module's docstring)."""
     return Sanitizer().feed(text)
 
 
 def one_line(text: str) -> str:
-    """The same on a single line: for errors, titles and status texts."""
+    """Sanitised text on a single line, for errors, titles and status texts."""
     return " ".join(sanitize(text).split())
 
 
 def excerpt(text: str, words: list[str], width: int = 60) -> str:
-    """A piece of a text around the first place where one of the words stands, on one line."""
+    """Up to `width` characters of a text around the first of the words, on one line."""
     line = one_line(text)
     low = line.lower()
     at = min((p for p in (low.find(word.lower()) for word in words) if p >= 0), default=0)

@@ -1,4 +1,4 @@
-"""Which KV tiers new caches get: measured on the user's long replies, where the backend has tiers."""
+"""Chooses the KV tiers of new caches by measurements on the user's long replies, if the backend has tiers."""
 
 import threading
 from typing import Any
@@ -14,7 +14,7 @@ class TierReview:
     """Sets the KV policy of an engine's sessions. A policy that the user asked for stays in use."""
 
     def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
-        """UsageError for tiers that the settings ask for and nobody can have."""
+        """UsageError for invalid tiers in the settings."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, settings.kv_tiers)
         self._history = TierHistory(store, model.fingerprint, backend.name, asked)
@@ -24,13 +24,13 @@ class TierReview:
             self._sessions.policy = self._history.policy
 
     def observed(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
-        """What the cache of a reply was like when the reply ended."""
+        """The state of a reply's cache at the end of the reply."""
         return self._loop.observed(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure what KV policies cost on the newest long replies; choose one for caches made from now on.
+        """Measure KV policies on the newest long replies, and choose one for new caches.
 
-        `cancel` is looked at every few tens of milliseconds.
+        `cancel` is checked every few tens of milliseconds.
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:
@@ -38,9 +38,9 @@ class TierReview:
         return report
 
     def due(self) -> bool:
-        """Should `review` be called when nobody waits?"""
+        """Is there work for `review`?"""
         return self._loop.due()
 
     def status(self) -> KVStatus:
-        """The policy in use, why, and what was measured."""
+        """The policy in use, its reason, and the measurements."""
         return self._history.status()

@@ -27,10 +27,10 @@ class Shop:
         self.size, self.room, self.errors = size, room, errors
         self.events: list[str] = []
         self.open: dict[str, ScriptedRuntime] = {}
-        self.holder = ModelHolder(Opener(self._opens, "old"))
+        self.holder = ModelHolder(Opener(self.opens, "old"))
         self.holder.open()
 
-    def _opens(self, model, adapter, watch):
+    def opens(self, model, adapter, watch):
         memory = MachineMemory(
             100 * GB, self.room - self.size * len(self.open), self.room - self.size * len(self.open)
         )
@@ -105,11 +105,11 @@ def test_a_template_that_refuses_the_chat():
     refusal = UsageError("the model's chat template refuses this conversation: no system.")
 
     def opens(model, adapter, watch):
-        runtime = shop._opens(model, adapter, watch)
+        runtime = shop.opens(model, adapter, watch)
         runtime.chats.check_chat = lambda session: (_ for _ in ()).throw(refusal)
         return runtime
 
-    shop.holder._opener = Opener(opens, "old")
+    shop.holder.opener = Opener(opens, "old")
     with pytest.raises(ModelUnchanged, match="no system"):
         shop.holder.switch("new", "s1")
     assert shop.events == ["old", "new", "-new"] and shop.holder.opened is shop.open["old"]
@@ -121,14 +121,14 @@ def test_deleted_chats_can_still_be_brought_back(size):
     shop = Shop(size)
     shop.holder.opened.hand_over = lambda: frozenset({"s7"})
     taken = []
-    opens = shop._opens
+    opens = shop.opens
 
     def noted(model, adapter, watch):
         runtime = opens(model, adapter, watch)
         runtime.take_over = lambda put_away: taken.append((model, put_away))
         return runtime
 
-    shop.holder._opener = Opener(noted, "old")
+    shop.holder.opener = Opener(noted, "old")
     shop.holder.switch("new", "s1")
     assert taken == [("new", frozenset({"s7"}))]
 

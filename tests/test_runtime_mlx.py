@@ -71,8 +71,8 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     """Every draft has its tokens and their log-probability, as the reply has in the end."""
     monkeypatch.setattr(reply_writer, "SAVE_EVERY", 0.0)
     drafts = []
-    monkeypatch.setattr(reply_writer.ReplyWriter, "_save_draft", lambda self, chat, row: drafts.append(row))
     with open_on(streaming, "drafts") as runtime:
+        monkeypatch.setattr(runtime.store.drafts, "put", lambda chat, row: drafts.append(row))
         chat = runtime.chats.new_chat()
         say(runtime, chat, "hello", n=30)
         reply = runtime.store.replies.get("last")

@@ -95,8 +95,9 @@ def test_a_mac_without_a_battery(found):
 
 def test_on_macos_the_heat_is_a_word(monkeypatch):
     monkeypatch.setattr(sensors, "thermal_state", lambda: "fair")
-    monkeypatch.setattr(sensors, "_ioreg", lambda: [{"Amperage": -1000, "Voltage": 11000}])
-    assert Sensors(platform="darwin").read() == SensorReading(None, "fair", 11.0, "battery")
+    battery = [{"Amperage": -1000, "Voltage": 11000}]
+    found = Sensors(platform="darwin", battery=lambda: battery).read()
+    assert found == SensorReading(None, "fair", 11.0, "battery")
 
 
 def test_this_machine_can_be_asked():

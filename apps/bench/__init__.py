@@ -1,1 +1,1 @@
-"""`ruvmlx bench`: what this machine does, next to what it could do and to what others do on it."""
+"""`ruvmlx bench`: measured speeds, beside this machine's limits and other runtimes on it."""

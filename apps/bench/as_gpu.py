@@ -1,4 +1,4 @@
-"""The GPU's path on a machine without one, for what can be counted or timed there: descriptions of steps."""
+"""Runs the GPU's code path without a GPU, to count or time how a step's graph is built."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,8 +11,8 @@ from ruvmlx.platform.mx import mx
 
 Make = Callable[[str, list[mx.array], tuple[int, ...], mx.Dtype], mx.array]
 
-# What is one kernel on a GPU and falls apart into small operations elsewhere. Each gives an array like its
-# first input; mlx-lm compiles swiglu into one.
+# Each is one kernel on a GPU and several small operations elsewhere, and returns an array like its first
+# input. mlx-lm compiles swiglu into one kernel.
 FUSED = (
     (mx.fast, "rms_norm"),
     (mx.fast, "rope"),
@@ -23,19 +23,19 @@ FUSED = (
 
 @contextmanager
 def as_on_gpu(run: Callable[..., list[mx.array]], fused: Make) -> Iterator[None]:
-    """`run` launches our kernels (see Kernel.launch); `fused` makes the one operation of a fused one."""
+    """`run` replaces the launch of our kernels (see Kernel.launch); `fused` replaces each fused operation."""
     with ExitStack() as stack:
         for name, value in (("kind", "metal"), ("device", mx.Device(mx.cpu))):
             stack.enter_context(mock.patch.object(GPU, name, value))
         stack.enter_context(mock.patch.object(GPU, "run", lambda _, *arguments: run(*arguments)))
         for owner, name in FUSED:
-            stack.enter_context(mock.patch.object(owner, name, _whole(name, fused)))
-        stack.enter_context(mock.patch.object(mx, "dequantize", _whole("dequantize", fused, packed=True)))
+            stack.enter_context(mock.patch.object(owner, name, _single(name, fused)))
+        stack.enter_context(mock.patch.object(mx, "dequantize", _single("dequantize", fused, packed=True)))
         yield
 
 
-def _whole(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.array]:
-    """packed: 4-bit numbers, eight to a word."""
+def _single(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.array]:
+    """Calls `fused` in place of the operation. packed: the input holds 4-bit numbers, eight to a word."""
 
     def made(*arrays: Any, **options: Any) -> mx.array:
         inputs = [array for array in (*arrays, *options.values()) if isinstance(array, mx.array)]
@@ -48,9 +48,9 @@ def _whole(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.arr
 
 
 class Placeholders:
-    """Operations that compute nothing but wait for their inputs: what is left of a step is the host's work.
+    """Operations that wait for their inputs and compute nothing: only the host's work is left of a step.
 
-    One graph node each, whatever the number of outputs, as a kernel is.
+    Each is one graph node, whatever the number of outputs, like a kernel.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Decode and prefill on MLX's CPU device, ours beside mlx-lm's generate_step, in one interleaved run.
+"""Prefill and decode on MLX's CPU device: ours beside mlx-lm's generate_step, in turns.
 
 python -m ruvmlx.apps.bench.beside [MODEL [rounds]]        # the starter model, 5 rounds
 
-Both have the same weights in float32 and the same BLAS, in one process, and take turns. A ratio is the median
-over the rounds; over 1 is faster than mlx-lm.
+Both run in one process, with the same float32 weights and the same BLAS. A ratio is the median over the
+rounds; above 1 means faster than mlx-lm.
 """
 
 import statistics
@@ -45,7 +45,7 @@ def mlx_lm(model: Model, prompt: list[int]) -> Callable[[], Speed]:
 def ours(
     model: Model, backend: MLXBackend, policy: TierPolicy | None, prompt: list[int]
 ) -> Callable[[], Speed]:
-    """The whole engine, greedy as generate_step is."""
+    """The whole engine, greedy like generate_step."""
     engine = LLMInferenceEngine(model, backend, policy)
 
     def turn() -> Speed:
@@ -60,7 +60,7 @@ def ours(
 
 
 def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
-    """One turn of each unmeasured, then `rounds` of them."""
+    """One warm-up turn of each, then `rounds` measured ones."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(10, model.shape.vocab_size, PROMPT).tolist()
     with mx.stream(mx.cpu):

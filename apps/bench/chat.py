@@ -1,4 +1,4 @@
-"""The chat suite: the app on a pseudo-terminal, as a user has it: keys, the growing reply, Esc, memory."""
+"""The chat suite: runs the app on a pseudo-terminal and measures keys, the growing reply, Esc and memory."""
 
 import json
 import random
@@ -22,13 +22,13 @@ from .pseudo_terminal import PseudoTerminal, Typist
 from .rows import Row, at_most, left_out, measured
 
 RATE = 300.0  # tokens a second of the paced source
-KEY, STOP = 50.0, 200.0  # ms: what the design allows a key's echo, and Esc
-FRAME = 1e3 / 30  # ms: how much more than at its beginning a reply may lag at its end
-FLAT = 10.0  # MB that the memory may grow from a fifth of the turns to the last
-ANSWERED = 60.0  # seconds in which a message must be taken
+KEY, STOP = 50.0, 200.0  # ms: the design's limits for a key's echo, and for Esc
+FRAME = 1e3 / 30  # ms: how much the lag may grow from a reply's beginning to its end
+FLAT = 10.0  # MB: how much memory may grow from a fifth of the turns to the last
+ANSWERED = 60.0  # seconds in which the chat must accept a message
 TYPING = 0.08  # seconds between keys
-RATINGS_DUE = 16  # that make training due
-ATTEMPTS = 3  # for each key or Esc that is wanted: a reply may end too soon
+RATINGS_DUE = 16  # so many make training due
+ATTEMPTS = 3  # for each key or Esc: a reply may end too soon
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
 
@@ -37,8 +37,8 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Size:
-    """replies, tokens: paced, and of how many tokens each. keys: while the model replies; trained: while it
-    trains. stops: Esc in a reply. turns: of the chat whose memory is looked at."""
+    """replies: paced replies of `tokens` tokens each. keys: typed while the model replies; trained: typed
+    while it trains. stops: presses of Esc in a reply. turns: of the chat whose memory is measured."""
 
     replies: int
     tokens: int
@@ -56,7 +56,7 @@ SIZES = {
 
 
 class BenchChat:
-    """A running chat app, its terminal, and what it says of itself."""
+    """A running chat app, its terminal, and the events that it writes (chatter.py)."""
 
     def __init__(self, source: ChatterSettings):
         self._scratch = tempfile.TemporaryDirectory(prefix="ruvmlx-bench-")
@@ -77,10 +77,10 @@ class BenchChat:
         self._scratch.cleanup()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Those with this key, so far."""
+        """The events with this key, so far."""
         while (place := self._file.tell(), line := self._file.readline())[1].endswith("\n"):
             self._events.append(json.loads(line))
-        self._file.seek(place)  # a line that is still being written is left
+        self._file.seek(place)  # leave a line that is still being written
         return [event for event in self._events if kind in event]
 
     @property
@@ -89,22 +89,24 @@ class BenchChat:
         return changes[-1]["phase"] if changes else ""
 
     def until(self, phase: str, seconds: float = 120) -> float:
-        """When it began: time.monotonic()."""
+        """Wait for this phase; return when it began (time.monotonic())."""
         deadline = time.monotonic() + seconds
         while self.phase != phase:
             if time.monotonic() > deadline or self.terminal.process.poll() is not None:
-                raise RuvmlxError(f"the chat is {self.phase or 'not open'}, not {phase}; run `ruvmlx chat`.")
+                raise RuvmlxError(
+                    f"the chat is {self.phase or 'not open'}, not {phase}; see what `ruvmlx chat` shows."
+                )
             self.terminal.watch(0.005)
         return self.events("phase")[-1]["at"]
 
     def ask(self, text: str) -> None:
-        """Send a message; the reply is under way."""
+        """Send a message and wait until the reply begins."""
         before, deadline = len(self.events("phase")), time.monotonic() + ANSWERED
         self.terminal.send(f"{text}\r")
         while len(self.events("phase")) == before:
             if time.monotonic() > deadline:
                 raise RuvmlxError(
-                    f"the chat ({self.phase}) took no message in {ANSWERED:.0f} s; run `ruvmlx chat`."
+                    f"the chat ({self.phase}) took no message in {ANSWERED:.0f} s; try `ruvmlx chat`."
                 )
             self.terminal.watch(0.005)
 
@@ -115,7 +117,7 @@ class BenchChat:
 
 
 def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]:
-    """All rows; how: one of SIZES. The chats are in scratch folders; the user's are never touched."""
+    """All rows. how: a key of SIZES. Chats are in scratch folders; the user's are never touched."""
     size, rng = SIZES[how], random.Random(0)
 
     def source(tokens: int, **more: Any) -> ChatterSettings:
@@ -154,7 +156,7 @@ def _paced(source: ChatterSettings, size: Size) -> list[Row]:
         for _ in range(size.replies):
             chat.ask("Go on.")
             took += _type_while(chat, typist)
-        chat.terminal.quiet(0.5)  # the last words are drawn
+        chat.terminal.quiet(0.5)  # until the last words are drawn
         given = chat.events("given")
         first, last, rate = _lags(given, chat.terminal.arrived)
     condition = f"{rate:.0f} tok/s, keys between"
@@ -171,7 +173,7 @@ def _paced(source: ChatterSettings, size: Size) -> list[Row]:
 
 
 def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[float]:
-    """Keys until the reply has ended, or so many; what they took, but for one that came after its end."""
+    """Type until the reply ends, at most `most` keys. Return ms for each, without a key after the end."""
     before = len(typist.took)
     while chat.phase == "replying" and len(typist.took) - before < most:
         typist.type(TYPING)
@@ -191,7 +193,7 @@ def _behind(name: str, lags: Sequence[float], condition: str) -> Row:
 def _lags(
     given: Sequence[dict[str, Any]], arrived: Sequence[tuple[float, bytes]]
 ) -> tuple[list[float], list[float], float]:
-    """ms from a token's being given to its being drawn, in the replies' first and last quarters; tok/s."""
+    """ms from giving a token to drawing it, in the replies' first and last quarters; and tokens a second."""
     drawn = _drawn(arrived)
     first, last, rates = list[float](), list[float](), list[float]()
     for reply in given:
@@ -204,7 +206,7 @@ def _lags(
 
 
 def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
-    """When the words w00000, w00001, ... were on the screen: with their own, or with a later one."""
+    """When each of the words w00000, w00001, ... was on the screen: when it or a later word was drawn."""
     times: list[float] = []
     tail = b""
     for at, data in arrived:
@@ -228,7 +230,7 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
-    """Esc after a random part of a second; until the app waits for the next message."""
+    """Press Esc after a random part of a second; measure until the app is idle."""
     took: list[float] = []
     with BenchChat(source) as chat:
         for _ in range(ATTEMPTS * stops):
@@ -236,7 +238,7 @@ def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Ro
                 took += _stop(chat, rng.random())
     if not took:
         return [left_out("Esc in a reply, until idle: median", "ms", TOO_SHORT, STOP)]
-    note = f"{stops} times; 100 ms of it tell the key from the beginning of another"
+    note = f"{stops} times; 100 ms of it wait for the rest of a longer key code"
     return [
         measured("Esc in a reply, until idle: median", took, "ms", STOP, note=note, better="lower"),
         at_most("Esc in a reply, until idle: worst", max(took), "ms", STOP, note),
@@ -244,7 +246,7 @@ def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Ro
 
 
 def _stop(chat: BenchChat, after: float) -> list[float]:
-    """ms; none if the reply ended before."""
+    """ms until idle; empty if the reply ended before Esc."""
     chat.ask(STORY)
     chat.terminal.watch(after)
     took = []
@@ -257,7 +259,7 @@ def _stop(chat: BenchChat, after: float) -> list[float]:
 
 
 def _training(source: ChatterSettings, keys: int) -> list[Row]:
-    """The first key into the running background loop, again and again: it trains on after each."""
+    """Type one key while the background loop trains, again and again; it resumes after each."""
     if not keys:
         return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
     with BenchChat(source) as chat:
@@ -266,14 +268,14 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
             chat.terminal.drawn("learning in the background", 120)
             typist.type(0.5)
             chat.terminal.send("\x15")
-    return _keys("it trains", typist.took, "the background loop, disturbed by each key")
+    return _keys("it trains", typist.took, "training in the background; each key interrupts it")
 
 
 # Memory
 
 
 def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
-    """The process from a fifth of the turns on, when all that is made once is made."""
+    """How much the process grows after a fifth of the turns, when one-time allocations are done."""
     name = f"memory, {what}: growth"
     if not turns:
         return [left_out(name, "MB", "`bench chat` measures it", FLAT)]

@@ -1,8 +1,8 @@
-"""The chat app as its suite wants it: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a terminal.
+"""The chat app for the chat suite: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a terminal.
 
-What a user's app does not do: it writes down when its phase changes, when a paced token was given, and what
-the KV cache takes (a JSON value a line, in `events`); it starts to learn after less than a second, and trains
-without an end.
+Unlike the user's app, it writes to `events`, one JSON value a line, when its phase changes, when it gave each
+paced token, and the bytes of the KV cache. It can start to learn after less than a second, and trains without
+end.
 """
 
 import itertools
@@ -25,10 +25,10 @@ from ..chat import run_chat
 Tell = Callable[[dict[str, Any]], None]
 
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
-REPLY_TOKENS = 8  # of those that are rated
+REPLY_TOKENS = 8  # of each rated reply
 ENDLESS = 100_000  # steps of training
 
-# Each {} is a token of its own, and holds its number: Markdown of every kind that models write.
+# Markdown of every kind that models write. Each {} is one token and holds the token's number.
 _SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
 _ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
 _LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]
@@ -39,8 +39,8 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 @dataclass(frozen=True)
 class ChatterSettings:
-    """rate: tokens a second of a paced source, 0 for the model itself. tokens: of each reply at most.
-    ratings: that are given before, so that training is due. idle_after: seconds."""
+    """rate: tokens a second of a paced source; 0: the model itself replies. tokens: of each reply at most.
+    ratings: given before the chat opens, so that training is due. idle_after: seconds."""
 
     model: str
     backend: str
@@ -92,13 +92,13 @@ class PacedEngine:
         response = GenerationResponse(
             request.request_id, request.session_id, "".join(words), [], prompt, 0, len(words), ended,
             1.0, 1e3 * (time.monotonic() - started), 0.0, self._rate, prompt + len(words),
-            KVStats("tiered", prompt + len(words), 0, 0, 0, 0),
+            KVStats.all_f16("tiered", prompt + len(words), 0, 0),
         )  # fmt: skip
         yield Chunk("", len(words), response=response)
 
 
 class PacedRun:
-    """What the runtime needs of an engine's Run."""
+    """The part of an engine's Run that the runtime uses."""
 
     drawn: tuple[int, ...] = ()
 
@@ -127,12 +127,12 @@ def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
         runtime.writer.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
     if settings.ratings:
         _rate_replies(runtime, settings.ratings)
-        _train_on_and_on(runtime)
-    _tell_of_caches(runtime, tell)
+        _train_without_end(runtime)
+    _report_cache_bytes(runtime, tell)
     return runtime
 
 
-def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
+def _report_cache_bytes(runtime: Runtime, tell: Tell) -> None:
     generate = runtime.writer.generate
 
     def told(*request: Any) -> Iterator[Chunk]:
@@ -145,7 +145,7 @@ def _tell_of_caches(runtime: Runtime, tell: Tell) -> None:
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
-    """Fresh short replies, liked and disliked in turn."""
+    """Write short replies; rate them down and up in turn."""
     for i in range(ratings):
         chat = runtime.chats.new_chat()
         for _ in runtime.chats.say(
@@ -159,7 +159,7 @@ def _rate_replies(runtime: Runtime, ratings: int) -> None:
         runtime.rate("last", "up" if i % 2 else "down")
 
 
-def _train_on_and_on(runtime: Runtime) -> None:
+def _train_without_end(runtime: Runtime) -> None:
     from ruvmlx.sona.background import TrainingSettings as Training
 
     consolidate, endless = runtime.consolidate, Training(steps=ENDLESS)

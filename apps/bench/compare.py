@@ -1,9 +1,9 @@
-"""Two reports side by side: what became faster or slower by more than chance and the machine explain.
+"""Compares two reports: what became faster or slower by more than chance.
 
-Where a row has a reference (what the memory did in the same turns), samples are compared as shares of it: a
-slow hour of the machine slows both. The difference of the medians of logarithms is tested by permutation,
-exactly for few samples; it counts when it is both unlikely (Holm's correction over all rows) and large
-enough: by more than WORTH, or ALONE where there is no reference."""
+If a row has a reference (the machine's own speed in the same turns), samples are divided by it, because a
+slow hour of the machine slows both. A permutation test compares the medians of the logarithms, exactly if
+there are few samples. A difference counts if it is significant (with Holm's correction over all rows) and
+larger than WORTH, or than ALONE without a reference."""
 
 import itertools
 import json
@@ -20,14 +20,14 @@ from ruvmlx.errors import UsageError
 from .rows import ALONE, WORTH, verdict
 
 LEVEL = 0.05
-EXACT = 20_000  # permutations that are all tried
+EXACT = 20_000  # try all permutations up to this many
 _DRAWN = 20_000
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """ratio: new over old, of the row's samples (or of their shares of the reference). p: of no difference,
-    by itself; verdict: "faster", "slower", "same", or why nothing can be said."""
+    """ratio: new median / old median, of the samples (divided by the reference, if any). p: the p-value,
+    uncorrected. verdict: "faster", "slower", "same", or why there is none."""
 
     name: str
     unit: str
@@ -47,11 +47,11 @@ def read(path: str | Path) -> dict[str, Any]:
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}.") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{path} is no report; `ruvmlx bench --json > {path}` writes one.") from e
+        raise UsageError(f"{path} is not a report; `ruvmlx bench --json > {path}` writes one.") from e
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
-    """For each row that both have, in the new one's order."""
+    """The change of each row that both reports have, in the new report's order."""
     before = {row["name"]: row for row in old["rows"]}
     pairs = [(before[row["name"]], row) for row in new["rows"] if row["name"] in before]
     tests = [_tested(a, b) for a, b in pairs]
@@ -62,14 +62,14 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
 
 
 def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Name and the two verdicts of each row that both have a value for, and a target."""
+    """(name, old verdict, new verdict) of each row that has a value and a target in both reports."""
     before = {row["name"]: verdict(row) for row in old["rows"]}
     pairs = [(row["name"], before.get(row["name"], ""), verdict(row)) for row in new["rows"]]
     return [(name, was, now) for name, was, now in pairs if was and now]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What else is not the same: then a change may have other causes than the code."""
+    """Differences in machine and settings, which may explain a change better than the code."""
     found = []
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})
@@ -78,7 +78,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
                 found.append(f"{key}: {a.get(key)} -> {b.get(key)}")
     for name, report in (("old", old), ("new", new)):
         if report.get("throttled"):
-            found.append(f"the {name} run slowed down by {report.get('drift', 0):.0%} on its way")
+            found.append(f"the machine slowed down by {report.get('drift', 0):.0%} during the {name} run")
     return found
 
 
@@ -109,7 +109,7 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
-    """How often a random split of all samples into two such groups has medians at least as far apart."""
+    """The p-value: how often a random split into groups of these sizes has medians at least as far apart."""
     every, n = np.concatenate([x, y]), len(x)
     seen = abs(np.median(y) - np.median(x)) - 1e-12
     exact = math.comb(len(every), n) <= EXACT
@@ -125,7 +125,7 @@ def _draws(every: np.ndarray, n: int) -> np.ndarray:
 
 
 def _apart(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Distance of the medians, for each row of indices."""
+    """For each row of indices, the distance between the medians of the chosen samples and of the others."""
     rest = np.ones((len(chosen), len(every)), bool)
     np.put_along_axis(rest, chosen, False, axis=1)
     others = np.broadcast_to(every, rest.shape)[rest].reshape(len(chosen), -1)
@@ -133,7 +133,7 @@ def _apart(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _significant(p: Sequence[float | None]) -> list[bool]:
-    """Holm 1979: the k-th smallest of m is held against LEVEL / (m - k)."""
+    """Holm 1979: compare the k-th smallest of m p-values, from k = 0, with LEVEL / (m - k)."""
     order = sorted((x, i) for i, x in enumerate(p) if x is not None)
     found = [False] * len(p)
     for k, (x, i) in enumerate(order):

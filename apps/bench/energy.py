@@ -1,7 +1,7 @@
-"""Energy, where the platform tells it without asking for rights: the package counters of Linux (RAPL).
+"""Energy of a token, from the package counters of Linux (RAPL), if the user may read them.
 
-macOS gives power only to its administrator (powermetrics): there, and in virtual machines, the row says why
-it is empty."""
+macOS gives power only to administrators (powermetrics). There, and in virtual machines, the row says why it
+is empty."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ NAME = "energy of a decoded token"
 
 
 def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
-    """decode: does some work and says how many tokens that were. Whatever else runs is counted, too."""
+    """decode: decodes some tokens and returns how many. Energy of other programs is counted, too."""
     readable = packages(folder)
     if not readable:
         return left_out(NAME, "J", "no energy counter that this user may read")
@@ -27,5 +27,5 @@ def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
         spent = sum(c.since(b) for c, b in zip(readable, before, strict=True) if b is not None)
         samples.append(spent / tokens)
         seconds = time.perf_counter() - started
-    note = f"{len(readable)} package{'s' * (len(readable) > 1)}, {spent / seconds:.0f} W; the whole machine's"
+    note = f"{len(readable)} package{'s' * (len(readable) > 1)}, {spent / seconds:.0f} W, by all programs"
     return measured(NAME, samples, "J", better="lower", note=note)

@@ -1,9 +1,9 @@
-"""What the host does for a token on MLX, ours next to mlx-lm. A GPU waits where that is longer than its step.
+"""Host time of a token on MLX, ours beside mlx-lm's. If it is longer than the GPU's step, the GPU waits.
 
 python -m ruvmlx.apps.bench.host [rounds]
 
-Both run mlx-lm's own layers, as on a GPU, on MLX's CPU device, with a model so narrow that describing and
-submitting the step is most of the work. They take turns; a ratio is the median over the rounds.
+Both run mlx-lm's own layers, as on a GPU, but on MLX's CPU device, with a model so narrow that building and
+submitting the graph is most of the work. They take turns; a ratio is the median over the rounds.
 """
 
 import statistics
@@ -33,18 +33,18 @@ from .as_gpu import Placeholders, as_on_gpu
 from .random_model import make
 from .rows import Row, at_most, rounded
 
-TOKENS = 64  # a turn
+TOKENS = 64  # in a turn
 TEMPERATURE = 0.7
 PROMPT = list(range(2, 40))
-BAR = 1.1  # of mlx-lm's time
+BAR = 1.1  # times mlx-lm's time, at most
 PEER = "mlx-lm"
-KERNELS_OF_A_LAYER = (  # with their outputs' shapes and template values
+KERNELS_OF_A_LAYER = (  # (kernel, its outputs' shapes, its template values)
     (ROPE_APPEND, [(64,)] * 3, (64, 0, mx.float16)),
     (ATTEND, [(64,)] * 2, (64, 4)),
     (MERGE, [(64,)], (64, mx.float16)),
 )
-Cost = tuple[float, float]  # seconds of the main thread, of the clock; per token
-Turn = Callable[[], Iterator[object]]  # something for each token, from the first on
+Cost = tuple[float, float]  # seconds a token: CPU time of the main thread, wall time
+Turn = Callable[[], Iterator[object]]  # yields once for each token
 
 
 def run(rounds: int, log: Callable[[str], None] = lambda text: None) -> list[Row]:
@@ -61,7 +61,7 @@ def run(rounds: int, log: Callable[[str], None] = lambda text: None) -> list[Row
 
 
 def measured(turns: dict[str, Turn], rounds: int) -> dict[str, list[Cost]]:
-    """One turn each unmeasured, then `rounds` of them."""
+    """One warm-up turn of each, then `rounds` measured ones."""
     for turn in turns.values():
         cost(turn)
     found: dict[str, list[Cost]] = {name: [] for name in turns}
@@ -72,7 +72,7 @@ def measured(turns: dict[str, Turn], rounds: int) -> dict[str, list[Cost]]:
 
 
 def cost(turn: Turn) -> Cost:
-    """From the first token to the end, what follows the last token included."""
+    """From the first token to the end, work after the last token included."""
     tokens = turn()
     next(tokens)
     cpu, wall = time.thread_time(), time.perf_counter()
@@ -92,9 +92,9 @@ def players(model: Model) -> dict[str, Turn]:
 
 
 def gpu_players(model: Model) -> dict[str, Turn]:
-    """The path that a GPU takes, on both sides with kernels and fused operations that compute nothing."""
+    """The GPU's code path. On both sides, kernels and fused operations compute nothing."""
     parts = Placeholders()
-    unpacked = mlx.WeightsPlan(mx.float32, True, False)  # as mlx-lm has it here: no 4-bit products on a CPU
+    unpacked = mlx.WeightsPlan(mx.float32, True, False)  # as in mlx-lm on a CPU: no 4-bit products
     with as_on_gpu(parts.run, parts.fused), mock.patch.object(mlx, "plan", lambda *_: unpacked):
         backend = mlx.MLXBackend(model, device="metal")
     adapter = some_adapter(model.config)
@@ -115,9 +115,9 @@ def _within(parts: Placeholders, turn: Turn) -> Turn:
 
 
 def kernel_call_seconds(repeats: int = 300) -> float:
-    """What describing one of our kernels costs beyond a placeholder: mean of the three of a layer.
+    """Seconds to add one of our kernels to a graph, beyond a placeholder: the mean of a layer's three.
 
-    MLX makes a kernel's source anew at each call. Without a GPU that can be called while a graph is traced.
+    MLX generates a kernel's source at each call. Without a GPU, that can be called while a graph is traced.
     """
     spent: dict[str, float] = {}
 
@@ -180,7 +180,8 @@ def mlx_lm(model: Model) -> Turn:
 
 
 def _rows(name: str, costs: dict[str, list[Cost]], where: str = "") -> list[Row]:
-    """Main thread and clock; the bar is for the main thread, of a plain cache and of a GPU's path."""
+    """Rows for main thread and wall time. The target is for the main thread: a plain cache, or the GPU's
+    path."""
     found = []
     for i, what in enumerate(("main thread", "clock")):
         ratio = statistics.median(

@@ -1,9 +1,9 @@
-"""The kernel suite: every kernel in every implementation that this machine runs, one thread, called from
+"""The kernel suite: every kernel in every implementation that this machine runs, on one thread, called from
 Python.
 
-Beside each figure stand two others: how far the result is from that of the kernel's twin in NumPy, and the
-limit: the time in which one thread reads the call's bytes, or forms its products, and does nothing else.
-Sizes are those of Mistral-7B for the decoder's kernels and of the starter model for what learns."""
+Each row also has the error against the kernel's NumPy twin, and the limit: the time in which one thread only
+reads the call's bytes, or only forms its products. Decoder kernels have Mistral-7B's sizes, learning kernels
+the starter model's."""
 
 import copy
 import itertools
@@ -24,18 +24,18 @@ from .rows import Row, measured
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
 VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
-GROUPS = 8  # of calls; a group's mean is a sample
-SLOW = "scalar"  # the C twin: only in a long run, it takes a while
+GROUPS = 8  # groups of calls; a group's mean is a sample
+SLOW = "scalar"  # the C twin, which is left out: it takes too long
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class BenchKernel:
-    """read(native(implementation)) and twin() are the same numbers; reset puts back what native changed.
+    """read(native(implementation)) and twin() return the same numbers; reset undoes what native changed.
 
-    nbytes: that a call touches, from memory where `streamed`, else from wherever the last call left
-    them. products: of two small integers. target: microseconds."""
+    nbytes: bytes that a call touches; from memory if `streamed`, else from wherever the last call left them.
+    products: multiplications of two small integers. target: microseconds."""
 
     name: str
     native: Callable[[str], Any]
@@ -49,7 +49,7 @@ class BenchKernel:
     read: Callable[[Any], Array] = np.array
 
     def limit(self, limits: Limits) -> float:
-        """Seconds."""
+        """The least time of a call on this machine, in seconds."""
         bytes_ = reading(BLOCK) * self.nbytes / BLOCK if self.streamed else reading(self.nbytes)
         return max(bytes_, self.products / limits.products_1)
 
@@ -83,7 +83,7 @@ def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
 
 
 def distance(kernel: BenchKernel, impl: str) -> float:
-    """The largest error of a call, by the twin's largest number."""
+    """The largest error of a call, divided by the twin's largest number."""
     kernel.reset()
     found = kernel.read(kernel.native(impl)).astype(np.float64)
     kernel.reset()
@@ -93,8 +93,8 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
-    """Mean seconds of a call in each group, and those of a fixed piece of arithmetic beside it; a fifth of
-    a second in all."""
+    """(mean seconds of a call, mean seconds of fixed arithmetic) for each group; a fifth of a second in
+    all."""
     call()
     started = time.perf_counter()
     call()
@@ -121,13 +121,14 @@ def kernels() -> list[BenchKernel]:
 
     vector, learns = implementations(), available("micro_update")
     return [
-        *(_placed(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
-        *(_placed(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
-        *(_placed(kernel, matmul.implementations()) for kernel in _products(rng)),
+        *(_for_each(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
+        *(_for_each(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
+        *(_for_each(kernel, matmul.implementations()) for kernel in _products(rng)),
     ]
 
 
-def _placed(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+def _for_each(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
+    """The kernel, to be run in each of these implementations."""
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 
@@ -136,7 +137,7 @@ def _turns(tokens: int) -> Array:
 
 
 def _attention(make) -> BenchKernel:
-    """One new token looks at 256: all heads of a layer."""
+    """One new token attends to 256 tokens, in all heads of a layer."""
     turn, group = _turns(CONTEXT + 1), HEADS // KV_HEADS
     kv = [(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM)) for _ in range(KV_HEADS)]
     caches = [layers.PagedKV(HEAD_DIM) for _ in kv]
@@ -153,7 +154,7 @@ def _attention(make) -> BenchKernel:
 
 
 def _append(make) -> BenchKernel:
-    """The second token's keys and values into a page, as float16: all heads of a layer."""
+    """Append the second token's keys and values to a page as float16, in all heads of a layer."""
     turn, k, v, q = _turns(2), make(2, HEAD_DIM), make(2, HEAD_DIM), make(1, 1, HEAD_DIM)
     caches = [layers.PagedKV(HEAD_DIM) for _ in range(KV_HEADS)]
     for cache in caches:
@@ -175,7 +176,7 @@ def _append(make) -> BenchKernel:
 
 
 def _layers(make) -> list[BenchKernel]:
-    """The rest of a decoder's layer, and the output head's change."""
+    """The other operations of a decoder layer, and LoRA's forward."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
     x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
     y, wide, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)
@@ -207,7 +208,7 @@ def _layers(make) -> list[BenchKernel]:
 
 
 def _learning(make) -> list[BenchKernel]:
-    """What a rating and a traced token cost."""
+    """The kernels of a rating and of a token's trace."""
     pair = [(make(*s), np.zeros(s, np.float32), make(*s)) for s in ((768, 2), (2, 768))]
     start = [w.copy() for w, _, _ in pair]
     a, b, h, z = make(WIDTH, RANK), make(RANK, VOCAB), make(WIDTH), make(VOCAB)
@@ -261,7 +262,7 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """What a rating's update is made of (ruvmlx/sona/instant.py), at its sizes on any model."""
+    """The kernels of a rating's update (ruvmlx/sona/instant.py). Their sizes are the same for all models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
@@ -300,7 +301,7 @@ def _rating(make) -> list[BenchKernel]:
 
 
 def _products(rng: np.random.Generator) -> list[BenchKernel]:
-    """A 4-bit matrix times one token, out of more of them than caches hold; and one times 256 tokens."""
+    """4-bit matrices, more than caches hold, times one token in turn; and a 4-bit matrix times 256 tokens."""
     rows, cols = 1536, 576
     weight = rng.integers(0, 2**32, (rows, cols // 8), dtype=np.uint32)
     scales = rng.normal(0, 0.1, (rows, cols // 32)).astype(np.float16)
@@ -325,7 +326,7 @@ def _products(rng: np.random.Generator) -> list[BenchKernel]:
 
 
 def _copies(matrix: matmul.Matrix) -> list[matmul.Matrix]:
-    """As many as fill BLOCK."""
+    """As many copies as fill BLOCK bytes."""
     copies = [copy.copy(matrix) for _ in range(BLOCK // matrix.memory.nbytes)]
     for w in copies:
         w.memory = matmul.aligned(matrix.memory.nbytes)

@@ -1,5 +1,5 @@
-"""The KV cache suite: tiers against f16, in bytes, peak memory and speed, next to llama.cpp's caches; and
-chats that are gone on with from disk."""
+"""The KV cache suite: tiers against f16 in bytes, peak memory and speed, beside llama.cpp's caches; and chats
+resumed from disk."""
 
 import statistics
 import tempfile
@@ -8,6 +8,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from ruvmlx.kv.policy import TIERED
+from ruvmlx.tiers import LENGTHS, TIERS
 
 from .model import NEW, prompt
 from .peers import Peers
@@ -15,13 +16,13 @@ from .rows import Row, at_most, measured, rounded
 from .stage import OnStage, take_turns
 
 SHORT = 256
-DECODED = 32  # tokens a turn; two turns meet one demotion
-READ_AGAIN = 4  # turns at most of what takes seconds
-USUAL, TIGHTEST = (TIERED.hot, TIERED.warm), (64, 64)
-COST = 0.4, 0.004  # % of perplexity, nats: what the usual tiers may cost
+DECODED = 32  # tokens a turn; two turns include one demotion
+READ_AGAIN = 4  # turns at most: each takes seconds
+USUAL, TIGHTEST = TIERED.lengths, (64,) * len(TIERED.lengths)
+COST = 0.4, 0.004  # limits for the usual tiers: % of perplexity, nats of KL
 LEAVING = 300  # ms that the end of a chat may take
-BEST = 2.5  # times llama.cpp, far into a context
-FAR = 4096  # tokens from which on the design promises a share of f16
+BEST = 2.5  # times llama.cpp's speed, in a long context
+FAR = 4096  # tokens: from here on, the design limits the share of f16's bytes
 
 
 def run(
@@ -29,8 +30,8 @@ def run(
 ) -> list[Row]:
     """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
     rows = _memory(ours, long, log)
-    for (hot, warm), tokens in ((USUAL, long), (TIGHTEST, long // 2)):
-        rows += _quality(ours["tiered"], tokens, hot, warm)
+    for lengths, tokens in ((USUAL, long), (TIGHTEST, long // 2)):
+        rows += _quality(ours["tiered"], tokens, lengths)
     log(f"perplexity and KL over {long} tokens: measured")
     rows += _resuming(ours["tiered"], long, min(rounds, READ_AGAIN))
     log(f"a chat of {long} tokens, resumed and read again: measured")
@@ -45,7 +46,7 @@ def run(
 
 
 def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]) -> list[Row]:
-    """What a prompt leaves in memory, and the most it took on the way, above what was there before."""
+    """The cache's bytes after a prompt, and the peak memory of reading it, above the memory before."""
     peaks = {}
     for kv, player in ours.items():
         player.call("forget_peak")
@@ -55,7 +56,7 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
         log(f"{kv}: {tokens} tokens read")
     held = ours["tiered"].call("kv")
     share = held["bytes"] / held["f16_bytes"]
-    tiers = ", ".join(f"{held[f'{tier}_tokens']} {tier}" for tier in ("hot", "warm", "cold"))
+    tiers = ", ".join(f"{held[f'{tier.name}_tokens']} {tier.name}" for tier in reversed(TIERS))
     note = f"{held['bytes'] / 1e6:.1f} of {held['f16_bytes'] / 1e6:.1f} MB; {tiers}"
     half = f"cache at {tokens}: share of f16"
     reading = f"peak memory of reading {tokens}: tiered"
@@ -65,12 +66,12 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     ]
 
 
-def _quality(ours: OnStage, tokens: int, hot: int, warm: int) -> list[Row]:
-    """On Python's own reference manual, with the usual tiers and with those that are left when memory is
-    short."""
-    found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, hot, warm)
-    policy, note = f"hot {hot}, warm {warm}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
-    usual = (hot, warm) == USUAL
+def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
+    """On Python's reference manual, with the usual tiers, and with the smallest ones, for short memory."""
+    found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
+    named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
+    policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
+    usual = lengths == USUAL
     rows = (
         ("perplexity over f16's", 100 * found["change"], "%", COST[0]),
         ("KL to f16", found["kl"], "nats", COST[1]),
@@ -84,8 +85,8 @@ def _quality(ours: OnStage, tokens: int, hot: int, warm: int) -> list[Row]:
 
 
 def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
-    """To the first token of a chat that was left: its cache from disk, or all of it read again. The file is
-    in the system's own cache, as that of a chat just left."""
+    """Time to the first token of a closed chat: its cache from disk, or all tokens prefilled again. The file
+    is in the system's page cache, as for a chat just closed."""
     known, whole = prompt(tokens), prompt(tokens + NEW)
     ours.call("fill", known)
     kept, resumed, again = [], [], []
@@ -106,7 +107,7 @@ def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
 
 
 def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of each turn, decoding on behind `context` tokens."""
+    """Tokens a second of each turn, decoding after `context` tokens."""
     for player in players.values():
         player.call("fill", prompt(context))
     everyone = dict(players)
@@ -131,7 +132,7 @@ def _best(rates: Mapping[str, Sequence[float]]) -> str | None:
 def _against(
     context: int, rates: Mapping[str, Sequence[float]], other: str, target: float, called: str
 ) -> Row:
-    """Tiered against one of them, turn by turn."""
+    """Tiered / the other, turn by turn."""
     ratios = [a / b for a, b in zip(rates["tiered"], rates[other], strict=True)]
     note = "" if other == called else f"its best: {other}"
     return measured(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)

@@ -1,10 +1,10 @@
-"""What one decoded token costs in operations, counted in the graph that MLX exports: ours beside mlx-lm's.
+"""Counts the operations of one decoded token in the graph that MLX exports: ours beside mlx-lm's.
 
 python -m ruvmlx.apps.bench.launches        # prints the table of LAUNCHES.md; needs no GPU and no weights
 
-Traced on a CPU, MLX's fused operations (RMS norm, RoPE, attention) fall apart into small ones. On a GPU each
-is one kernel, so they are traced as one custom kernel of that name. Widths do not change the counts and are
-small here; layers, heads, head sizes and vocabulary are the named model's.
+Traced on a CPU, MLX's fused operations (RMS norm, RoPE, attention) become several small ones. On a GPU each
+is one kernel, so here each is traced as one custom kernel of that name. Widths do not change the counts and
+are small here; layers, heads, head sizes and vocabulary are the named model's.
 """
 
 import functools
@@ -35,8 +35,8 @@ VIEWS = {
     *("Broadcast", "BroadcastAxes", "ExpandDims", "Squeeze", "Reshape", "Flatten", "Unflatten", "Transpose"),
     *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
 }
-LIMIT = 1.15  # of mlx-lm's launches
-POLICY = TierPolicy("tiered", 64, 128)
+LIMIT = 1.15  # times mlx-lm's launches, at most
+POLICY = TierPolicy("tiered", (64, 128))
 CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 
@@ -65,7 +65,7 @@ class LaunchCount:
 
 
 def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
-    """The primitives of what `step` describes."""
+    """Count the primitives of the graph that `step` builds."""
     names: Counter[str] = Counter()
 
     def take(part: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def theirs(shape: DecoderSize) -> LaunchCount:
 
 @functools.cache
 def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
-    """The same step over tiered caches; full: drawn at a temperature, with an adapter."""
+    """The same step over tiered caches. full: sampled at a temperature, with an adapter."""
     made, config = model(shape)
     tiered.install(made, config)
     storage = MLXStorage(config)

@@ -33,7 +33,7 @@ QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice fl
 
 
 RATINGS_GIVEN = {"quick": 100, "whole": 1000}
-PROVED = 30, 24  # ratings, prompts to be judged on
+PROVED = 30, 24  # ratings, held-out prompts
 
 
 def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
@@ -56,7 +56,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
 
 
 def _proved(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
-    """`ruvmlx prove` in short: one user, few questions; whole: `ruvmlx prove --suite`."""
+    """A short `ruvmlx prove`: one user, few questions. `ruvmlx prove --suite` runs all."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
     setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
@@ -76,7 +76,7 @@ def _point(point: Point, judged: int) -> Row:
 
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:
-    """Likes and dislikes in turn; undone every fifth time, so that the adapter does not only grow."""
+    """Rate down and up in turn; undo every fifth rating, so that the adapter does not only grow."""
     results = []
     for i in range(ratings):
         _reply(runtime, i)
@@ -107,7 +107,7 @@ def _reply(runtime: Any, i: int) -> None:
 
 
 def _trace(runtime: Any) -> Row:
-    """The trace's share of a decoded token: with it and without it, token by token in turn."""
+    """The trace's time as a share of decoding, token by token."""
     backend, learner = runtime.backend, runtime.learner
     cache, trace = backend.new_cache(), learner.trace()
     step = backend.prefill(list(range(100, 164)), cache)
@@ -141,7 +141,7 @@ def _square_update() -> Row:
 
 
 def _extraction() -> Row:
-    """A rating's signal: its worth in this user's history, and the reward."""
+    """Time to turn a rating into a reward, relative to this user's earlier ratings."""
     counts = np.arange(len(signal.LABELS))
     query = np.ones(576, np.float32)
     times = _timed(
@@ -178,7 +178,7 @@ def _bank(hidden_size: int) -> list[Row]:
 
 
 def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
-    """Of the 8 truly nearest entries, how many a lookup finds."""
+    """The share of the 8 truly nearest entries that a lookup finds."""
     shares = []
     for query in vectors[CAPACITY : CAPACITY + 100]:
         true = np.sort(vectors[:CAPACITY] @ query)[-8]
@@ -187,7 +187,7 @@ def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
 
 
 def _question(runtime: Any) -> Row:
-    """Reading a question for the bank: before a reply with --examples, else while the user reads."""
+    """Time to read a question for the bank: before a reply with --examples, else while the user reads."""
     read = embedding.read_question
     times = [
         t / 1e3
@@ -209,7 +209,7 @@ def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
 def _median(
     name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
 ) -> Row:
-    """Of all values; the samples are the medians of consecutive parts."""
+    """A row from all values; its samples are the medians of consecutive parts."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
     return measured(name, samples, unit, target, note=note, better="lower")

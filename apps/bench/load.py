@@ -1,5 +1,5 @@
-"""The load suite: how long a model takes from the disk to its first token, and what it takes of the
-memory."""
+"""The load suite: how long a model takes to load and to give its first token, and how much memory it
+takes."""
 
 import shutil
 import statistics
@@ -17,17 +17,19 @@ from .stage import OnStage, take_turns
 
 LOADS = 3
 CONTEXT = 256  # tokens that llama.cpp has room for
-BEST = 1.2  # times llama.cpp, where memory is the limit
+BEST = 1.2  # times llama.cpp's speed, where memory is the limit
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # times the model's size: of memory, for the system's copy of the file is one; one more for a peer
+ROOM = 2.5  # memory in model sizes: the system's copy of the file counts, too; a peer needs one more
 
 
 def run(
     model: str, backend: str, threads: int, large: bool, wanted: Sequence[str], log: Callable[[str], None]
 ) -> list[Row]:
-    """large: a model of Mistral-7B's shape, too, made for it: 4.1 GB of disk, 10 GB of memory; next to it
-    llama.cpp, if that is wanted."""
-    rows = _of("this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS)
+    """large: also a random model of Mistral-7B's shape (4.1 GB of disk, 10 GB of memory), beside llama.cpp if
+    that is wanted."""
+    rows = _rows(
+        "this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS
+    )
     log("load: measured")
     if not large:
         return [*rows, left_out(f"{LARGE}: load", "s", "not in a quick run", 30)]
@@ -44,7 +46,7 @@ def run(
         return rows + _large(path, backend, threads, beside, log)
 
 
-def _of(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
+def _rows(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
     seconds, peak, resident, weights = [], 0, 0, 0
     for _ in range(times):
         player = load()

@@ -1,4 +1,4 @@
-"""The machine: what it is, what it can do at most, and whether it kept that up."""
+"""The machine: its hardware, its limits, and whether it kept its speed."""
 
 import functools
 import os
@@ -26,12 +26,12 @@ _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 
 def facts(threads: int) -> dict[str, Any]:
-    """What a figure depends on besides the code. Nothing that names a person, a host or a path."""
+    """What figures depend on besides the code. No name of a person, host or path is in it."""
     return hardware(threads) | {"matmul": matmul.implementations()[0]}
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """The same as far as it is known without the C library."""
+    """The facts that need no C library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),
@@ -84,15 +84,15 @@ def _text(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """memory: bytes a second that all threads together read from memory; products, products_1: of two small
-    integers a second, all threads and one (see matmul.peak)."""
+    """memory: bytes a second that all threads together read from memory. products, products_1: products of
+    two small integers a second, on all threads and on one (see matmul.peak)."""
 
     memory: float
     products: float
     products_1: float
 
     def or_more(self, other: "Limits") -> "Limits":
-        """What was reached once can be done."""
+        """The larger of each limit: a speed that was reached once is possible."""
         return Limits(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -110,8 +110,8 @@ def limits(threads: int) -> Limits:
 
 @functools.cache
 def reading(nbytes: int) -> float:
-    """Seconds in which one thread reads so many bytes that it has just read: from memory, or from the
-    caches if they hold as many."""
+    """Seconds in which one thread reads the same `nbytes` again: from the caches if they fit, else from
+    memory."""
     block = np.ones(max(1, nbytes // 4), np.float32)
     return _best(lambda: micro.all_finite(block), 5 if nbytes > 1 << 24 else 100)
 
@@ -136,8 +136,8 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @dataclass
 class Thermometer:
-    """Does the same small piece of work again and again through a run: a machine that grows hot, or that
-    others use, does it slower. Arithmetic, not memory: that is what clocks change."""
+    """Repeats one small piece of work through a run: a hot or busy machine does it slower. The work is
+    arithmetic, because its speed follows the clock rate."""
 
     readings: list[float] = field(default_factory=list)
 
@@ -158,5 +158,5 @@ class Thermometer:
 
 
 def environment() -> dict[str, str]:
-    """Settings of this project that change what is measured."""
+    """RUVMLX_* variables, which may change what is measured."""
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith("RUVMLX_") and k != "RUVMLX_HOME"}

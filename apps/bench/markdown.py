@@ -12,7 +12,7 @@ _HEAD = ("| what | median | ± | target | met | of limit | |", "|---|---|---|---
 
 
 def lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
-    """command: the one that the report was made by."""
+    """command: the command that made the report."""
     yield from (
         "# What ruvmlx does on one machine",
         "",

@@ -1,5 +1,5 @@
-"""The model suite: time to the first token, prefill and decode, next to others and to the machine, in
-turns."""
+"""The model suite: time to first token, prefill and decode, in turns with other runtimes and the machine's
+limits."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from .stage import OnStage, take_turns
 
 DECODED = 24  # tokens a turn
 PROMPT = 256
-NEW = 16  # tokens of a question behind a cached prefix
-STREAMED = 32 << 20  # bytes of weights that no core's own caches hold: reading them bounds decoding
-BEST = {"prefill": 2.5, 256: 1.8}  # times llama.cpp
+NEW = 16  # tokens of a question after a cached prefix
+STREAMED = 32 << 20  # bytes: weights that no core's own caches hold, so reading them limits decoding
+BEST = {"prefill": 2.5, 256: 1.8}  # times llama.cpp's speed
 LONG = 1.5
 
 Turns = Mapping[str, Sequence[float]]
@@ -36,8 +36,8 @@ def run(
     rounds: int,
     log: Callable[[str], None],
 ) -> list[Row]:
-    """All rows of the suite. memory, products: what the machine does in the same turns, reading as many
-    bytes as the model has weights, or multiplying. contexts: of decoding."""
+    """All rows of the suite. memory, products: players that only read as many bytes as the weights have, or
+    only multiply, in the same turns. contexts: tokens before decoding."""
     rows = _reading(ours, products, peers, limits, rounds)
     log("prefill and time to the first token: measured")
     for context in contexts:
@@ -83,7 +83,7 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
-    """The limit: every weight once for every token, as 8-bit products, and nothing else."""
+    """The limit: one 8-bit product for each weight and token, and nothing else."""
     limit = {"ours": limits.products / ours.facts["parameters"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
@@ -92,7 +92,8 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
-    """Limit: weights and cache are read once for a token, as fast as the machine read in the same turns."""
+    """The limit: reading weights and cache once for each token, as fast as `memory` read in the same
+    turns."""
     with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
         players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():
@@ -125,7 +126,7 @@ def _speeds(
     reference: Sequence[float] = (),
     target: float | None = None,
 ) -> list[Row]:
-    """A row for each player; ours with the limit, the target and what the memory did in the same turns."""
+    """A row for each player; ours with the limit, the target and the memory's speed in the same turns."""
     rows = []
     for player, turns in rates.items():
         own: dict[str, Any] = {"limit": limits.get(player)}
@@ -136,8 +137,8 @@ def _speeds(
 
 
 def ratios(name: str, rates: Turns, target: float) -> list[Row]:
-    """Ours against the best setting of each of the others, turn by turn; which one that was is noted, for it
-    changes from run to run."""
+    """Ours / each peer's best setting, turn by turn. The note names that setting: it changes from run to
+    run."""
     rows = []
     for kind in NAMES:
         others = {
@@ -152,7 +153,7 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
 
 
 def resident(ours: OnStage) -> Row:
-    """Memory that the process holds after a context was read, against the design's bound for its weights."""
+    """The process's memory after it read a context, against the design's limit for its weights."""
     held, weights = ours.call("resident"), ours.facts["weights_bytes"]
     note = f"weights {weights / 1e6:.0f} MB"
     return at_most("resident memory", held / 1e6, "MB", 1.1 * weights / 1e6 + 300, note)

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: charts, every row, and what other chips would do."""
+"""A report as one self-contained HTML file: charts, every row, and a projection to other chips."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -77,7 +77,7 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     limited = [row for row in rows if row["share"] is not None]
     if limited:
         yield charts.bars(
-            "How much of what this machine can do is used",
+            "Share of this machine's limit that is used",
             [(row["name"], row["share"], f"{row['share']:.0%}") for row in limited],
         )
     shares = [row for row in rows if "share of f16" in row["name"] and row["value"]]
@@ -123,7 +123,7 @@ def _projection(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) ->
     head = "".join(f"<th>{name}</th>" for name in names)
     return (
         "<h2>M-series chips: computed, not measured</h2>"
-        "<p>Tokens a second of one reply, without speculation: the share of the memory's speed that was "
-        "measured here, times Apple's figure for the chip; and the most that the memory allows. No such chip "
-        f"has been tried.</p><table><tr>{head}</tr>{''.join(lines)}</table>"
+        "<p>Tokens a second of one reply, without speculation. Expected: the share of memory bandwidth "
+        "measured here, times Apple's figure for the chip. At most: all of that bandwidth. None of these "
+        f"chips has been measured.</p><table><tr>{head}</tr>{''.join(lines)}</table>"
     )

@@ -1,4 +1,4 @@
-"""What a user would run instead: llama.cpp and mlx-lm, on the same weights, in the same turns."""
+"""Other runtimes to compare with: llama.cpp and mlx-lm, on the same weights, in the same turns."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ CACHES: dict[str, dict[str, Any]] = {
 
 
 class Peers:
-    """Those that were asked for; absent: why any other stays out."""
+    """The peers that were asked for. absent: name -> why it is not measured."""
 
     def __init__(self, wanted: Sequence[str], model: str, threads: int, folder: Path):
         self.absent = {name: "not asked for" for name in NAMES if name not in wanted}
@@ -50,16 +50,16 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # one of its caches may be missing
+            if not suffix:  # a kind of cache that it lacks is no reason to leave it out
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:
         if not self._model.endswith(".gguf"):
-            raise RuvmlxError("it reads GGUF files only")
+            raise RuvmlxError("it reads only GGUF files")
         return self._model
 
     def _mlx(self) -> str:
-        """mlx-lm reads folders only: of a file, the same weights written as one."""
+        """mlx-lm reads only folders, so a GGUF file's weights are written as one."""
         if not self._model.endswith(".gguf"):
             return self._model
         folder = self._folder / "mlx-lm"

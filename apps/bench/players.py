@@ -1,7 +1,7 @@
-"""The runtimes that are measured: ours, llama.cpp and mlx-lm, behind a few calls.
+"""The runtimes that are measured, behind one interface: ours, llama.cpp and mlx-lm.
 
-Each runs in a process of its own (worker.py), so that no one's idle threads slow another down; the parent
-lets them take turns.
+Each runs in its own process (worker.py), so that idle threads of one do not slow another. The parent lets
+them take turns.
 """
 
 import itertools
@@ -26,20 +26,20 @@ class Decoding(Protocol):
         """Set the context for `decode`."""
 
     def decode(self, tokens: list[int]) -> list[float]:
-        """Feed tokens one by one after the context, then cut back to it; a time for each."""
+        """Feed tokens one by one after the context, then trim the cache to it. One time for each token."""
 
     def go_on(self, tokens: list[int]) -> list[float]:
-        """The same without cutting back."""
+        """The same without the trim."""
 
 
 class Player(Decoding, Protocol):
-    """What reads prompts, too."""
+    """A player that also reads prompts."""
 
     def prefill(self, tokens: list[int]) -> float:
         """Read a prompt into an empty cache."""
 
     def first(self, tokens: list[int], known: int) -> float:
-        """To the first token of a reply, where the prompt's first `known` tokens are in the cache already."""
+        """Time to the first token of a reply, with the prompt's first `known` tokens already in the cache."""
 
 
 class Ruvmlx:
@@ -84,13 +84,13 @@ class Ruvmlx:
         return time.perf_counter() - started
 
     def keep(self, folder: str, tokens: list[int]) -> float:
-        """Write the cache that `fill` made of these tokens down, as the end of a chat does."""
+        """Write the cache that `fill` made of these tokens to disk, as the end of a chat does."""
         started = time.perf_counter()
         CacheFolder(Path(folder), 1 << 40).save("chat", {}, tokens, self._cache.dump(), math.inf)
         return time.perf_counter() - started
 
     def resume(self, folder: str, tokens: list[int], known: int) -> float:
-        """`first`, the known tokens' cache on disk."""
+        """`first`, with the known tokens' cache loaded from disk."""
         started, cache = time.perf_counter(), self._backend.new_cache(self._policy)
         CacheFolder(Path(folder), 1 << 40).load("chat", {}, tokens, cache)
         assert cache.offset == known
@@ -112,7 +112,7 @@ class Ruvmlx:
         return times
 
     def kv(self) -> dict[str, Any]:
-        return asdict(self._cache.stats())
+        return self._cache.stats().facts()
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
         """Write n tokens greedily: seconds to the first one, then the seconds of each further one."""
@@ -130,10 +130,11 @@ class Ruvmlx:
 
         return cache_policy(kv, self._backend)
 
-    def quality(self, text: str, tokens: int, hot: int, warm: int) -> dict[str, float]:
-        """What a policy costs on the first tokens of a text, token by token beside an f16 cache."""
+    def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
+        """Cost of a policy on a text's first tokens, against an f16 cache: perplexity change, KL, share of
+        bytes."""
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
-        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", hot, warm))
+        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
@@ -232,10 +233,9 @@ class LlamaCpp:
 
 
 class MlxLm:
-    """mlx-lm's own model and cache, called as its generator does; it takes as many threads as MLX gives
-    it."""
+    """mlx-lm's own model and cache, called as its generator calls them, on as many threads as MLX uses."""
 
-    PATIENCE = 20.0  # seconds for 256 tokens of prompt: beyond it there is nothing to compare
+    PATIENCE = 20.0  # seconds for 256 tokens of prompt; a slower runtime is left out
 
     def __init__(self, model: str, patience: float | None = PATIENCE):
         import mlx.core as mx
@@ -323,7 +323,7 @@ class MemoryReader:
 
 
 class Products:
-    """The yardstick of arithmetic: the same number of products, on all threads, whatever is asked for."""
+    """The machine's arithmetic: each call forms the same number of products, on all threads."""
 
     ROUNDS = 50_000
 
@@ -346,7 +346,7 @@ class Products:
 
 
 class Verdicts:
-    """The check of each GPU kernel against its twin, in a process that a bad kernel may end."""
+    """Checks each GPU kernel against its twin, in its own process, which a bad kernel may crash."""
 
     def __init__(self) -> None:
         self.facts = {"name": "kernels", "verdicts": kernel_verdicts()}

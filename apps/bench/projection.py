@@ -1,9 +1,9 @@
-"""What M-series chips would do: computed from this machine's figures and Apple's bandwidths. Nothing is
+"""Computes what M-series chips would do, from this machine's figures and Apple's bandwidths. Nothing is
 measured.
 
-Decoding a token reads every weight and the cache once. Where a run here used a share s of what this
-machine's memory gives, a chip with B bytes a second is expected at s B / bytes, and can do no more than B /
-bytes. It takes for granted that the kernels reach the same share there, which nobody has seen yet."""
+Decoding a token reads every weight and the cache once. If a run here used a share s of this machine's memory
+bandwidth, a chip with a bandwidth of B bytes a second is expected to decode s B / bytes tokens a second, and
+at most B / bytes. This assumes that the kernels reach the same share there, which nobody has measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,7 @@ SEVEN = 4.07e9  # bytes of a 7B model at 4.5 bits
 
 @dataclass(frozen=True)
 class Projected:
-    """Tokens a second: at most, and at this machine's share; of the model that was measured, and of a 7B
-    one."""
+    """Tokens a second, at most and expected, of the measured model and of a 7B model."""
 
     chip: str
     bandwidth: float
@@ -34,13 +33,13 @@ class Projected:
 
 
 def share(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of the memory's speed that decoding at the shortest context used."""
+    """The share of memory bandwidth that decoding used, at the shortest context."""
     found = [r for r in rows if r["name"].endswith("share of memory bandwidth") and r["value"]]
     return min(found, key=lambda r: int(r["name"].split()[2].rstrip(":")))["value"] if found else None
 
 
 def projected(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
-    """weights: bytes of the model that was measured. Empty where decoding was not."""
+    """weights: bytes of the measured model. Empty if decoding was not measured."""
     part = share(rows)
     if part is None or not weights:
         return []

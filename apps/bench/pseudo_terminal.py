@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, as a user has it: keys go in, and what is drawn comes with its time."""
+"""Runs a program on a pseudo-terminal: sends keys, and records the output with its times."""
 
 import fcntl
 import os
@@ -16,14 +16,14 @@ from typing import Any, Self
 from ruvmlx.errors import RuvmlxError
 
 SIZE = 100, 30  # columns, rows
-# Letters that no reply has, one cell wide each: an echo is told from everything else that is drawn.
+# Letters that no reply contains, one cell wide: an echo differs from all other output.
 LETTERS = "".join(chr(c) for c in range(0x100, 0x180) if c not in (0x149, 0x17F))
 AT_ONCE = 30  # letters in the input, at most
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[\]P_^X][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class PseudoTerminal:
-    """arrived: (time.monotonic(), bytes) of everything that was drawn."""
+    """arrived: (time.monotonic(), bytes) of all output."""
 
     def __init__(self, argv: Sequence[str], environment: dict[str, str]):
         self._fd, inside = pty.openpty()
@@ -43,13 +43,13 @@ class PseudoTerminal:
         self._unread = b""  # drawn since the last match
 
     def send(self, text: str) -> float:
-        """Type it; when that was."""
+        """Type the text; return when (time.monotonic())."""
         at = time.monotonic()
         os.write(self._fd, text.encode())
         return at
 
     def drawn(self, pattern: str, seconds: float = 120) -> float:
-        """Wait for words that are drawn from now, or the last match, on; when they came."""
+        """Wait until the output since the last match has this pattern; return when it came."""
         wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
         while not (match := wanted.search(plain := _SEQUENCE.sub(b"", self._unread))):
             if time.monotonic() > deadline or not self._read(deadline):
@@ -59,14 +59,15 @@ class PseudoTerminal:
         return self.arrived[-1][0]
 
     def watch(self, seconds: float) -> None:
-        """Only look, for so long; what is drawn meanwhile is not matched."""
+        """Record output for so long; `drawn` will not match it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._read(deadline):
             pass
         self._unread = b""
 
     def quiet(self, seconds: float = 0.1, most: float = 3.0) -> None:
-        """Wait until nothing has been drawn for so long; not for ever, for a cursor may blink."""
+        """Wait until there was no output for so long. `most`: the longest wait, because a cursor may
+        blink."""
         deadline = time.monotonic() + most
         while select.select([self._fd], [], [], seconds)[0] and time.monotonic() < deadline:
             if not self._read(time.monotonic()):
@@ -74,7 +75,7 @@ class PseudoTerminal:
         self._unread = b""
 
     def _read(self, until: float) -> bool:
-        """Take what there is, or the first that comes; False if the program has ended."""
+        """Read what there is, or wait for it until then; False if the program has ended."""
         if not select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
             return True
         try:
@@ -95,7 +96,8 @@ class PseudoTerminal:
 
 
 def _take_terminal() -> None:
-    """Of a new session: so the program hears when its terminal goes, even where this process was killed."""
+    """Make it the controlling terminal: the program gets SIGHUP when it closes, even if this process is
+    killed."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -109,7 +111,8 @@ class Typist:
         self.took: list[float] = []
 
     def type(self, pause: float) -> None:
-        """One letter, after 0.5 to 1.5 times so many seconds: keys keep no time with frames."""
+        """Type a letter after 0.5 to 1.5 times so many seconds, at random: keys must not be in step with
+        frames."""
         self._terminal.watch(pause * (0.5 + self._rng.random()))
         letter = LETTERS[len(self.took) % len(LETTERS)]
         sent = self._terminal.send(letter)

@@ -70,7 +70,7 @@ def random_blocks(rng: np.random.Generator, size: int, fan_in: int) -> bytes:
 
 
 def metadata(shape: RandomModelSize) -> dict[str, Any]:
-    """Its tokens are single bytes, the one pair that a merge makes, and names for the rest."""
+    """GGUF metadata. The tokens are single bytes, one merged pair, and names for the rest."""
     chars = ["<s>", "</s>", *byte_chars(), "th"]
     tokens = chars + [f"<extra {i}>" for i in range(shape.vocab_size - len(chars))]
     types = np.ones(shape.vocab_size, np.int32)
@@ -102,7 +102,7 @@ def metadata(shape: RandomModelSize) -> dict[str, Any]:
 
 
 def nbytes(name: str) -> int:
-    """Of the file, but for its header."""
+    """Bytes of the file without its header."""
     return sum(size for _, _, size in tensors(SHAPES[name]).values())
 
 

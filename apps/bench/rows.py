@@ -1,22 +1,22 @@
-"""One line of a report, whatever was measured, and what may be believed of it."""
+"""One row of a report, and the checks of its value."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-FAULT = 1.05  # times the machine's limit: beyond it the measurement is wrong, not the machine fast
-WORTH, ALONE = 0.04, 0.15  # what a figure may differ by between two runs of the same code: a ratio; a time
+FAULT = 1.05  # times the machine's limit: a better value is a wrong measurement, not a fast machine
+WORTH, ALONE = 0.04, 0.15  # how much two runs of the same code may differ: a ratio, a time
 _TIMES = ("us", "ms", "s", "tok/s")
 
 
 @dataclass(frozen=True)
 class Row:
-    """value: the median of samples, where there are any. limit: the most (of what is better when higher) or
-    the least (of what is better when lower) that this machine allows, in the same unit; condition: under
-    which the value or the target holds. spread: how far the value may be off, as a fraction of it.
+    """value: the median of the samples, if there are any. limit: the best value that this machine allows, in
+    the same unit. condition: under which the value or the target holds. spread: how far the value may be off,
+    as a fraction of it.
 
-    reference: what the machine's memory did next to each sample, by which two runs are compared.
+    reference: the machine's own speed beside each sample; two runs are compared relative to it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None without a target, and where the value is so near to it that the next run may say otherwise."""
+        """None without a target, or if the value is so near to it that the next run may differ."""
         if self.value is None or self.target is None:
             return None
         margin = max(self.spread, ALONE if self.unit in _TIMES else WORTH if self.unit == "x" else 0.0)
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Of the limit: 1 is all that the machine can do."""
+        """Share of the limit; 1 is all that the machine can do."""
         if not self.value or not self.limit:
             return None
         return self.value / self.limit if self.better == "higher" else self.limit / self.value
@@ -72,7 +72,7 @@ def at_most(name: str, value: float, unit: str, target: float, note: str = "") -
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Of a row's facts: "met", "not met", "close": too near to its target to tell; "" without a target."""
+    """ "met", "not met", "close" (too near to the target to tell), or "" without a target. row: its facts."""
     if row["value"] is None or row["target"] is None:
         return ""
     return {True: "met", False: "not met", None: "close"}[row["met"]]
@@ -83,7 +83,7 @@ def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row
 
 
 def believed(row: Row) -> Row:
-    """The row, or, where it claims more than the machine can do, its refusal."""
+    """The row, without its value if that is beyond the machine's limit; the note then says so."""
     share = row.share
     if share is None or share <= FAULT:
         return row
@@ -94,7 +94,7 @@ def believed(row: Row) -> Row:
 
 
 def rounded(x: float, digits: int = 4) -> float:
-    """To so many significant digits."""
+    """Rounded to so many significant digits."""
     return float(f"{x:.{digits}g}")
 
 

@@ -10,7 +10,7 @@ from ruvmlx.errors import RuvmlxError
 
 
 class PlayerError(RuvmlxError):
-    """What a player said when it failed. public: without what it may quote."""
+    """A player's error. public: its message without text that may quote the user."""
 
     def __init__(self, message: str, public: str):
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Runs suites and puts together what they found: rows, the machine, and whether it kept its speed."""
+"""Runs suites and collects their rows, facts about the machine, and whether it kept its speed."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """model: a folder or a file. wanted: peers. rounds, contexts: of the model suite, if not as usual."""
+    """model: a folder or a file. wanted: peers. rounds, contexts: None for the usual ones."""
 
     suites: Sequence[str]
     model: str

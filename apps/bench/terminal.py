@@ -29,8 +29,8 @@ def footer(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if report["throttled"]:
         yield (
-            f"The machine became {report['drift']:.0%} slower on the way (heat, or other work): "
-            "figures of different suites do not compare. Run it again when it is quiet."
+            f"The machine became {report['drift']:.0%} slower during the run (heat, or other work): "
+            "do not compare figures of different suites. Run it again when the machine is idle."
         )
 
 

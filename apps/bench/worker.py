@@ -2,7 +2,8 @@
 
 {"kind": "llama.cpp", "settings": {...}}     -> its facts
 ["decode", [1, 2, 3]]                        -> the method's result
-A failure is {"error": what it said, "public": the same without what it may quote}; the player stays.
+A failure is {"error": its message, "public": the same without text that may quote the user}; the player keeps
+running.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def _tried(call: Callable[[], Any]) -> Any:
 
 
 def _forget_peak() -> None:
-    """Peaks count from here on: MLX's, and the process's where the system can do that (Linux)."""
+    """Reset the peak memory: MLX's, and the process's if the system can (Linux)."""
     if mx := sys.modules.get("mlx.core"):
         mx.reset_peak_memory()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
@@ -53,7 +54,7 @@ def _forget_peak() -> None:
 
 
 def _held() -> dict[str, int]:
-    """Bytes that the process and MLX hold and held at most; MLX counts a GPU's buffers, too."""
+    """Bytes that the process and MLX hold, now and at most. MLX counts a GPU's buffers, too."""
     held = {"resident": memory.resident(), "peak_resident": memory.peak()}
     if mx := sys.modules.get("mlx.core"):
         held |= {f"mlx_{kind}": getattr(mx, f"get_{kind}_memory")() for kind in ("peak", "active", "cache")}

@@ -22,11 +22,11 @@ from ruvmlx.errors import RuvmlxError, error_line
 if TYPE_CHECKING:
     from .options import ChatOptions
 
-# Textual reads it when it is imported: how often a second it looks whether anything is to be drawn, the echo
-# of a key, too. At 120 a key waits for 4 ms more behind a frame of a reply; frames are no more for it.
+# Textual reads this at import: how often a second it checks whether something must be drawn, also a key's
+# echo. At 120, a key waits 4 ms longer behind a frame of a reply. The number of frames stays the same.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
-# And this: ms until a lone ESC is the key, not the beginning of another. It looks every 100 ms: at 100, the
-# default, it can just miss it and take 200. Who needs more, on a slow line, sets it, as for other programs.
+# Textual also reads this: ms until a lone ESC counts as the Esc key. Textual checks every 100 ms, so with the
+# default of 100 it can take 200. Users on a slow line can set more, as for other programs.
 os.environ.setdefault("ESCDELAY", "50")
 
 
@@ -44,7 +44,7 @@ def run_chat(
     motion: bool = True,
     keys: str = "",
 ) -> int:
-    """Chat until the user leaves; the exit code. Falls back to plain where there is no terminal."""
+    """Chat until the user leaves; return the exit code. Without a terminal, use plain mode."""
     from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")

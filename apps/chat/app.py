@@ -1,6 +1,6 @@
 """The chat app: its keys, its widgets, and which action each key calls (actions/).
 
-The runtime lives in a thread of its own (ruvmlx.host.Host); this one only draws and listens.
+The runtime has its own thread (ruvmlx.host.Host); this one only draws and handles input.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-GRACE = 3.0  # seconds to leave the screen in, once told to end and with everything committed
+GRACE = 3.0  # seconds to leave the screen after a signal to end; everything is committed by then
 
 
 class ChatApp(ChatShell):
@@ -68,13 +68,13 @@ class ChatApp(ChatShell):
         self.actions = Actions(self.chat)
         self.idle_learner = IdleLearner(self.chat, self.actions.rate)
         self._keys = keys.parse(self.options.keys, self.bindings_with_names())
-        self._remembers_theme = False  # until the theme of the options is in place
+        self._remembers_theme = False  # False until the theme of the options is set
         self.ended_by = 0  # the signal that told the app to end
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def bindings_with_names(cls) -> list[Binding]:
-        """Those of all screens that can have other keys."""
+        """The bindings of all screens whose keys the user can change."""
         of_all = (cls, ChatsScreen, CompareScreen, PickerScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
 
@@ -116,7 +116,7 @@ class ChatApp(ChatShell):
         self._remembers_theme = True
 
     def watch_theme(self, name: str) -> None:
-        """A theme that is chosen in the palette is there again at the next start."""
+        """Save a theme chosen in the palette for the next start."""
         if self._remembers_theme:
             self.chat.start(partial(self._remember_theme, name))
 
@@ -131,12 +131,12 @@ class ChatApp(ChatShell):
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys that would do nothing now are not offered."""
+        """Hide keys that would do nothing now."""
         return action != "do" or self.actions.offers(*map(str, parameters))
 
     async def on_event(self, event: events.Event) -> None:
-        """A paste is made safe before any input of any screen has it. Input interrupts idle work; a mouse is
-        moved by accident, too."""
+        """Sanitise a paste before any input gets it. Input interrupts idle work; moving the mouse does not,
+        because that happens by accident."""
         moved = isinstance(event, events.MouseMove)
         if isinstance(event, events.InputEvent | events.Paste) and not moved:
             self.idle_learner.interrupt()
@@ -150,7 +150,7 @@ class ChatApp(ChatShell):
         self.actions.rate.look_again()
 
     def on_resize(self, event: events.Resize) -> None:
-        """A long input leaves room for the conversation."""
+        """Limit the input's height, to leave room for the conversation."""
         self.chat.prompt.styles.max_height = max(3, event.size.height // 3)
 
     # Opening and leaving
@@ -163,11 +163,12 @@ class ChatApp(ChatShell):
                 self.end(error)
 
     async def action_quit(self) -> None:
-        """The palette's way out."""
+        """The palette's entry "Quit"."""
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """A signal: leave as with Ctrl+Q. Where the terminal is gone, so that it cannot, end anyway."""
+        """On a signal, leave as with Ctrl+Q. If that is impossible because the terminal is gone, end
+        anyway."""
         self.ended_by = signum
         threading.Thread(target=self._end_anyway, daemon=True).start()
         if self._loop:
@@ -180,24 +181,24 @@ class ChatApp(ChatShell):
         os._exit(ending.exit_code(self.ended_by))
 
     def _fatal_error(self) -> None:
-        """A defect of the app itself: one line, where Textual would print a traceback with all locals."""
+        """A defect of the app: show one line. Textual would print a traceback with all locals."""
         self.failure = self.failure or self._exception
         self._close_messages_no_wait()
 
-    # What the user sends
+    # Messages and commands
 
     @on(Prompt.Submitted)
     async def _submitted(self, event: Prompt.Submitted) -> None:
         await self.actions.submit(event.text)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The palette offers what the slash commands do."""
+        """Offer the slash commands in the palette."""
         for entry in palette.entries() if self.chat.state.session else ():
             yield SystemCommand(entry.title, entry.help, partial(self.actions.choose, entry))
         yield from super().get_system_commands(screen)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Textual calls it for text that is selected on the screen."""
+        """Textual calls this for text selected on the screen."""
         self.actions.clipboard.to_system(text, super().copy_to_clipboard)
 
     # Keys
@@ -213,7 +214,7 @@ class ChatApp(ChatShell):
         self.actions.leave.interrupt()
 
     def action_stop_or_write(self) -> None:
-        """Esc stops a reply wherever the focus is."""
+        """Stop the reply, wherever the focus is, and go to the input."""
         self.actions.write.stop()
         self.chat.prompt.focus()
 
@@ -225,13 +226,13 @@ class ChatApp(ChatShell):
 
 
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Chat in the terminal; the exit code. The runtime is closed on every way out."""
+    """Chat in the terminal; return the exit code. The runtime is always closed."""
     app = ChatApp(open_runtime, options)
     with ending.heard(app.told_to_end):
         try:
             app.run()
         except OSError:
-            if not app.ended_by:  # else the terminal has gone, and there is no screen to leave
+            if not app.ended_by:  # with a signal, the terminal is gone and there is no screen to leave
                 raise
         finally:
             left = app.host.close_now()

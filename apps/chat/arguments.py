@@ -1,4 +1,4 @@
-"""What may follow a slash command: a rating, a number, a version."""
+"""Parses the arguments of slash commands: a rating, a number, a version."""
 
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import RATINGS
@@ -20,7 +20,7 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
     if not argument:
         return None
     if not last:
-        raise UsageError(f"there are no {what} in it")
+        raise UsageError(f"that reply has no {what}")
     if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
         raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
     return int(argument)

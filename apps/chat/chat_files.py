@@ -1,4 +1,4 @@
-"""Saved chats, for the app and the plain mode: list, find, rename, export to a file, import."""
+"""Saved chats, for the app and plain mode: list, find, rename, export to a file, import."""
 
 import json
 import time
@@ -10,12 +10,12 @@ from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import excerpt, one_line
 
-ID_LENGTH = 12  # shorter figures are places in the list
+ID_LENGTH = 12  # shorter numbers are places in the list
 
 
 @dataclass(frozen=True)
 class ChatEntry:
-    """A chat in a list, safe to show. said: where the words of the search were found."""
+    """A chat in a list, safe to show. said: the text around the words that were searched for."""
 
     id: str
     title: str
@@ -33,7 +33,7 @@ class ChatEntry:
 
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
-    """All chats, or those with these words in them; the newest first."""
+    """All chats, or those that contain these words; the newest first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return [
@@ -49,7 +49,7 @@ def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
 
 
 def lines(runtime: Runtime, words: str = "") -> list[str]:
-    """The list as /chats says it."""
+    """The lines that /chats prints."""
     listed = entries(runtime, words)
     if not listed:
         return ["No chat has these words." if words else "No chats yet."]
@@ -62,7 +62,7 @@ def lines(runtime: Runtime, words: str = "") -> list[str]:
 
 
 def find(runtime: Runtime, argument: str) -> str:
-    """ "2" is the second of all chats; anything else a chat's id, or a unique beginning of it."""
+    """The id of a chat, given its number in the list ("2"), its id, or a unique beginning of the id."""
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
     if argument.isascii() and argument.isdigit() and len(argument) < ID_LENGTH // 2:
@@ -85,7 +85,7 @@ def rename(runtime: Runtime, session: str, words: str) -> str:
 
 
 def export(runtime: Runtime, session: str, file: str) -> str:
-    """Write a chat: all of it as .json, the conversation as Markdown otherwise. Says where it is."""
+    """Write a chat: with all branches as .json, else the conversation as Markdown. Returns where it is."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = Path(file).expanduser(), runtime.store
@@ -97,7 +97,7 @@ def export(runtime: Runtime, session: str, file: str) -> str:
 
 
 def import_file(runtime: Runtime, file: str) -> str:
-    """Import a chat; its id."""
+    """Import a chat; return its id."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")
     return import_chat(runtime.store, read_bytes(Path(file).expanduser()), one_line(file))

@@ -1,4 +1,4 @@
-"""The list of saved chats: type to search all that was said, Enter opens."""
+"""The list of saved chats: typing searches all messages, Enter opens a chat."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ SEARCH = "Search all chats"
 
 
 class ChatsScreen(ModalScreen[str | None]):
-    """Its result is the chat to open; None for none. deleted: what was put away, the last at the end."""
+    """Its result is the id of the chat to open, or None. deleted: ids of deleted chats, the newest last."""
 
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
@@ -38,8 +38,8 @@ class ChatsScreen(ModalScreen[str | None]):
         self._chat = chat
         self._words = words
         self._entries: list[chat_files.ChatEntry] = []
-        self._naming: chat_files.ChatEntry | None = None  # the chat that gets another title
-        self._found = asyncio.Event()  # the list is what the words ask for
+        self._naming: chat_files.ChatEntry | None = None  # the chat that is being renamed
+        self._found = asyncio.Event()  # set when the list shows the result for the present words
         self.deleted: list[str] = []
 
     def compose(self) -> ComposeResult:
@@ -70,8 +70,8 @@ class ChatsScreen(ModalScreen[str | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _chosen(self) -> chat_files.ChatEntry | None:
-        """The chat under the bar, once all that was typed before has been searched for: a priority binding's
-        key overtakes the letters that still wait in the input's queue."""
+        """The highlighted chat, after the search for all typed letters is done: a key with a priority binding
+        overtakes letters that still wait in the input's queue."""
         for pump in (self.query_one(Input), self):  # the letters, then the change that they made
             heard = asyncio.Event()
             pump.call_later(heard.set)
@@ -80,7 +80,7 @@ class ChatsScreen(ModalScreen[str | None]):
         return self.highlighted
 
     def _search(self, keep: str | None = None) -> None:
-        """Show what has the words of the input; the chat `keep` stays under the bar."""
+        """Show the chats that contain the typed words; the chat `keep` stays highlighted."""
         self._found.clear()
         self._show(self._words, keep)
 
@@ -95,14 +95,15 @@ class ChatsScreen(ModalScreen[str | None]):
         self.options.clear_options()
         self.options.add_options(
             [Option(self._row(entry)) for entry in self._entries]
-            or [Option("Nothing has these words" if words.strip() else "No chats yet", disabled=True)]
+            or [Option("No chat has these words" if words.strip() else "No chats yet", disabled=True)]
         )
         places = [n for n, entry in enumerate(self._entries) if entry.id == keep]
         self.options.highlighted = (places or [0])[0] if self._entries else None
         self._found.set()
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
-        """One line, cut to the list's width: the title, then at the right end how long and how old it is."""
+        """One line, cut to the list's width: the title, then right-aligned the number of messages and the
+        date."""
         mark = "● " if entry.id == self._chat.state.session else "  "
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
@@ -155,7 +156,7 @@ class ChatsScreen(ModalScreen[str | None]):
             self._naming, field = entry, self.query_one(Input)
             field.value, field.placeholder = entry.title, "Title"
             field.cursor_position = len(entry.title)
-            self._say(f"⏎ Save the title   {self._key('close', 'esc')} Leave it as it is")
+            self._say(f"⏎ Save the title   {self._key('close', 'esc')} Cancel")
 
     def _end_naming(self) -> None:
         self._naming, field = None, self.query_one(Input)

@@ -1,6 +1,6 @@
-"""The clipboard: the system's own tool; over SSH, or where there is none, the terminal (OSC 52).
+"""The clipboard: by the system's own tool; over SSH, or without a tool, by the terminal (OSC 52).
 
-The tool of a remote machine would fill a clipboard that nobody sees, so over SSH the terminal is asked.
+Over SSH a tool would fill the remote machine's clipboard, which nobody sees.
 """
 
 import base64
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from ruvmlx.errors import RuvmlxError
 
-SECONDS = 2.0  # a tool that takes longer hangs on a display that is not there
+SECONDS = 2.0  # a tool that takes longer waits for a display that does not exist
 
 
 def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
-    """The command that takes text from its standard input; None where the terminal must do it."""
+    """The command that takes text from its standard input; None if the terminal must do it."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = [
@@ -33,7 +33,7 @@ def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platfo
 
 
 def copy_with_tool(text: str) -> bool:
-    """Whether a tool of the system has taken the text."""
+    """True if a tool of the system took the text."""
     command = tool()
     if command is None:
         return False
@@ -51,10 +51,12 @@ def copy_with_tool(text: str) -> bool:
 
 
 def copy(text: str) -> None:
-    """Without the app: the tool, or the terminal that is there. RuvmlxError where neither is."""
+    """Copy without the app: by the tool, else by the terminal. RuvmlxError if there is neither."""
     if copy_with_tool(text):
         return
     if not (sys.stdout and sys.stdout.isatty()):
-        raise RuvmlxError("there is no clipboard here: no tool of the system, and no terminal to ask.")
+        raise RuvmlxError(
+            "there is no clipboard: no tool (pbcopy, wl-copy, xclip, xsel) and no terminal to copy with."
+        )
     sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
     sys.stdout.flush()

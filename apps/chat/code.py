@@ -1,4 +1,4 @@
-"""Code in replies, to be copied."""
+"""Finds code in replies."""
 
 from functools import cache
 
@@ -11,5 +11,5 @@ def _parser() -> MarkdownIt:
 
 
 def code_blocks(text: str) -> list[str]:
-    """What stands in fences or is indented as code, wherever it is; without the last newline."""
+    """The text of each fenced or indented code block, without its last newline."""
     return [t.content.removesuffix("\n") for t in _parser().parse(text) if t.type in ("fence", "code_block")]

@@ -1,7 +1,7 @@
-"""Slash commands: one table for the app, the plain mode and the command palette, and one parser.
+"""Slash commands: one table for the app, plain mode and the command palette, and one parser.
 
-A new command is a row here and a step in `steps/`. Only if the app has a better way than to show the step's
-outcome (a screen, a reply that grows) is there an action in `actions/` as well.
+A new command is a row here and a step in `steps/`. If the app does more than show the step's outcome (a
+screen, a reply that grows), there is also an action in `actions/`.
 """
 
 import re
@@ -29,14 +29,14 @@ class Command:
 class CommandSpec:
     """A row of the table."""
 
-    usage: str  # as /help shows it; "" for a command that the row before tells of
+    usage: str  # as /help shows it; "" if the row before names this command
     help: str
     step: Step  # what it does with the runtime
-    app: str = ""  # the app's own way: a method of `actions.Actions`, called with the argument
-    title: str = ""  # what the palette calls it; "" keeps it out
+    app: str = ""  # instead of the step in the app: a method of `actions.Actions`, called with the argument
+    title: str = ""  # its name in the palette; "" for none
     presets: dict[str, str] = field(default_factory=dict)  # argument -> title of one more palette entry
     takes_argument: bool = False
-    asks: bool = False  # chosen in the palette it goes into the input: the user adds words
+    asks: bool = False  # the palette puts it into the input, and the user adds words
     during_reply: bool = False  # it need not wait for the reply that is being written
 
 
@@ -71,24 +71,24 @@ COMMANDS = {
         "Write the reply again",
     ),
     "more": CommandSpec(
-        "/more", "go on with a reply that was cut or stopped", write.more, "write.more",
-        "Go on with a cut reply",
+        "/more", "continue a reply that was cut or stopped", write.more, "write.more",
+        "Continue a cut reply",
     ),
     "edit": CommandSpec(
-        "/edit [TEXT]", "put your last question in other words", write.edit, "write.edit_as_typed",
+        "/edit [TEXT]", "edit your last question", write.edit, "write.edit_as_typed",
         "Edit the question", takes_argument=True,
     ),
     "next": CommandSpec(
-        "/next, /prev", "flip through the replies in this place", write.next_reply, "write.next",
+        "/next, /prev", "switch between the replies in this place", write.next_reply, "write.next",
         "Next reply in this place",
     ),
     "prev": CommandSpec("", "", write.previous_reply, "write.previous", "Previous reply in this place"),
     "compare": CommandSpec(
         "/compare [TEXT]", "answer with and without what was learned", compare.compare_replies, "compare.ask",
-        "Compare with the untouched model", takes_argument=True,
+        "Compare with the original model", takes_argument=True,
     ),
     "choose": CommandSpec(
-        "/choose 1|2", "which of the two is better; it is rated up", compare.choose, "compare.choose",
+        "/choose 1|2", "choose the better reply; it is rated up", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
     ),
     "copy": CommandSpec(
@@ -96,18 +96,18 @@ COMMANDS = {
         "Copy the reply", takes_argument=True,
     ),
     "chats": CommandSpec(
-        "/chats [WORDS]", "your chats, or those with these words", library.list_chats, "library.choose",
+        "/chats [WORDS]", "list your chats, or those with these words", library.list_chats, "library.choose",
         "Chats: list and search", takes_argument=True,
     ),
     "open": CommandSpec(
-        "/open ID|N", "go on with a chat; N counts in /chats", library.open_chat, takes_argument=True
+        "/open ID|N", "open a chat; N is its number in /chats", library.open_chat, takes_argument=True
     ),
     "new": CommandSpec("/new", "start a new chat", library.new_chat, title="New chat"),
     "title": CommandSpec(
-        "/title TEXT", "give this chat another title", library.title,
+        "/title TEXT", "rename this chat", library.title,
         title="Rename this chat", takes_argument=True, asks=True,
     ),
-    "fork": CommandSpec("/fork", "go on in a copy of this chat", library.fork, title="Fork this chat"),
+    "fork": CommandSpec("/fork", "continue in a copy of this chat", library.fork, title="Fork this chat"),
     "delete": CommandSpec(
         "/delete", "delete this chat; /restore brings it back", library.delete, title="Delete this chat"
     ),
@@ -117,7 +117,7 @@ COMMANDS = {
         title="Export this chat to a file", takes_argument=True, asks=True,
     ),
     "import": CommandSpec(
-        "/import FILE", "take up a chat from a .json file", library.import_file,
+        "/import FILE", "add a chat from a .json file", library.import_file,
         title="Import a chat from a file", takes_argument=True, asks=True,
     ),
     "system": CommandSpec(
@@ -129,15 +129,16 @@ COMMANDS = {
         "Model by its name: a repository, a folder, a file", takes_argument=True, asks=True,
     ),
     "models": CommandSpec(
-        "/models", "the models that are here, numbered for /model", models.list_models, "models.choose",
+        "/models", "list the models here, numbered for /model", models.list_models, "models.choose",
         "Models: list and change",
     ),
     "adapters": CommandSpec(
-        "/adapters", "the adapters that there are", models.list_adapters, "models.choose_adapter",
-        "Adapters: list and change",
+        "/adapters", "list what was learned, by name (adapters)",
+        models.list_adapters, "models.choose_adapter",
+        "What was learned, by name (adapters)",
     ),
     "adapter": CommandSpec(
-        "/adapter [NAME|none]", "show or change the adapter", models.use_adapter,
+        "/adapter [NAME|none]", "use what was learned as NAME, or none of it", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
     ),
     "status": CommandSpec(
@@ -155,10 +156,10 @@ KEYS_HELP = (
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
-    ("Tab, then r m e ← →", "again, more, edit the question, flip"),
+    ("Tab, then r m e ← →", "again, more, edit the question, switch"),
     ("Tab, then y c", "copy the reply, its code"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
-    ("↑ ↓", "in the first and last line: what you wrote before"),
+    ("↑ ↓", "in the first or last line: earlier messages"),
     ("F2", "side panel: what was learned, the machine"),
     ("F3, F4", "models, adapters"),
     ("PgUp, PgDn", "scroll"),
@@ -202,7 +203,7 @@ def _known(command: Command) -> Command:
 
 
 def help_of(name: str) -> tuple[str, str]:
-    """Usage and help of a command; of one without its own line, that of the line before."""
+    """Usage and help of a command; a command without its own line has those of the line before."""
     shown = ("", "")
     for other, row in COMMANDS.items():
         shown = (row.usage, row.help) if row.usage else shown
@@ -212,7 +213,7 @@ def help_of(name: str) -> tuple[str, str]:
 
 
 def message_text(text: str) -> str:
-    """What is sent to the model: "//path" was an escaped "/path"."""
+    """The text for the model: "//path" is an escaped "/path"."""
     return text[1:] if text.startswith("//") else text
 
 

@@ -22,7 +22,7 @@ _shuffle = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two replies. message: its id; learned: written with what was learned."""
+    """One of the two replies. message: its id; learned: whether it was written with what was learned."""
 
     message: int
     learned: bool
@@ -33,23 +33,23 @@ class Candidate:
 
 
 def order() -> list[bool]:
-    """For the first and the second reply: is it written with what was learned? Random."""
+    """Whether the first and the second reply are written with what was learned, in random order."""
     sides = [True, False]
     _shuffle.shuffle(sides)
     return sides
 
 
 def check(runtime: Runtime, session: str, text: str) -> None:
-    """Raise NotFound, with what is missing, if there is nothing to compare."""
+    """Raise NotFound if there is nothing to compare; the message says what is missing."""
     known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
-        raise NotFound("nothing was learned yet, so both replies would be the same model's; rate some first")
+        raise NotFound("nothing was learned yet, so there is nothing to compare; rate some replies first")
     if not text and not any(turn.role == "user" for turn in runtime.chats.turns(session)):
-        raise NotFound("there is no question yet; /compare and a question asks one")
+        raise NotFound("there is no question yet; type /compare and a question")
 
 
 def writing(session: str, text: str, first: bool, with_learned: bool, options: ChatOptions) -> BeginReply:
-    """Streams one side. The first one asks the new question; text "" is the last question again."""
+    """Streams one side. The first side asks `text` as a new question; "" repeats the last question."""
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         if first and text:
@@ -69,7 +69,7 @@ def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
 def choice(argument: str, candidates: list[Candidate]) -> Candidate:
     """ "1" or "2" -> that reply."""
     if len(candidates) < 2:
-        raise NotFound("there are no two replies to choose from; /compare writes them")
+        raise NotFound("there are no two replies to choose from; /compare writes two")
     if argument not in ("1", "2"):
         raise UsageError(f"choose 1 or 2, got {argument[:20]!r}")
     return candidates[int(argument) - 1]

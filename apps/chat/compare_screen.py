@@ -20,9 +20,10 @@ from .stream import show_reply
 
 
 class CompareScreen(ModalScreen[int | None]):
-    """Its result: 0 is the left one, 1 the right one, None neither. candidates: those that are written."""
+    """Its result: 0 for the left reply, 1 for the right one, None for neither. candidates: finished
+    replies."""
 
-    AUTO_FOCUS = ""  # neither side is marked
+    AUTO_FOCUS = ""  # neither side has the focus
     BINDINGS: ClassVar = [
         Binding("escape", "leave", "Neither", show=False, priority=True, id="close"),
         Binding("ctrl+c", "leave", "Neither", show=False, priority=True),
@@ -69,7 +70,7 @@ class CompareScreen(ModalScreen[int | None]):
 
     @work
     async def _write(self) -> None:
-        """One after the other: the model is one. What goes wrong is said, and there is nothing to choose."""
+        """Write one reply after the other: there is one model. After an error there is nothing to choose."""
         chat, session = self._chat, self._chat.state.session
         try:
             sides = zip(self.query(ReplyMessage), compare.order(), strict=True)
@@ -96,7 +97,7 @@ class CompareScreen(ModalScreen[int | None]):
             self.dismiss(side)
 
     def action_leave(self) -> None:
-        """While they are written it stops; then it closes."""
+        """Stop the replies while they are written; afterwards close the screen."""
         if self._busy:
             self._stopped = True
             self._chat.host.stop()

@@ -43,9 +43,9 @@ class ChatContext:
         self.app, self.host, self.options = app, host, options
         self.state = ChatState(options)
         self.model = ""  # its name
-        self.caveat = ""  # what of the machine the runtime does not use
-        self.editing: UserMessage | None = None  # the message that the input puts in other words
-        self.waiting = ""  # sent while the model was opening
+        self.caveat = ""  # which part of the machine is not used, and why
+        self.editing: UserMessage | None = None  # the message that is being edited
+        self.waiting = ""  # a message sent while the model was opening
 
     @property
     def phase(self) -> str:
@@ -58,7 +58,7 @@ class ChatContext:
     def start(
         self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
     ) -> Worker[None]:
-        """Run a coroutine function as a Textual worker. exclusive: it cancels the others of its group."""
+        """Run a coroutine function as a Textual worker. exclusive: cancel the other workers of its group."""
 
         async def run() -> None:  # Textual refuses a lambda
             await work()
@@ -70,7 +70,8 @@ class ChatContext:
         return await self.app.push_screen_wait(screen)
 
     async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
-        """A call, between two chunks if a reply is being written; None if it failed, which is shown."""
+        """Call the runtime, between two chunks of a reply if one is being written. None after an error, which
+        is shown."""
         try:
             return await self.host.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -78,7 +79,7 @@ class ChatContext:
             return None
 
     async def show_error(self, error: Exception) -> None:
-        """One line: in the conversation, or in the status line if something was merely not found."""
+        """Show one line: in the conversation, or in the status line for NotFound."""
         if isinstance(error, NotFound):
             self.status.flash(error_line(error))
         else:
@@ -97,7 +98,7 @@ class ChatContext:
         return replies[-1] if replies else None
 
     def send_waiting(self) -> None:
-        """Send what was sent while a model was opening, if nobody has changed it since."""
+        """Send the message that waited for the model to open, if the user has not changed it since."""
         if self.waiting and self.waiting == self.prompt.text:
             self.prompt.action_submit()
         self.waiting = ""

@@ -1,8 +1,9 @@
-"""Numbers as text: short signs for the app, words for the plain mode."""
+"""Numbers as text: short for the app, in words for plain mode."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from ruvmlx.models.thinking import Thought
 from ruvmlx.runtime import LearnStatus, RatingResult, Runtime
 from ruvmlx.text import one_line
 
@@ -18,12 +19,21 @@ def rating_mark(rating: str) -> str:
 
 
 def branch(number: int, of: int) -> str:
-    """ "‹ 2/3 ›" for one of several replies in a place; "" for the only one."""
+    """ "‹ 2/3 ›" for the second of three replies in a place; "" if there is only one."""
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 
 def rating_words(rating: str) -> str:
     return rating if rating in ("up", "down") else f"{rating} of 5"
+
+
+def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
+    """A line with the length of the thought, and the thought itself if `unfolded`; "" without a thought."""
+    if not (parts.thought or parts.is_open):
+        return ""
+    words = len(parts.thought.split())
+    said = f"thinking, {words} words" if parts.is_open and not finished else f"thought for {words} words"
+    return f"▾ {said}\n{parts.thought}" if unfolded else f"▸ {said} · t shows it"
 
 
 def milliseconds(microseconds: float) -> str:
@@ -33,28 +43,41 @@ def milliseconds(microseconds: float) -> str:
 
 
 def effect(result: RatingResult) -> str:
-    """One quiet line: what a rating did to the reply's own probability."""
+    """One line: what a rating changed. It fits a terminal of 80 columns."""
     if not result.applied:
-        return f"{rating_mark(result.rating)} · noted, nothing to change · v{result.adapter_version}"
+        return f"{rating_mark(result.rating)} · kept; it changed nothing · v{result.adapter_version}"
     return " · ".join((
         rating_mark(result.rating),
-        f"log-prob {result.logprob_before:.3f} → {result.logprob_after:.3f} per token",
-        f"KL {result.kl:.3f} of {result.kl_cap:g}",
+        f"{likelier(result)} (log-prob {result.logprob_before:.3f} → {result.logprob_after:.3f})",
+        f"change {share(result.kl, result.kl_cap):.0%}",
         milliseconds(result.apply_us),
         f"v{result.adapter_version}",
     ))  # fmt: skip
 
 
 def effect_words(result: RatingResult) -> str:
-    """The same, to be read aloud."""
+    """The same in sentences, to be read aloud."""
     rated = f"Rated {rating_words(result.rating)}"
     if not result.applied:
-        return f"{rated}: noted, nothing to change."
+        return f"{rated}: kept; it changed nothing."
     return (
-        f"{rated}: log-probability {result.logprob_before:.3f} to {result.logprob_after:.3f} per token, "
-        f"KL {result.kl:.3f} of {result.kl_cap:g}, {milliseconds(result.apply_us)}, "
-        f"version {result.adapter_version}."
+        f"{rated}: this reply is {likelier(result)} now (log-probability {result.logprob_before:.3f} to "
+        f"{result.logprob_after:.3f} per token). {changed(result.kl, result.kl_cap)} "
+        f"{milliseconds(result.apply_us)}, version {result.adapter_version}."
     )
+
+
+def likelier(result: RatingResult) -> str:
+    return "likelier" if result.logprob_after >= result.logprob_before else "less likely"
+
+
+def share(kl: float, cap: float) -> float:
+    """Distance from the original model as a share of the largest one allowed; 0 without a limit."""
+    return kl / cap if cap else 0.0
+
+
+def changed(kl: float, cap: float) -> str:
+    return f"The model has changed by {share(kl, cap):.0%} of what is allowed (KL {kl:.3f} of {cap:g})."
 
 
 MEASURING = "measuring the KV cache in the background"
@@ -66,7 +89,7 @@ def learning(done: int = 0, total: int = 0) -> str:
 
 
 def lesson(report: Mapping[str, Any]) -> str:
-    """What came of `consolidate`."""
+    """The result of `consolidate`."""
     reason = one_line(report["reason"])
     return f"learned in the background: {reason}" if report["promoted"] else not_learned(reason)
 
@@ -76,12 +99,8 @@ def not_learned(reason: str) -> str:
 
 
 def kv_lesson(report: Mapping[str, Any]) -> str:
-    """What came of `review_kv`; "" where caches are made as before."""
-    return (
-        f"new chats keep their KV cache another way: {one_line(report['reason'])}"
-        if report["changed"]
-        else ""
-    )
+    """The result of a review of the KV tiers; "" if nothing changed."""
+    return f"new chats use other cache precisions: {one_line(report['reason'])}" if report["changed"] else ""
 
 
 def undone(status: LearnStatus) -> str:
@@ -89,29 +108,30 @@ def undone(status: LearnStatus) -> str:
 
 
 def rolled_back(status: LearnStatus) -> str:
-    return f"Version {status.adapter_version} is in use, from {status.ratings} ratings."
+    return f"Version {status.adapter_version} is in use; it learned from {status.ratings} ratings."
 
 
 def status_lines(runtime: Runtime) -> list[str]:
-    """What /status says."""
+    """The lines that /status prints."""
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
-        f"context   {runtime.model.shape.max_context:,} tokens",
+        f"context   {runtime.model.context:,} tokens",
     ]
     known = learn_status(runtime)
     if known is None:
-        return [*lines, "adapter   none: this chat does not learn"]
+        return [*lines, "learning  off: this chat uses no adapter"]
     return [
         *lines,
-        f"ratings   {known.ratings}, {known.updates} updates",
-        f"adapter   version {known.adapter_version}, norm {known.micro_norm:.3g}",
-        f"KL        {known.kl:.4f} of {known.kl_cap:g} nats per token",
+        f"ratings   {known.ratings}, {known.updates} of them changed the model",
+        f"version   {known.adapter_version} (adapter's norm {known.micro_norm:.3g})",
+        f"change    {share(known.kl, known.kl_cap):.0%} of what is allowed "
+        f"(KL {known.kl:.4f} of {known.kl_cap:g} nats per token)",
     ]
 
 
 def adapter(runtime: Runtime) -> str:
-    """What /adapter says: the one in use, and which others there are."""
+    """What /adapter prints: the adapter in use, and the others."""
     label = runtime.adapter_label
     said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
     others = [f"{row.name}@{row.version}" for row in runtime.adapters()]
@@ -124,6 +144,6 @@ def system_prompt(text: str | None) -> str:
 
 
 def bar(fraction: float, cells: int = 5) -> str:
-    """0.3 -> "▰▰▱▱▱"; anything above nothing fills one cell."""
+    """0.3 -> "▰▰▱▱▱"; anything above 0 fills at least one cell."""
     filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
     return "▰" * filled + "▱" * (cells - filled)

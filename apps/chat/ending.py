@@ -1,4 +1,4 @@
-"""Ends from outside: the terminal is closed, a signal ends the process, the reader of a pipe leaves.
+"""Ends from outside: the terminal is closed, a signal ends the process, a pipe's reader closes it.
 
 The callers stop the reply, which commits what was written so far, and then leave. So nothing is lost.
 """
@@ -36,7 +36,8 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 
 def let_go(*streams: TextIO | None) -> None:
-    """Flush the streams; one whose reader has gone is pointed at /dev/null, or Python's exit would fail."""
+    """Flush the streams. A stream without a reader is redirected to /dev/null, or Python's exit would
+    fail."""
     for stream in streams:
         if stream is None:
             continue

@@ -1,10 +1,10 @@
-"""When Python collects garbage: not between a key press and its echo.
+"""Decides when Python collects garbage: not between a key press and its echo.
 
-A full collection visits every object of the process and stops the app for 0.2 s in a long chat. Python starts
-one after so many new widgets, which is while a reply grows. Here objects that survive a short collection are
-frozen (gc.freeze), so that later short ones skip them, and a full collection runs when nobody types. If that
-never happens, it runs at the end of a reply once there are a fifth more objects than after the last one, and
-within a reply only if that is far longer than all others.
+A full collection visits every object of the process and stops the app for 0.2 s in a long chat. By itself
+Python starts one while a reply grows, because that makes many new widgets. Here, objects that survive a short
+collection are frozen (gc.freeze), so later short collections skip them, and a full collection runs when
+nobody types. If somebody always types, it runs at the end of a reply once there are a fifth more objects than
+after the last full collection; within a reply, only if the reply is very long.
 """
 
 import gc
@@ -17,7 +17,7 @@ A_REPLY = 400_000  # objects that one reply may add before a full collection int
 
 class Garbage:
     def __init__(self) -> None:
-        self._left = self._aside = 0  # objects: after the last full collection; frozen now, at most
+        self._left = self._aside = 0  # objects left by the last full collection; objects frozen now, at most
 
     def set_aside(self) -> None:
         """Collect the newest objects and freeze those that survive; takes some milliseconds."""
@@ -28,7 +28,7 @@ class Garbage:
     def is_more_than(self, times: float, more: int = 0) -> bool:
         allowed = times * self._left + more
         if self._aside > allowed:
-            self._aside = gc.get_freeze_count()  # many have gone by themselves
+            self._aside = gc.get_freeze_count()  # many are freed already
         return self._aside > allowed
 
     def search(self) -> None:
@@ -39,5 +39,5 @@ class Garbage:
         self._left = self._aside = gc.get_freeze_count()
 
     def leave(self) -> None:
-        """The app has ended: give everything back to Python's own collector."""
+        """The app has ended: unfreeze everything for Python's own collector."""
         gc.unfreeze()

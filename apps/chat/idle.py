@@ -1,8 +1,8 @@
-"""Idle time: while nobody writes and nothing is waited for, the runtime learns, and stops at the first key.
+"""Idle time: the runtime learns while the user does nothing, and stops at the first key.
 
-The work is done in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds
-after a key. Work that was stopped goes on in the next idle time, or after a restart. This module decides
-when, and shows one quiet line while the work lasts and one of its result.
+The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
+key. Stopped work continues in the next idle time, or after a restart. This module decides when to work, and
+shows one line during the work and one with its result.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
 LOOK_EVERY = 0.5  # seconds
-LONGEST_WAIT = 10  # doublings of it, where trying again brings nothing: six hours
+LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
 
 
 @dataclass(frozen=True)
 class Lesson:
     """The result of one idle time.
 
-    said: one line, "" for nothing new. stuck: as much is due as before, though nobody stopped it.
+    said: one line, "" for nothing new. stuck: the work ran to its end, but the same work is still due.
     """
 
     said: str = ""
@@ -36,7 +36,7 @@ class Lesson:
 
 
 def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
-    """Do what is due, in the runtime's thread, until `cancel` is set. show: takes the line that says so."""
+    """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
     if cancel.is_set():
         return Lesson()
     if runtime.learning.due():
@@ -53,14 +53,14 @@ def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]
 
 
 class IdleLearner:
-    """Learns while nobody is there; tidies Python's memory between replies."""
+    """Learns while the user does nothing; collects garbage between replies."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
-        self._start_at = 0.0  # time.monotonic() from which on it may learn
-        self._learning = False  # and nothing has interrupted it yet
-        self.stuck = 0  # times in a row that it was stuck
-        self._lesson = ""  # shown, until somebody is there to see it
+        self._start_at = 0.0  # time.monotonic(); it may learn from then on
+        self._learning = False  # it is learning, and nothing has interrupted it
+        self.stuck = 0  # how often in a row it was stuck
+        self._lesson = ""  # the result that is shown until the user is back
         self._interrupted_at = time.monotonic()
         self.garbage = Garbage()
 
@@ -70,7 +70,7 @@ class IdleLearner:
             self._chat.app.call_later(self.tidy)
 
     def tidy(self) -> None:
-        """Collect garbage if it is time to; called after a reply, and from time to time."""
+        """Collect garbage if it is due; called after each reply and at intervals."""
         self.garbage.set_aside()
         quiet = time.monotonic() - self._interrupted_at > QUIET
         allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)
@@ -78,7 +78,7 @@ class IdleLearner:
             self.garbage.search()
 
     def interrupt(self) -> None:
-        """Somebody is there: stop learning at once, and wait anew."""
+        """The user is back: stop learning at once, and start the waiting time again."""
         status = self._chat.status
         self._chat.host.cancel_idle()
         self._interrupted_at = time.monotonic()
@@ -97,7 +97,7 @@ class IdleLearner:
         self._chat.start(self._run)
 
     async def _run(self) -> None:
-        """What keeps failing is tried less and less often."""
+        """Work that keeps failing is tried less and less often."""
         while self._chat.phase != "closing":
             await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
             if time.monotonic() < self._start_at:
@@ -125,7 +125,7 @@ class IdleLearner:
             self._chat.status.background = line
 
     def _show_lesson(self, said: str) -> None:
-        """It stays until somebody is there; a user who came meanwhile sees it for a moment."""
+        """Show the result until the user is back; if the user is back already, for a moment."""
         if self._learning:
             self._chat.status.background = self._lesson = said
         elif said:

@@ -1,4 +1,4 @@
-"""Ctrl-C and the ends that come from outside, in the plain chat."""
+"""Ctrl-C and ending signals in the plain chat."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ from . import ending
 
 
 class Interrupts:
-    """What Ctrl-C does now: stop the reply, leave the prompt, or wait until a commit is done.
+    """Decides what Ctrl-C does: stop the reply, leave the prompt, or wait until a commit is done.
 
     Other signals (`ended_by`) stop the reply and then end the chat.
     """
@@ -46,7 +46,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def setting(self, cancel: threading.Event) -> Iterator[None]:
-        """Ctrl-C sets `cancel`."""
+        """In the block, Ctrl-C sets `cancel`."""
         self._cancel = cancel
         try:
             yield
@@ -55,7 +55,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Ctrl-C raises KeyboardInterrupt, also one that came before."""
+        """In the block, Ctrl-C raises KeyboardInterrupt; so does a Ctrl-C pressed before it."""
         self._raise = True
         try:
             if self._pending:

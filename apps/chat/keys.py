@@ -1,6 +1,6 @@
 """The user's own keys: the setting `keys`, as in again=ctrl+t,chats=f3.
 
-They hold in all screens; bindings that several screens share (close, quit, list_up ...) have one name.
+They apply to all screens; bindings that several screens share (close, quit, list_up ...) have one name.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,9 @@ def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
     for pair in filter(None, setting.split(",")):
         name, _, key = pair.partition("=")
         if name not in names:
-            raise UsageError(f"keys: {name!r} can have no key; these can: {', '.join(names)}.")
+            raise UsageError(f"keys: there is no action {name!r}; there are: {', '.join(names)}.")
         if not _is_key(key):
-            raise UsageError(f"keys: no key {key!r} for {name}; one is written as in ctrl+t, f3 or alt+up.")
+            raise UsageError(f"keys: {key!r} is no key for {name}; write it as in ctrl+t, f3 or alt+up.")
         found[name] = key
     return found
 
@@ -44,11 +44,11 @@ def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
 def _is_key(key: str) -> bool:
     *modifiers, last = key.split("+")
     known = last in _NAMED or key in _NAMED or len(key_to_character(last) or "") == 1
-    # A bare character would take the letter away from what is typed.
+    # A bare character as a key could no longer be typed.
     return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)
 
 
 def shown(app: App[Any], name: str, default: str) -> str:
-    """A key as hints show it: the user's own, else `default`."""
+    """The key that hints show: the user's own, else `default`."""
     own = app._keymap.get(name)
     return app.get_key_display(Binding(own, "")) if own else default

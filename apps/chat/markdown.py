@@ -1,14 +1,14 @@
-"""Markdown that streams: replies grow block by block and end exactly as if rendered in one go.
+"""Streamed Markdown: replies grow block by block and end exactly as if rendered in one piece.
 
-A Markdown document is a list of top-level blocks, and new text changes the last one or joins it to the
-one before ("1. a", then a paragraph "2" that becomes "2. b"); only a link definition reaches further
-back. So while a reply streams, its last two blocks are parsed again and those that differ are replaced;
-when it is complete the same is done once with the whole. Within a list, a quote or a table only what differs
-is replaced, too (`growing`): an item is four widgets, and a widget costs a millisecond.
+A Markdown document is a list of top-level blocks. New text changes the last block or joins it to the one
+before ("1. a", then a paragraph "2" that becomes "2. b"); only a link definition changes earlier blocks. So
+while a reply streams, its last two blocks are parsed again and replaced if they differ; when it is complete,
+all blocks are. Within a list, a quote or a table, only the parts that differ are replaced
+(markdown_stream.py): a list item is four widgets, and a widget costs a millisecond.
 
 Differences from Textual's Markdown: a single newline breaks the line, a rule stays in its quote or list, HTML
-is shown as it was written instead of vanishing, what entities decode to ("&#x202e;") passes the sanitiser,
-and the language of code that does not name one is not guessed.
+is shown as it was written instead of vanishing, decoded entities ("&#x202e;") are sanitised,
+and the language of code is not guessed if the code names none.
 """
 
 from functools import cache, lru_cache
@@ -29,7 +29,7 @@ from ruvmlx.text import sanitize
 from .markdown_stream import Shape, StreamedTable, common_prefix, shape_of, swap
 from .windowed import Windowed
 
-_NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # "rule": Textual takes each hr out of its quote or list
+_NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # Textual would move each "hr" out of its quote or list
 
 
 @cache
@@ -65,7 +65,7 @@ def top_level(tokens: list[Token]) -> list[list[Token]]:
 
 @lru_cache(256)
 def known_language(info: str) -> str:
-    """ "js title=x" -> "js"; "text" where there is none that can be coloured."""
+    """ "js title=x" -> "js"; "text" for a language that cannot be coloured."""
     language = (info.split() or [""])[0].lower()
     try:
         find_lexer_class_by_name(language)
@@ -77,13 +77,13 @@ def known_language(info: str) -> str:
 class Code(MarkdownFence):
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Textual would guess a language that is not named, with each of 500 lexers, at every frame: that
-        stops the app for seconds."""
+        """Without a named language, Textual would try each of 500 lexers at every frame, which stops the app
+        for seconds."""
         return super().highlight(code, known_language(language), ansi, dark)
 
 
 class ReplyMarkdown(Windowed, Markdown):
-    """Markdown whose text is grown with `show(text)` and completed with `show(text, final=True)`."""
+    """Markdown that grows with `show(text)` and is completed with `show(text, final=True)`."""
 
     BLOCKS = {  # noqa: RUF012 - Textual declares it so
         **Markdown.BLOCKS,
@@ -109,7 +109,7 @@ class ReplyMarkdown(Windowed, Markdown):
         return AwaitComplete(self.show(markdown, final=True))
 
     async def show(self, text: str, final: bool = False) -> None:
-        """Show `text`: the text so far and more, or (final) any text, whole."""
+        """Show `text`, which begins with the text so far. final: show any text, all of it parsed again."""
         async with self.lock:
             self._text = text
             kept = 0 if final else max(0, len(self._shapes) - 2)
@@ -118,7 +118,7 @@ class ReplyMarkdown(Windowed, Markdown):
             await self._replace(kept, first_line, blocks)
 
     async def _replace(self, kept: int, first_line: int, blocks: list[list[Token]]) -> None:
-        """Blocks from number `kept` on become `blocks`; those that would look the same stay."""
+        """Replace the blocks from number `kept` on by `blocks`; those that look the same stay."""
         was, now = self._shapes[kept:], [shape_of(block) for block in blocks]
         same = common_prefix(was, now)
         starts = [first_line + (block[0].map or [0])[0] for block in blocks]
@@ -130,8 +130,8 @@ class ReplyMarkdown(Windowed, Markdown):
                 await swap(self, old, new, was[same:], now[same:])
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Of all blocks the last has no margin below. As a rule of the style sheet that would style the last
-        two, and all that is in them, anew whenever a block is added."""
+        """Leave out the last block's bottom margin. A CSS rule for it would restyle the last two blocks, and
+        all in them, whenever a block is added."""
         height = super().get_content_height(container, viewport, width)
         return max(0, height - self.children[-1].styles.margin.bottom) if self.children else height
 

@@ -1,7 +1,7 @@
-"""Blocks of Markdown that grow in place: what would look the same stays, the first that differs grows, the
-rest is built anew. So a frame of a long list or table costs what is new in it.
+"""Markdown blocks that grow in place: blocks that look the same stay, the first one that differs grows, the
+others are built again. So the cost of a frame depends on the new text, not on the length of a list or table.
 
-A block's shape is everything of it that is shown; two blocks of one shape look the same.
+A block's shape is everything that is shown of it: two blocks of equal shape look the same.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def shape_of(tokens: list[Token]) -> Shape:
 
 
 def inner(shape: Shape) -> list[Shape]:
-    """Of a block that holds others: the shape of each."""
+    """The shapes of the blocks inside a block."""
     parts: list[list[Any]] = []
     depth = 0
     for token in shape[1:-1]:
@@ -68,7 +68,7 @@ async def swap(
     was: Sequence[Shape],
     now: Sequence[Shape],
 ) -> None:
-    """The last children of `parent`, `old`, become `new`; was, now: their shapes."""
+    """Replace `old`, the last children of `parent`, by `new`. was, now: their shapes."""
     if old and new and await _grow(old[0], new[0], was[0], now[0]):
         old, new = old[1:], new[1:]
     if old:
@@ -78,7 +78,7 @@ async def swap(
 
 
 async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool:
-    """Make `old` what `new` is, in place; False where that cannot be."""
+    """Change `old` into `new` in place; False if that is impossible."""
     if type(old) is not type(new):
         return False
     if isinstance(old, MarkdownParagraph | MarkdownFence):
@@ -95,14 +95,15 @@ async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool
 
 
 async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape], now: list[Shape]) -> None:
-    """The blocks in `parent` become `new`."""
+    """Replace the blocks in `parent` by `new`."""
     same = common_prefix(was, now)
     await swap(parent, list(parent.children)[same:], new[same:], was[same:], now[same:])
 
 
 async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
-    """A row is a bullet and the item's blocks. All are built anew when the bullets change: from 9. to 10."""
-    items = list(new._blocks)  # composing takes them out
+    """A row is a bullet and the item's blocks. All rows are built again when bullets change: from 9. to
+    10."""
+    items = list(new._blocks)  # composing empties new._blocks
     blocks = [list(item._blocks) for item in items if isinstance(item, MarkdownListItem)]
     rows, new_rows = list(old.children), list(new.compose())
     same = common_prefix(was, now)
@@ -125,7 +126,7 @@ def _bullet(row: Sequence[Widget]) -> str:
 
 
 async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shape], now: list[Shape]) -> bool:
-    """Head and body; the cells are children of one grid, row by row."""
+    """A table has a head and a body; the cells are children of one grid, row by row."""
     if was[0] != now[0] or not old.children:
         return False
     content, (fresh, *_) = old.children[0], list(new.compose())
@@ -141,7 +142,7 @@ async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shap
 
 class TableContent(MarkdownTableContent):
     def compose(self) -> ComposeResult:
-        """Without tooltips, which say the same again and take a cell's brackets for markup."""
+        """Without tooltips: they repeat the cell's text, and read brackets in it as markup."""
         for cell in super().compose():
             cell.tooltip = None
             yield cell

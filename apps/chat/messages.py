@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.reactive import var
 from textual.widgets import Markdown, Static
 
+from ruvmlx.models.thinking import split
 from ruvmlx.runtime import RatingResult, Turn
 from ruvmlx.text import sanitize
 
@@ -17,7 +18,10 @@ from .code import code_blocks
 from .markdown import ReplyMarkdown
 from .windowed import Windowed
 
-ENDINGS = {"cancelled": "stopped · /more goes on", "length": "cut at the limit of new tokens · /more goes on"}
+ENDINGS = {
+    "cancelled": "stopped · /more continues it",
+    "length": "cut at the length limit · /more continues it",
+}
 
 
 class UserMessage(Vertical):
@@ -57,9 +61,10 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         Binding("m", "app.do('write.more')", "More", key_display="m"),
         Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
+        Binding("t", "unfold", "Thought", show=False),
         Binding("y", "app.do('command', 'copy')", "Copy", show=False),
-        Binding("left,h", "app.do('write.flip', -1)", "Flip", key_display="←→"),
-        Binding("right,l", "app.do('write.flip', 1)", "Flip on", show=False),
+        Binding("left,h", "app.do('write.flip', -1)", "Switch", key_display="←→"),
+        Binding("right,l", "app.do('write.flip', 1)", "Switch on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
         Binding("tab,shift+tab,enter", "app.write", "Write", show=False),
     ]
@@ -69,15 +74,16 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
-    branch: var[tuple[int, int]] = var((1, 1))  # which of how many in this place
+    branch: var[tuple[int, int]] = var((1, 1))  # its number, and how many replies are in this place
+    unfolded: var[bool] = var(False)  # the thought is shown
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
         self.finished = bool(text)
-        self.begun = False  # chunks have come: the runtime has accepted the message
+        self.begun = False  # chunks have arrived, so the runtime accepted the message
         self.message_id: int | None = None
-        self.copied = 0  # the code block that was copied last; 1 is the first
+        self.copied = 0  # number of the code block copied last, from 1
         self._effect_of = 0  # the adapter version that `effect` describes
 
     @classmethod
@@ -92,7 +98,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Take the ids and the place among the alternatives from the committed turn."""
+        """Take the ids and the number among the alternatives from the committed turn."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
@@ -102,10 +108,21 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
-        yield ReplyMarkdown(self.text)
+        yield Static(markup=False, classes="thought")
+        yield ReplyMarkdown(self.answer)
         yield Static(markup=False, classes="note")
 
+    @property
+    def answer(self) -> str:
+        """The reply without its thought."""
+        return split(self.text).answer
+
+    def action_unfold(self) -> None:
+        """Show the thought, or fold it again."""
+        self.unfolded = not self.unfolded
+
     def on_mount(self) -> None:
+        self._show_thought()
         self._show_note()
 
     @property
@@ -113,24 +130,26 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """More chunks will come: clear how it ended and what it was rated."""
+        """More chunks will come: clear its ending and its rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
 
     @property
     def code_blocks(self) -> list[str]:
         """The code in it, block by block."""
-        return code_blocks(self.text)
+        return code_blocks(self.answer)
 
     async def grow(self, text: str) -> None:
-        """More of the reply, sanitised by the caller's stream."""
+        """Append sanitised text."""
         self.progress = ""
         self.text += text
-        await self.body.show(self.text)
+        self._show_thought()
+        await self.body.show(self.answer)
 
     async def finish(self, text: str, finish_reason: str) -> None:
-        """The whole reply as it was committed."""
+        """Show the whole reply as it was committed."""
         self.text, self.finished = sanitize(text), True
-        await self.body.show(self.text, final=True)
+        self._show_thought()
+        await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(finish_reason, "")
 
     def rated(self, result: RatingResult) -> None:
@@ -138,9 +157,18 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self._effect_of = result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """Show the store's rating. Drop the effect of another rating, or of a version that was taken back."""
+        """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version
+        that was undone."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect = rating, ""
+
+    def _show_thought(self) -> None:
+        """Show one line about the thought, or all of it; hide the widget if there is none."""
+        if not self.children:
+            return  # not composed yet; on_mount calls again
+        line = self.query_children(".thought").first(Static)
+        line.display = bool(words := describe.thought(split(self.text), self.finished, self.unfolded))
+        line.update(Content(words))
 
     def _show_note(self) -> None:
         if not self.children:
@@ -160,6 +188,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
         return Content(text).stylize(colour, start, start + len(mark)) if start >= 0 else Content(text)
 
+    watch_unfolded = _show_thought
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:

@@ -1,4 +1,4 @@
-"""The models and adapters that both kinds of chat offer: listed, found, told."""
+"""Lists, finds and describes models and adapters, for the app and plain mode."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ NO_ADAPTER = "none"
 
 @dataclass(frozen=True)
 class PickerEntry:
-    """One of a list, safe to show. name: what opens it. aloud: the facts in words, where they differ.
-    problem: why it cannot be chosen."""
+    """An entry of a list, safe to show. name: opens it. aloud: the facts in words, if they differ. problem:
+    why it cannot be chosen."""
 
     name: str
     facts: str
@@ -34,7 +34,7 @@ class PickerEntry:
 
 
 def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: str = "") -> list[str]:
-    """ "gguf", "5.7 bits", "135 M", "97 MB"; what could not be read is left out."""
+    """ "gguf", "5.7 bits", "135 M", "97 MB"; without figures that could not be read."""
     read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
     return [form, *read, megabytes(size)]
 
@@ -44,8 +44,8 @@ def _words(model: Model) -> str:
 
 
 def models(in_use: Model) -> list[PickerEntry]:
-    """What `ruvmlx ls` lists, and the one in use where that lies elsewhere. Reads headers: not in the app's
-    own thread."""
+    """The models that `ruvmlx ls` lists, and the one in use if it is elsewhere. Reads files' headers, so do
+    not call it in the app's thread."""
     rows = list_local_models()
     entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
     if any(entry.in_use for entry in entries):
@@ -61,12 +61,12 @@ def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
 
 
 def model_lines(in_use: Model) -> list[str]:
-    """The list as /models says it."""
+    """The lines that /models prints."""
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
 
 
 def find_model(argument: str, in_use: Model) -> str:
-    """ "2" is the second of the list; anything else a name as --model takes it."""
+    """The name of a model, given its number in the list ("2") or a name as for --model."""
     if not argument.isdigit():
         return argument
     listed = models(in_use)
@@ -76,7 +76,7 @@ def find_model(argument: str, in_use: Model) -> str:
 
 
 def adapters(runtime: Runtime) -> list[PickerEntry]:
-    """None, those of this model, and those of others, which `ruvmlx adapters ls` lists, too."""
+    """ "none", this model's adapters, and those of other models, which cannot be chosen."""
     label = runtime.adapter_label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
     mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
@@ -85,30 +85,33 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
     own = {row.fingerprint for row in runtime.adapters()}
     others = [row for row in runtime.store.adapters.all() if row.fingerprint not in own]
     return [
-        PickerEntry(NO_ADAPTER, "the model as it is; nothing is learned", in_use == NO_ADAPTER),
+        PickerEntry(NO_ADAPTER, "the original model; nothing is learned", in_use == NO_ADAPTER),
         *[PickerEntry(name, facts, name == in_use) for name, facts in mine.items()],
-        *[PickerEntry(r.name, f"version {r.version}", problem=f"of {one_line(r.model)}") for r in others],
+        *[
+            PickerEntry(r.name, f"version {r.version}", problem=f"belongs to {one_line(r.model)}")
+            for r in others
+        ],
     ]
 
 
 def adapter_lines(runtime: Runtime) -> list[str]:
-    """The list as /adapters says it."""
+    """The lines that /adapters prints."""
     return [f"{entry.words}." for entry in adapters(runtime)]
 
 
 def told(runtime: Runtime) -> str:
-    """What a change of the model says when it is done."""
+    """The message after a switch of models."""
     model = runtime.model
     label = runtime.adapter_label
     learns = f"adapter {label}" if label else "no adapter"
-    return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat anew."
+    return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat again."
 
 
 def in_use_line(in_use: Model) -> str:
-    """What /model says in plain mode."""
+    """What /model prints in plain mode."""
     return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
 
 
 def opening_line(what: Plan | Progress) -> str:
-    """One line of an opening."""
+    """One line about the opening of a model."""
     return one_line(what.line if isinstance(what, Progress) else f"Opening {what.facts.name}…")

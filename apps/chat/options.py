@@ -1,4 +1,4 @@
-"""What the command line chose for a chat, and the session that follows from it."""
+"""The command line's options for a chat, and the session that they select."""
 
 import threading
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ChatOptions:
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
-        """The keyword arguments of `Runtime.say` and its like. cancel: ends the reply."""
+        """Keyword arguments for `Conversations.say` and similar methods. cancel: ends the reply."""
         return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
 
 

@@ -11,12 +11,13 @@ from ruvmlx.platform.memory import MemoryUse, size
 from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line
+from ruvmlx.tiers import TIERS
 
 from . import describe
-from .describe import bar
+from .describe import bar, share
 
 BAR = 4  # cells of a tier's share
-DETAILS = ("model", "caches", "learnt", "rest")  # left out where there is little room
+DETAILS = ("model", "caches", "learnt", "rest")  # left out if there is little room
 
 
 @dataclass(frozen=True)
@@ -36,23 +37,23 @@ class Overview:
         return cls(learning, runtime.held())
 
     def later(self, reading: SensorReading) -> "Overview":
-        """With what can be seen from any thread as it is now."""
+        """The overview with fresh figures of memory and sensors; callable from any thread."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
 
 
-Rows = list[tuple[str, str]]  # a word, and what stands beside it
+Rows = list[tuple[str, str]]  # (label, text)
 Sections = list[tuple[str, Rows]]
 
 
 def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
-    share = status.kl / status.kl_cap if status.kl_cap else 0.0
+    change = share(status.kl, status.kl_cap)
     return [
         ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
         ("ratings", f"{status.ratings}, {status.updates} used"),
-        ("change", f"{bar(share)} {share:.0%} (KL {status.kl:.3f})"),
-        ("topics", f"{memory.patterns}, met {memory.hits} times"),
+        ("change", f"{bar(change)} {change:.0%} (KL {status.kl:.3f})"),
+        ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
     ]
@@ -61,11 +62,11 @@ def learning_rows(state: LearningState) -> Rows:
 def _training(missing: int | None) -> str:
     if missing is None:
         return "not for this model"
-    return f"after {missing} more" if missing else "when you rest"
+    return f"after {missing} more" if missing else "in your next pause"
 
 
 def recent_rows(state: LearningState) -> Rows:
-    """The newest ratings, and what they were about."""
+    """The newest ratings, each with its note or question."""
     return [
         (describe.rating_mark(r.rating), one_line(r.note) or one_line(r.question) or "(deleted)")
         for r in state.recent
@@ -73,24 +74,19 @@ def recent_rows(state: LearningState) -> Rows:
 
 
 def cache_rows(kv: KVStats | None) -> Rows:
-    """The tiers of the chat's KV cache by their share of its bytes, and all of it."""
+    """Each tier of the chat's KV cache, with its share of the bytes, and the whole cache."""
     if kv is None:
         return []
-    tiers = {
-        "hot": (kv.hot_bytes, kv.hot_tokens),
-        "warm": (kv.warm_bytes, kv.warm_tokens),
-        "cold": (kv.cold_bytes, kv.cold_tokens),
-    }
     total = kv.bytes or 1
     rows = [
-        (name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
-        for name, (nbytes, tokens) in tiers.items()
+        (tier.name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
+        for tier, nbytes, tokens in zip(TIERS, kv.tier_bytes, kv.tokens, strict=True)
     ]
-    return [*rows, ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
+    return [*reversed(rows), ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
 
 
 def memory_rows(held: MemoryUse) -> Rows:
-    """The process against what it may use, then what it is made of."""
+    """The process's memory against its budget, then the parts of it."""
     limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
     return [
         ("memory", f"{bar(held.resident / held.budget if held.budget else 0.0)} {size(held.resident)}"),
@@ -103,7 +99,7 @@ def memory_rows(held: MemoryUse) -> Rows:
 
 
 def sensor_rows(reading: SensorReading) -> Rows:
-    """What the platform does not tell is not there."""
+    """Heat and power, as far as the platform reports them."""
     rows: Rows = []
     if reading.celsius is not None:
         rows.append(("heat", f"{reading.celsius:.0f} °C"))
@@ -124,7 +120,7 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
 
 
 def fitted(shown: Sections, height: int) -> Sections:
-    """Without details, and with fewer of the recent ratings, where all would be more lines than there are."""
+    """If not all lines fit: the sections without details, and with fewer recent ratings."""
     if sum(len(rows) + 2 for _, rows in shown) <= height:
         return shown
     brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]

@@ -12,7 +12,7 @@ WIDTH = 34  # cells, of which the frame takes four
 
 
 class Panel(VerticalScroll, can_focus=False):
-    """Out of sight until it is wanted."""
+    """Hidden until the user opens it."""
 
     def __init__(self) -> None:
         super().__init__(Static(markup=False))

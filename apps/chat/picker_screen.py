@@ -1,4 +1,4 @@
-"""A list to choose from by typing: models, adapters."""
+"""A list that typing filters, to choose a model or an adapter from."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ Load = Callable[[], "list[PickerEntry]"]
 
 
 class PickerScreen(ModalScreen[str | None]):
-    """Its result is the name that was chosen, None for none. What is typed may be a name that is not listed,
-    where `new` has a line for it."""
+    """Its result is the chosen name, or None. The typed text can also be chosen if `new` has a line for
+    it."""
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]
 
     def __init__(self, title: str, load: Load, new: Callable[[str], str], words: str = "") -> None:
-        """load: the entries; called in a thread of its own. new: "Fetch owner/name" for what was typed, or
-        ""."""
+        """load: returns the entries; called in its own thread. new: the line for typed text, such as "Fetch
+        owner/name", or ""."""
         super().__init__()
         self._title, self._load, self._new, self._words = title, load, new, words
         self._entries: list[PickerEntry] = []
@@ -61,11 +61,11 @@ class PickerScreen(ModalScreen[str | None]):
             self._entries = await asyncio.to_thread(self._load)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             self._say(error_line(error))
-        self._missing = "Nothing has these letters"
+        self._missing = "Nothing matches"
         self._find()
 
     def _find(self) -> None:
-        """Show what has the letters of the input in it, the best first."""
+        """Show the entries that match the typed letters, the best first."""
         words = self._words.strip()
         scored = [(self._match(entry.name)[0] if words else 1.0, entry) for entry in self._entries]
         self._shown = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
@@ -80,11 +80,11 @@ class PickerScreen(ModalScreen[str | None]):
         self.options.highlighted = next(iter(in_use if not words and in_use else places), None)
 
     def _match(self, name: str) -> tuple[float, Sequence[int]]:
-        """How well what is typed fits, 0 for not at all, and where its letters stand."""
+        """(score, 0 for no match; places of the typed letters in the name)."""
         return self._search.match(self._words.strip(), name)
 
     def _row(self, entry: PickerEntry) -> Content:
-        """One line, cut to the list's width: the name, then at the right end what it is."""
+        """One line, cut to the list's width: the name, then right-aligned its facts."""
         mark = "● " if entry.in_use else "  "
         room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)
         safe = one_line(entry.name)
@@ -119,7 +119,7 @@ class PickerScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     def action_move(self, step: int) -> None:
-        """To the next one that can be chosen, or as far as there is one."""
+        """Move by `step` entries that can be chosen, at most to the first or last."""
         places = [n for n, entry in enumerate(self._shown) if not entry.problem]
         if places:
             at = self.options.highlighted

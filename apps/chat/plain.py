@@ -1,11 +1,11 @@
-"""The linear chat, for pipes and screen readers: lines in, words out, nothing that moves.
+"""The linear chat, for pipes and screen readers: it reads lines, prints words, and never moves the cursor.
 
-Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the
-chat. While a rating or a turn is being committed it waits. A closed terminal, SIGTERM and a reader that
-leaves do the same and end the chat. Answers go to stdout, errors to stderr.
+Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the chat;
+during the commit of a rating or a turn it waits. A closed terminal, SIGTERM or a closed pipe does the same
+and then ends the chat. Answers go to stdout, errors to stderr.
 
-Nothing is learned in idle time: a thread that waits for a line cannot train, and the runtime belongs to it.
-`ruvmlx learn consolidate` does it, and so does the app.
+Plain mode does not train in idle time: the runtime belongs to the thread that waits for a line. `ruvmlx learn
+consolidate` trains, and so does the app.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import TextIO
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
+from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import Sanitizer, sanitize
 
@@ -33,7 +34,7 @@ from .steps.write import say, spoken
 
 
 class PlainStreams:
-    """Lines in, words out. `closed`: the reader of what is written here has gone."""
+    """Reads lines and writes words. `closed`: nobody reads the output any more."""
 
     def __init__(self, source: TextIO, sink: TextIO, interrupts: Interrupts) -> None:
         self._source, self._sink, self._interrupts = source, sink, interrupts
@@ -42,7 +43,7 @@ class PlainStreams:
         self.failure = 0  # the first error's exit code
 
     def read(self) -> str | None:
-        """The next line; None at the end of input, on Ctrl-C, and when the terminal has gone."""
+        """The next line; None at the end of input, on Ctrl-C, and after the terminal was closed."""
         if self.interactive:
             self.write("You: ", self._sink if self._sink.isatty() else sys.stderr)
         try:
@@ -58,7 +59,8 @@ class PlainStreams:
         self.write(sanitize(text) + "\n")
 
     def write(self, text: str, where: TextIO | None = None) -> None:
-        """Once the reader has gone nothing is written, and a reply is stopped and kept."""
+        """Write text. If nobody reads it any more, stop the reply, keep it, and write nothing from then
+        on."""
         if self.closed:
             return
         try:
@@ -67,7 +69,7 @@ class PlainStreams:
         except OSError as error:
             self.closed = True
             self._interrupts.stop()
-            if error.errno not in (errno.EPIPE, errno.EIO):  # a full disk is no reader that left
+            if error.errno not in (errno.EPIPE, errno.EIO):  # for example a full disk
                 self.complain(error)
 
     def complain(self, error: Exception) -> None:
@@ -76,8 +78,8 @@ class PlainStreams:
 
     @staticmethod
     def note(line: str) -> None:
-        """On stderr: stdout has the replies."""
-        with contextlib.suppress(OSError):  # nobody is there to read it
+        """Write to stderr: stdout is for replies."""
+        with contextlib.suppress(OSError):  # nobody reads it
             print(line, file=sys.stderr, flush=True)
 
 
@@ -107,7 +109,7 @@ class PlainChat:
                 self._attempt(partial(self._handle, line))
         if self._interrupts.ended_by:
             return ending.exit_code(self._interrupts.ended_by)
-        # A script wants to know of an error; a person has read it.
+        # A script needs the error's exit code; a person has read the message.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _begin(self) -> None:
@@ -123,7 +125,7 @@ class PlainChat:
             self._streams.note(f"Note: {sanitize(caveat)}")
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """An error is one line, and the chat goes on."""
+        """Show an error as one line; the chat continues."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -138,7 +140,7 @@ class PlainChat:
             self._reply(say(self._state, message_text(line)))
 
     def _obey(self, command: Command) -> None:
-        """Take the command's step, and those that follow from it."""
+        """Run the command's step, and the steps that follow it."""
         step = COMMANDS[command.name].step
         outcome = step(self._runtime, self._state, command.argument)
         self._tell(outcome)
@@ -158,7 +160,7 @@ class PlainChat:
         self._left = self._left or outcome.leaves
 
     def _open(self, outcome: Outcome) -> None:
-        """Go on with another session."""
+        """Switch to another session."""
         self._state.session = outcome.opens
         turns = self._runtime.chats.turns(outcome.opens)
         self._state.system = system_prompt_of(turns)
@@ -167,7 +169,7 @@ class PlainChat:
             self._retell(turns)
 
     def _retell(self, turns: list[Turn]) -> None:
-        """What was said before; only a person wants to read it."""
+        """Print the earlier messages, only for a person."""
         if self._streams.interactive:
             for line in spoken(turns):
                 self._streams.print(line)
@@ -179,11 +181,17 @@ class PlainChat:
         self._runtime.settle()
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
-        """Words as they come. The label waits for the first of them, so an error stands on its own line."""
-        safe, begun, reason = Sanitizer(), False, ""
+        """Print words as they come. The label is printed with the first word, so that an error has its own
+        line."""
+        safe, answer, begun, reason = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
-                text = safe.feed(chunk.text)
+                was_thinking = answer.is_thinking
+                text = answer.feed(safe.feed(chunk.text))
+                if answer.is_thinking and not was_thinking:
+                    self._streams.note("Thinking ...")
+                if chunk.response:
+                    text += answer.flush()
                 if text or chunk.response:
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True
@@ -192,12 +200,12 @@ class PlainChat:
         finally:
             if begun:
                 self._streams.write("\n")
-        ends = {"cancelled": "(stopped)", "length": "(cut: the limit of new tokens is reached)"}
+        ends = {"cancelled": "(stopped)", "length": "(cut at the length limit)"}
         if reason in ends:
             self._streams.print(ends[reason])
 
     def _switch(self, name: str) -> None:
-        """Go on with another model; Ctrl-C keeps the one in use."""
+        """Switch to another model; Ctrl-C keeps the one in use."""
         with watching(still=True) as watch:
             stoppable = StoppableWatch(watch)
             with self._interrupts.setting(stoppable.stopped):
@@ -212,8 +220,8 @@ class PlainChat:
 
 
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Chat over stdin and stdout. Errors while opening are the caller's to show."""
-    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None: `<&-`, `>&-`
+    """Chat over stdin and stdout; return the exit code. Errors while opening are raised."""
+    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None if closed: `<&-`, `>&-`
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,7 +1,7 @@
 """The input. Enter sends; Ctrl+J, which every terminal delivers, begins a new line.
 
-Shift+Enter does too where the terminal tells it from Enter (the kitty keyboard protocol; xterm's
-modifyOtherKeys gives the odd key name below). Alt+Enter arrives as plain Enter in other terminals.
+Shift+Enter does so, too, in terminals that distinguish it from Enter (the kitty keyboard protocol; xterm's
+modifyOtherKeys gives the odd key name below). In others, Alt+Enter arrives as plain Enter.
 """
 
 from typing import ClassVar
@@ -44,8 +44,8 @@ class Prompt(TextArea):
             placeholder="Ask anything",
         )
         self._title = ""
-        self.earlier: list[str] = []  # what was sent before, the newest first
-        self._at = -1  # place in the history; -1 is what is being written
+        self.earlier: list[str] = []  # earlier messages, the newest first
+        self._at = -1  # place in the history; -1 is the present draft
         self._draft = ""
 
     @property
@@ -54,13 +54,13 @@ class Prompt(TextArea):
 
     @heading.setter
     def heading(self, text: str) -> None:
-        """Shown in the border: the model's name."""
+        """The model's name, shown in the border."""
         self._title = text
         self._head(text)
 
     def _head(self, text: str) -> None:
-        """As it is: a name in brackets, as a file may have it, is no markup."""
-        self.border_title = Content(text)  # Textual takes both
+        """Show the text without markup: a file's name may contain brackets."""
+        self.border_title = Content(text)  # Textual accepts str and Content
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:
@@ -75,13 +75,13 @@ class Prompt(TextArea):
         action()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Newlines of a paste stay newlines; nothing is sent until Enter."""
+        """Keep the newlines of a paste; nothing is sent until Enter."""
         event.text = sanitize(event.text)
         await super()._on_paste(event)
         event.prevent_default()
 
     def put_back(self, text: str) -> None:
-        """What was not sent is here again, before anything that was typed since."""
+        """Put an unsent message back, before anything typed since."""
         if self.text.strip():
             self.insert(f"{text}\n\n", (0, 0))
         else:
@@ -91,7 +91,7 @@ class Prompt(TextArea):
     # Earlier messages
 
     def action_cursor_up(self, select: bool = False) -> None:
-        """From the first line on, to what was sent before."""
+        """In the first line, show the previous message of the history."""
         if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
             super().action_cursor_up(select)
         elif self._at + 1 < len(self.earlier):
@@ -104,7 +104,7 @@ class Prompt(TextArea):
             self._go_to(self._at - 1)
 
     def _go_to(self, place: int) -> None:
-        """Show the history's text; what was being written is kept at place -1."""
+        """Show a message of the history; the draft is kept at place -1."""
         if self._at < 0:
             self._draft = self.text
         self.text = sanitize(self.earlier[place]) if place >= 0 else self._draft
@@ -112,17 +112,17 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def sent(self, text: str) -> None:
-        """The input is empty again, and remembers."""
+        """Clear the input and add the text to the history."""
         if text in self.earlier:
             self.earlier.remove(text)
         self.earlier.insert(0, text)
         self.text, self._at = "", -1
 
     def begin_edit(self, text: str) -> None:
-        """Show an earlier message, to be sent in other words; what was being written waits."""
+        """Show an earlier message for editing; the draft is kept until the end."""
         self._draft, self._at = self.text, -1
         self.text = text
-        self._head("In other words · Enter sends, Esc leaves it")
+        self._head("Editing your question · Enter sends, Esc cancels")
         self.move_cursor(self.document.end)
         self.focus()
 
@@ -141,7 +141,7 @@ class Prompt(TextArea):
             self.post_message(self.Submitted(self.text))
 
     def action_delete_right_or_leave(self) -> None:
-        """Ctrl+D deletes; at an empty input it is the end of the input, as in a shell."""
+        """Delete to the right; in an empty input, leave as in a shell."""
         if self.text:
             self.action_delete_right()
         else:

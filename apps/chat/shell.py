@@ -1,19 +1,19 @@
-"""What the rest of the chat sees of the app: its phase and why it ended."""
+"""The part of the app that the rest of the chat uses: its phase, and why it ended."""
 
 from textual.app import App
 from textual.reactive import var
 
 
 class ChatShell(App[int]):
-    """The app without its widgets and actions; they hold it to ask Textual for services."""
+    """The app without its widgets and actions, which use it to call Textual."""
 
     phase: var[str] = var("opening")  # then "idle", "replying", "closing"
 
     def __init__(self) -> None:
         super().__init__()
-        self.failure: BaseException | None = None  # why the app ended by itself
+        self.failure: BaseException | None = None  # the error that ended the app
 
     def end(self, error: BaseException | None) -> None:
-        """Leave the screen; the exit code is the error's own, 0 without one."""
+        """End the app. The exit code is the error's, or 0 without an error."""
         self.failure = error or self.failure
         self.exit(getattr(self.failure, "exit_code", 1) if self.failure else 0)

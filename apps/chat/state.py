@@ -1,7 +1,7 @@
-"""The chat that is open, and what a command did to it: the same for the app and the plain mode.
+"""The open chat, and the outcome of a command: the same for the app and plain mode.
 
-A step is what a slash command does with the runtime. It runs in the runtime's thread, returns an `Outcome`,
-and knows nothing of how that is shown.
+A step is what a slash command does with the runtime. It runs in the runtime's thread and returns an
+`Outcome`; it does not know how that is shown.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from .options import ChatOptions
 
 @dataclass
 class ChatState:
-    """The chat that is open. A step may change it; the front end waits meanwhile."""
+    """The open chat. A step may change it while the front end waits."""
 
     options: ChatOptions
     session: str = ""  # its id; "" until a runtime is open
     system: str | None = None  # its system prompt
-    selected: int | None = None  # message id of the reply that has the focus
+    selected: int | None = None  # message id of the selected reply
     deleted: list[str] = field(default_factory=list)  # ids that /restore brings back, the newest last
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
     kv: KVStats | None = None  # the KV cache after the newest reply
@@ -39,23 +39,23 @@ class ChatState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step. `notice` and `flash` are for the app, `words`, `reply`, `then` and `model` for the
-    plain mode; the rest is for both."""
+    """The outcome of a step. `notice` and `flash` are for the app; `words`, `reply`, `then` and `model` for
+    plain mode; the other fields for both."""
 
     words: str = ""  # the answer, to be read aloud; may have several lines
-    notice: str = ""  # the answer as a part of the conversation
+    notice: str = ""  # the answer, shown in the conversation
     flash: str = ""  # the answer for the status line, where it stays for `seconds`
     seconds: float = 3.0
-    opens: str = ""  # the id of the session to go on with
-    retell: bool = False  # repeat what was said in that session
-    learned: bool = False  # ratings, or the adapter's version, are others now
+    opens: str = ""  # the id of the session to switch to
+    retell: bool = False  # print that session's earlier messages
+    learned: bool = False  # ratings or the adapter's version have changed
     reply: BeginReply | None = None  # a reply to stream, after `words`
     then: "Step | None" = None  # another step, after `reply`
     model: str = ""  # the name of the model to switch to
     leaves: bool = False
 
 
-Step = Callable[[Runtime, ChatState, str], Outcome]  # the last one: what was typed after the command
+Step = Callable[[Runtime, ChatState, str], Outcome]  # the str: the text after the command
 
 
 def told(text: str) -> Outcome:

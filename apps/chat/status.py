@@ -1,4 +1,4 @@
-"""The two quiet lines below the input: what the machine does, and which keys work now."""
+"""The two lines below the input: figures of the reply and of learning, and the keys that work now."""
 
 import time
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from textual.widgets import Static
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
-from .describe import bar
+from .describe import bar, share
 
 GAP = "  ·  "
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Numbers of the newest reply, live while it streams."""
+    """Figures of the newest reply, updated while it streams."""
 
     tps: float = 0.0
     ttft_ms: float = 0.0
@@ -31,7 +31,7 @@ class Meter:
     first_at: float = 0.0  # time.perf_counter() of the first token seen
 
     def after(self, chunk: Chunk, asked_at: float) -> "Meter":
-        """These numbers with one more chunk counted; the response's own, once it is there, are exact."""
+        """The figures after one more chunk. Those of the response, which comes last, are exact."""
         if chunk.response:
             done = chunk.response
             tps = done.generation_tps or self.tps
@@ -64,12 +64,13 @@ def duration(ms: float) -> str:
 def learned_parts(learned: LearnStatus | None) -> list[str]:
     if learned is None:
         return []
-    share = learned.kl / learned.kl_cap if learned.kl_cap else 0.0
-    return [f"v{learned.adapter_version}", f"KL {bar(share)} {learned.kl:.3f}/{learned.kl_cap:g}"]
+    change = share(learned.kl, learned.kl_cap)
+    return [f"v{learned.adapter_version}", f"change {bar(change)} {change:.0%}"]
 
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
-    """The line's two ends; on a narrow screen the left end goes first, then parts from the left."""
+    """(left, right) texts of the line. On a narrow screen the left text is dropped first, then parts of the
+    right one from its left."""
     parts = list(parts)
     while parts and cell_len(GAP.join(parts)) > width:
         parts.pop(0)
@@ -82,8 +83,8 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
-    background: reactive[str] = reactive("")  # in place of the numbers: what is done in idle time
-    message: reactive[str] = reactive("")  # in place of all, for a moment
+    background: reactive[str] = reactive("")  # shown instead of the figures: work in idle time
+    message: reactive[str] = reactive("")  # shown instead of everything, for a moment
     _flashing: Timer | None = None
 
     def render(self) -> Content:
@@ -96,7 +97,7 @@ class StatusLine(Static):
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 
     def flash(self, message: str, seconds: float = 3.0) -> None:
-        """Say something for a moment."""
+        """Show a message for a moment."""
         self.message = message
         if self._flashing:
             self._flashing.stop()
@@ -111,11 +112,11 @@ class KeyHints(Static):
     """The keys that work now, most useful first, as many as fit. A click presses them."""
 
     ORDER = (
-        "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Flip", "More", "Again",
+        "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Switch", "More", "Again",
         "Edit", "Copy code", "Take back", "Back", "Quit", "Chats", "Write again",
     )  # fmt: skip
 
-    can_take_back: reactive[bool] = reactive(False)  # the key works all the same: another process may rate
+    can_take_back: reactive[bool] = reactive(False)  # shows the key, which works anyway: others may rate
 
     def on_mount(self) -> None:
         self._spans: list[tuple[int, int, ActiveBinding]] = []
@@ -136,7 +137,8 @@ class KeyHints(Static):
         return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
 
     def _active(self) -> list[ActiveBinding]:
-        """One per description, in ORDER; where two keys do one thing, that of the focused widget."""
+        """One binding for each description, in ORDER; of two keys with one description, the focused
+        widget's."""
         shown: dict[str, ActiveBinding] = {}
         for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled and self._is_useful(active):

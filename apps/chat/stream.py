@@ -1,4 +1,4 @@
-"""A reply on its way to the screen: chunks in, a growing widget and live numbers out."""
+"""Shows a reply while it is written: chunks become a growing widget and live figures."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from ruvmlx.text import Sanitizer
 from .messages import ReplyMessage
 from .status import Meter, StatusLine
 
-FRAME = 1 / 30  # seconds between two looks at a growing reply
+FRAME = 1 / 30  # seconds between two frames of a growing reply
 REST = 0.25  # longest sleep after a frame, in seconds
 
 
@@ -48,7 +48,7 @@ async def drawn(widget: Widget) -> None:
 
 
 async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
-    """Show what came since the last frame. A token may have no text: half an emoji has none."""
+    """Show the text since the last frame. A token may have no text: half an emoji has none."""
     if text:
         await reply.grow(text)
     elif newest.generated:

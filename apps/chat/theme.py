@@ -1,4 +1,4 @@
-"""Two calm themes, and one of high contrast. Textual's own are in the palette (Ctrl+P) as well."""
+"""Two calm themes, and one with high contrast. The palette (Ctrl+P) also has Textual's own."""
 
 import os
 
@@ -59,13 +59,13 @@ ALL = (DARK, LIGHT, CONTRAST)
 
 
 def setting(name: str) -> str:
-    """A theme's name as the setting has it."""
+    """The value of the setting for a theme's name."""
     return name.removeprefix("ruvmlx-")
 
 
 def preferred(wanted: str = "auto") -> str:
-    """The theme that is asked for: by the setting, or TEXTUAL_THEME; else light where the terminal says so
-    (COLORFGBG), else dark."""
+    """The theme that the setting or TEXTUAL_THEME names; else light if the terminal says so (COLORFGBG), else
+    dark."""
     if chosen := os.environ.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]

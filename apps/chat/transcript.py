@@ -1,4 +1,4 @@
-"""The conversation: it scrolls with new text, and loads earlier messages when the reader scrolls up."""
+"""The conversation: it scrolls with new text, and loads earlier messages when the user scrolls up."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ class ScrollHold:
     """A widget that must not move on the screen while others are put above it."""
 
     widget: Widget
-    y: int  # in the conversation, and the scroll position, when that began
+    y: int  # its place in the conversation when the hold began
     scroll_y: float
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,9 +42,9 @@ class ScrollHold:
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """It follows a growing reply until the user scrolls up, and again from the end on.
+    """It follows a growing reply until the user scrolls up, and again once the user is back at the end.
 
-    Of a long chat the newest messages are there; scrolling to the top brings earlier ones, some at a time.
+    Of a long chat only the newest messages are loaded; scrolling to the top loads some earlier ones.
     """
 
     def __init__(self, *children: Widget) -> None:
@@ -57,7 +57,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def add(self, *widgets: Widget) -> None:
-        """What the user asked for is always in view; what grows then is followed from there."""
+        """Add widgets at the end, scroll to them, and follow them as they grow."""
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
@@ -121,7 +121,8 @@ class Transcript(VerticalScroll, can_focus=False):
     async def load_earlier(self) -> None:
         """Put some earlier messages on top; what is on the screen stays where it is.
 
-        Not from a message handler: it waits until they are laid out. Called twice at once it does it once.
+        Do not call it in a message handler: it waits until they are laid out. Two calls at once load them
+        once.
         """
         already = self._loading.locked()
         async with self._loading:
@@ -130,7 +131,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _load(self) -> None:
         await drawn(self)
-        await self.stop_animation("scroll_y", complete=False)  # where it was going is elsewhere soon
+        await self.stop_animation("scroll_y", complete=False)  # its target is about to move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
@@ -143,9 +144,10 @@ class Transcript(VerticalScroll, can_focus=False):
             self._held = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """While earlier messages come in, the first of the others keeps its line on the screen.
+        """While earlier messages are added, keep the first old one on its line of the screen.
 
-        Done here, as Textual does for its anchor: after the layout all would be drawn in a wrong place once.
+        This must happen during the layout, as for Textual's anchor: later, one frame would be drawn in a
+        wrong place.
         """
         arranged = super().arrange(size, optimal)
         if self._held:
@@ -156,7 +158,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return arranged
 
     def _window(self, arranged: DockArrangeResult, height: int) -> Region:
-        """What is on the screen, and a screen above and below."""
+        """The region on the screen, and one screen above and below."""
         follows = self._anchored and not self._anchor_released
         top = arranged.total_region.bottom - height if follows else self.scroll_y
         return Region(0, int(top) - height, WIDEST, 3 * height)
@@ -167,7 +169,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
-        """Every reply's rating as it is now, those not shown yet included."""
+        """Show every reply's present rating; also set it for replies that are not loaded yet."""
         ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:
@@ -176,7 +178,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def messages(self) -> list[UserMessage | ReplyMessage]:
-        """What was said, as far as it is shown."""
+        """The messages that are shown."""
         return [child for child in self.children if isinstance(child, UserMessage | ReplyMessage)]
 
     def question_of(self, reply: ReplyMessage) -> UserMessage | None:
@@ -186,7 +188,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def replies(self) -> list[ReplyMessage]:
-        """Those that are shown and can be rated, oldest first."""
+        """The shown replies that can be rated, oldest first."""
         return [m for m in self.messages if isinstance(m, ReplyMessage) and m.finished and m.reply_id]
 
     def neighbour(self, of: ReplyMessage, step: int) -> ReplyMessage:

@@ -1,4 +1,4 @@
-"""What the app shows of a runtime: gathered in the runtime's thread, drawn in the app's."""
+"""What the app shows of a runtime: collected in the runtime's thread, drawn in the app's."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What was learned, and each reply's rating, as the store has them now. Other processes may rate, too."""
+    """What was learned, and each reply's rating, as they are in the store. Other processes may rate, too."""
 
     learned: LearnStatus | None
-    ratings: dict[str, str | None]  # of one chat, by reply id
+    ratings: dict[str, str | None]  # reply id -> rating, of one chat
 
     @classmethod
     def of(cls, runtime: Runtime, session: str) -> "Standing":
@@ -56,7 +56,7 @@ class Opened:
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             caveat=one_line(runtime.backend.caveat),
-            max_context=runtime.model.shape.max_context,
+            max_context=runtime.model.context,
             learned=learn_status(runtime),
             said=runtime.chats.asked_before(),
         )

@@ -1,4 +1,4 @@
-"""The empty conversation: first which model is being opened, then the most useful keys."""
+"""The empty conversation shows first which model is being opened, then the most useful keys."""
 
 import textwrap
 import time
@@ -18,7 +18,7 @@ Tab  choose a reply, then 1 to 5      /help  all commands"""
 
 
 def plan_block(plan: Plan, width: int) -> str:
-    """The plan in two columns; all lines have one length, so that they are centred together."""
+    """The plan in two columns. All lines have the same length, so that they are centred together."""
     rows = [(word, one_line(text)) for word, text in plan.rows()]
     left = max(len(word) for word, _ in rows) + 2
     lines = []
@@ -33,7 +33,7 @@ def plan_block(plan: Plan, width: int) -> str:
 
 
 class Welcome(Static):
-    """plan: what will be used, while it opens; and still there after the first run's opening."""
+    """plan: what will be used; shown while the model opens, and after the first run's opening."""
 
     plan: var[Plan | None] = var(None)
     progress: var[str] = var("")
@@ -52,7 +52,7 @@ class Welcome(Static):
         self._show()
 
     def tell(self, what: Plan | Progress) -> None:
-        """What is being opened, or how far it has come."""
+        """Show what is being opened, or its progress."""
         if isinstance(what, Plan):
             self.plan = what
         else:

@@ -1,4 +1,4 @@
-"""Layout of long conversations: only what is near the window is placed.
+"""Layout of long conversations: only widgets near the window are placed.
 
 Textual places every widget of a scrolling container again whenever anything in it grows, visible or not:
 25 us each, and a long reply has hundreds. `Windowed` widgets place only the children near the window. Their
@@ -14,20 +14,20 @@ from textual.widget import Widget
 
 if TYPE_CHECKING:
     _Base = Widget
-else:  # Textual's CSS goes by the first widget among a class's bases
+else:  # Textual's CSS uses the first widget among a class's bases
     _Base = object
 
 
 class Windowed(_Base):
-    """Mix in before a container whose height is that of its children.
+    """A mixin for containers whose height is that of their children; put it before the container.
 
-    window: what of it is to be placed; None is all. Set anew in every layout, by what it is in.
+    window: the region to place; None for all. The parent sets it in every layout.
     """
 
     window: Region | None = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        # With the height that it had, every child would be measured anew for each line that it grows.
+        # Height 0: with its real height, every child would be measured again for each line that it grows.
         arranged = super().arrange(Size(size.width, 0), optimal)
         return arranged if self.window is None or optimal else seen(arranged, self.window)
 
@@ -40,7 +40,7 @@ class Windowed(_Base):
 
 
 def tell(arranged: DockArrangeResult, window: Region) -> None:
-    """The children hear what of them is in the window."""
+    """Tell the children which region of them is in the window."""
     for placement in arranged.placements:
         if isinstance(placement.widget, Windowed):
             placement.widget.window = window.translate(-placement.region.offset)

@@ -1,4 +1,4 @@
-"""The command line: one verb a function, a group of verbs a file.
+"""The command line: one function for each verb, one file for each group of verbs.
 
 Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a second.
 """

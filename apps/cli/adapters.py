@@ -1,4 +1,4 @@
-"""`adapters`: what was learned, as things with names."""
+"""`adapters`: what was learned, kept under names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,12 @@ from .output import json_option, log, print_json, show, show_facts
 from .settings import note_setting
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
-_adapter = setting_option("adapter", "Another adapter than the one in use.")
+_adapter = setting_option("adapter", "Use this adapter instead of the one in use.")
 
 
 @click.group()
 def adapters() -> None:
-    """Named adapters."""
+    """What was learned, kept under names: adapters."""
 
 
 class _Open:
@@ -33,13 +33,15 @@ class _Open:
         self.name = settings.adapter_name
 
     def chosen(self) -> str:
-        """The adapter's name; UsageError where none was chosen."""
+        """The adapter's name; UsageError with --adapter none."""
         if self.name is None:
-            raise UsageError("--adapter none has learned nothing; name an adapter.")
+            raise UsageError(
+                "--adapter none is the original model, which has learned nothing; name an adapter."
+            )
         return self.name
 
     def change(self):
-        """Base, body and micro of the version in use, as one BaseLoRA."""
+        """The base, layer and micro LoRA of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combined
         from ruvmlx.lora.layer_lora import joined, unpacked_layers
@@ -48,7 +50,7 @@ class _Open:
         name = self.chosen()
         row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
-            raise UsageError(f"adapter {name!r} is the untouched model; rate some replies first.")
+            raise UsageError(f"adapter {name!r} has learned nothing yet; rate some replies first.")
         history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.shape
         found = history.adapter(row.version)
         base = history.base(found.base) if found.base else None
@@ -90,7 +92,7 @@ def _report(facts: dict[str, Any], as_json: bool, line: str) -> None:
 @adapters.command("ls")
 @json_option
 def list_adapters(as_json: bool) -> None:
-    """All adapters of all models; the one in use is marked."""
+    """List the adapters of all models; * marks the one in use."""
     from ruvmlx.store import Store
 
     store = Store(config.store_file())
@@ -109,12 +111,13 @@ def list_adapters(as_json: bool) -> None:
 @_model
 @json_option
 def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
-    """Use NAME from now on; a new name begins from the untouched model, none learns nothing."""
+    """Use adapter NAME from now on. A new name starts from the original model; with none, nothing is
+    learned."""
     path = config.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]
     if setting.value != name:
-        log(f"note: {setting.origin} says adapter = {setting.value}, which goes before {path}.")
+        log(f"note: {setting.origin} says adapter = {setting.value}, which overrides {path}.")
     opened = _Open({**flags, "adapter": name})
     known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if name in known:
@@ -130,7 +133,7 @@ def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
 @_adapter
 @json_option
 def save(name: str, as_json: bool, **flags: Any) -> None:
-    """Copy the adapter in use under another NAME, at its version and with its ratings."""
+    """Copy the adapter in use to a new NAME, with its version and ratings."""
     config.parse("adapter", name, "the command line")
     opened = _Open(flags)
     if name == "none" or opened.name is None:
@@ -145,12 +148,15 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
 @_model
 @_adapter
 @click.option(
-    "--format", "kind", type=click.Choice(["mlx-lm", "peft"]), help="mlx-lm if it can hold the change."
+    "--format",
+    "kind",
+    type=click.Choice(["mlx-lm", "peft"]),
+    help="mlx-lm by default, if it can hold the change.",
 )
 @click.option(
-    "--bits", type=click.Choice(["32", "4"]), default="32", help="4: packed, for `adapters import` alone."
+    "--bits", type=click.Choice(["32", "4"]), default="32", help="4: packed; only `adapters import` reads it."
 )
-@click.option("--without-head", is_flag=True, help="Leave the change of the output head out.")
+@click.option("--without-head", is_flag=True, help="Leave out the change of the output head.")
 @json_option
 def export(
     folder: Path, kind: str | None, bits: str, without_head: bool, as_json: bool, **flags: Any
@@ -181,10 +187,11 @@ def export(
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("name")
 @_model
-@setting_option("backend", "What measures it.")
+@setting_option("backend", "Backend that measures it.")
 @json_option
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
-    """Take in a FOLDER of mlx-lm or PEFT (or a 4-bit one of ours) as NAME, and measure it."""
+    """Import a FOLDER of mlx-lm or PEFT (or of `export --bits 4`) as NAME, and measure its distance from the
+    model."""
     from ruvmlx.lora.interchange import load
     from ruvmlx.sona.import_adapter import import_adapter
     from ruvmlx.sona.instant import KL_CAP
@@ -194,11 +201,12 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).shape)  # refused before seconds are spent
+    change = load(folder, load_model(settings.model).shape)  # refuses a wrong folder early
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.required(), change, name)
     if adopted.kl > KL_CAP:
-        log(f"note: its KL is {adopted.kl:.2f}, over the cap of {KL_CAP}; the first rating will shrink it.")
+        far = f"KL {adopted.kl:.2f}, limit {KL_CAP}"
+        log(f"note: it is too far from the original model ({far}); the first rating scales it down.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}
     _report(
         facts, as_json, f"{name}: rank {facts['rank']}, KL {adopted.kl:.4f}; `adapters use {name}` uses it"
@@ -207,11 +215,11 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 
 @adapters.command("rm")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Even if it is the one in use.")
+@click.option("--force", is_flag=True, help="Delete it even if it is in use.")
 @_model
 @json_option
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
-    """Delete an adapter of a model for good, its ratings too. The model stays as it is."""
+    """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
         raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
     opened = _Open(flags)
@@ -227,10 +235,10 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
 @click.option(
     "--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), help="The model's own by default."
 )
-@click.option("--dequantize", is_flag=True, help="Keep no matrix quantised, for tools other than MLX.")
+@click.option("--dequantize", is_flag=True, help="Write every matrix unquantised, for tools other than MLX.")
 @json_option
 def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **flags: Any) -> None:
-    """Write the model with what it learned as a new FOLDER, which mlx-lm loads by itself."""
+    """Write the model, with what it learned, to a new FOLDER that mlx-lm can load."""
     from ruvmlx.lora.fuse import fuse as write
 
     opened = _Open(flags)

@@ -1,4 +1,4 @@
-"""`ruvmlx bench`: the design's targets, measured on this machine, beside its limits and what others do."""
+"""`ruvmlx bench`: measures this machine against the design's targets, its own limits and other runtimes."""
 
 import os
 from pathlib import Path
@@ -17,16 +17,18 @@ SUITES = ("all", "kernels", "model", "kv", "learning", "load", "chat", "compare"
 @click.command()
 @click.argument("suite", type=click.Choice(SUITES), default="all")
 @click.argument("reports", nargs=-1, type=click.Path())
-@click.option(
-    "--vs", default="", help="Measure these, too, in turns: llama.cpp, mlx-lm (both: with a comma)."
-)
+@click.option("--vs", default="", help="Also measure llama.cpp or mlx-lm, in turns (both: llama.cpp,mlx-lm).")
 @click.option(
     "--quick", is_flag=True, help="Under two minutes instead of ten: fewer turns, contexts, ratings."
 )
-@click.option("--report", type=click.Path(), help="Write it to FILE.html (charts, too) or FILE.md.")
-@click.option("--rounds", type=click.IntRange(min=3), help="Turns of each.")
+@click.option("--report", type=click.Path(), help="Write the report to FILE.html (with charts) or FILE.md.")
+@click.option("--rounds", type=click.IntRange(min=3), help="Turns of each runtime.")
 @click.option(
-    "--context", "contexts", type=click.IntRange(min=1), multiple=True, help="Decode here; may be repeated."
+    "--context",
+    "contexts",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Decode after so many tokens; may be repeated.",
 )
 @model_options
 @json_option
@@ -41,7 +43,7 @@ def bench(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Measure; every figure beside its target and the machine's own limit.
+    """Measure speed, memory and learning, each beside its target and the machine's limit.
 
     `bench compare OLD.json NEW.json` says what became faster or slower between two runs with --json.
     """

@@ -1,4 +1,4 @@
-"""`doctor`: is this installation sound, and what could be shown to others about it?"""
+"""`doctor`: checks this installation, and writes a report about it for others."""
 
 import sys
 from collections.abc import Callable
@@ -30,12 +30,13 @@ def _backend() -> str:
     from ruvmlx.backends.select import describe
 
     choice = describe(settings.load().backend)
-    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" says it already
+    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" contains the name
     return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
 
 
 def _gpu_kernels() -> str:
-    """Checked afresh, with the shapes of the model in use; the starter's where that cannot be opened."""
+    """Check the kernels again, with the shapes of the model in use, or the starter's if it cannot be
+    opened."""
     from ruvmlx.platform.gpu import gpu
 
     if not gpu.kind:
@@ -49,7 +50,7 @@ def _gpu_kernels() -> str:
     words = "; ".join(result.words for result in verdict.results)
     if verdict.caveat:
         raise RuvmlxError(words)
-    return words if verdict.kernels_work else f"{words}; there are none of ours for heads of this size"
+    return words if verdict.kernels_work else f"{words}; there is no kernel of ours for this head size"
 
 
 def _shapes() -> Any:
@@ -59,7 +60,7 @@ def _shapes() -> Any:
 
     try:
         return shapes_of(load_model(settings.load().model))
-    except RuvmlxError:  # another check says so
+    except RuvmlxError:  # another check reports it
         return STARTER
 
 
@@ -74,7 +75,7 @@ def _store() -> str:
 
 
 def _deleted_chats() -> str:
-    """Erases the deleted chats that are due, as every start does."""
+    """Erase the deleted chats that are due, as every start does."""
     from ruvmlx import soft_delete
     from ruvmlx.store import Store
 
@@ -152,14 +153,14 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "--report",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Measure, too, and write a file for others: none of your words, names or paths is in it.",
+    help="Also measure, and write a report for others, without your words, names or paths.",
 )
 @click.option(
     "--seconds",
     type=click.IntRange(10, 3600),
     default=150,
     show_default=True,
-    help="Longest time that --report measures.",
+    help="Longest time that --report may measure.",
 )
 @click.option(
     "--export-metal",
@@ -188,10 +189,10 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
 
 
 def _writable(file: Path) -> None:
-    """Known before minutes are spent."""
+    """Refuse a wrong path before minutes are spent."""
     if not file.absolute().parent.is_dir():
         raise UsageError(
-            f"--report {file}: there is no folder {file.parent}; name a file in one that exists."
+            f"--report {file}: there is no folder {file.parent}; name a file in an existing one."
         )
 
 
@@ -205,7 +206,7 @@ def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: boo
     report = make(checks, lambda: load_model(settings.load().model), seconds, log)
     with replacing(file) as f:
         f.write(markdown(report).encode())
-    log(f"{file}: written; read it, then show it to whoever asked")
+    log(f"wrote {file}; read it before you send it")
     if as_json:
         print_json(report)
 
@@ -221,7 +222,7 @@ def _export_metal(folder: Path, as_json: bool) -> None:
 
 
 def _checked(name: str, check: Callable[[], str]) -> dict[str, Any]:
-    """A broken part must not hide the state of the others: whatever it raises is its result."""
+    """Run one check. Any exception is its result, so that it does not hide the other checks."""
     try:
         return {"name": name, "ok": True, "detail": check()}
     except Exception as e:  # noqa: BLE001 - see above

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,6 +10,7 @@ import click
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.platform import memory
 from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
@@ -18,21 +19,21 @@ from .interrupt import ctrl_c_sets
 from .options import model_options, open_runtime, resolve, sampling_options, setting_options
 from .output import json_option, log, print_json
 
-KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
-
 
 @click.command()
 @click.argument("prompt")
 @model_options
 @sampling_options
-@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same reply.")
+@click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same reply.")
 @click.option("--stop", multiple=True, help="End the reply before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
-@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end of the reply.")
-@click.option("--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: K likeliest tokens.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the model's own end of the reply.")
+@click.option(
+    "--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: also the K likeliest tokens."
+)
 @json_option
 def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
-    """Write one reply to PROMPT (- reads it from standard input)."""
+    """Write one reply to PROMPT (- is standard input)."""
     settings = resolve(flags)
     text = _read_stdin() if prompt == "-" else prompt
     if not text.strip():
@@ -72,13 +73,16 @@ def _messages(text: str, system: str | None) -> list[Message]:
 
 
 def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
-    sanitizer = Sanitizer()
+    sanitizer, answer = Sanitizer(), AnswerFilter()
     for chunk in chunks:
-        if not quiet:
-            click.echo(sanitizer.feed(chunk.text), nl=False)
-            sys.stdout.flush()
+        was_thinking, text = answer.is_thinking, answer.feed(sanitizer.feed(chunk.text))
+        if answer.is_thinking and not was_thinking and not quiet:
+            log("thinking ...")
         if chunk.response is not None:
-            response = chunk.response
+            response, text = chunk.response, text + answer.flush()
+        if not quiet:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
     if not quiet:
         click.echo("")
     return response
@@ -101,7 +105,7 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
         "examples": list(response.examples),
-        "kv": {name: value for name, value in asdict(response.kv).items() if name in KV_FIELDS},
+        "kv": response.kv.facts(),
         "peak_rss_bytes": memory.peak(),
     }
     if response.route is not None:
@@ -116,8 +120,8 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
 @click.command()
 @model_options
 @sampling_options
-@click.option("--continue", "-c", "continue_", is_flag=True, help="Go on with the last chat.")
-@click.option("--session", metavar="ID", help="Go on with this chat; `sessions ls` lists them.")
+@click.option("--continue", "-c", "continue_", is_flag=True, help="Continue the last chat.")
+@click.option("--session", metavar="ID", help="Continue this chat; `sessions ls` lists them.")
 @click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
 @setting_options("learn_when_idle", "theme", "motion")
 def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:

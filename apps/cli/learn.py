@@ -1,4 +1,4 @@
-"""`rate` and `learn`: what the model learns from you, and how to take it back."""
+"""`rate` and `learn`: rate replies, see what was learned, take it back."""
 
 import sys
 import threading
@@ -11,6 +11,7 @@ from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
+from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
 from .learning_words import rating_line, status_lines
@@ -21,7 +22,7 @@ from .output import json_option, print_json, show
 @click.command()
 @click.argument("reply_id")
 @click.argument("rating", metavar="up|down|1..5")
-@click.option("--note", default="", help="Why, in your words; kept with the rating.")
+@click.option("--note", default="", help="Your reason, kept with the rating.")
 @model_options
 @json_option
 def rate(reply_id: str, rating: str, note: str, as_json: bool, **flags: Any) -> None:
@@ -37,7 +38,7 @@ def rate(reply_id: str, rating: str, note: str, as_json: bool, **flags: Any) -> 
 
 @click.group()
 def learn() -> None:
-    """What was learned, and the way back."""
+    """Show what was learned, take it back, or train on it."""
 
 
 def _history(flags: dict[str, Any]):
@@ -89,7 +90,7 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @model_options
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
-    """How many ratings, which version, how far from the untouched model."""
+    """Show ratings, version, and how far the model is from the original one."""
     facts = _facts(_history(flags).status()) | {"targets": resolve(flags).learn_targets}
     if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
@@ -109,21 +110,23 @@ def undo(as_json: bool, **flags: Any) -> None:
 @model_options
 @json_option
 def rollback(version: int, as_json: bool, **flags: Any) -> None:
-    """Use an earlier adapter VERSION again (0 is the untouched model)."""
+    """Return to an earlier VERSION (0 is the original model)."""
     _show_status(_history(flags).rollback(version), as_json)
 
 
 @learn.command()
-@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; 12 unless given.")
-@click.option("--ewc", type=click.FloatRange(min=0), help="How hard to hold on to what --deep anchored.")
-@click.option("--deep", is_flag=True, help="Train nothing: anchor what was learned, tidy the memory.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps; 12 by default.")
+@click.option("--ewc", type=click.FloatRange(min=0), help="How strongly to keep what --deep recorded.")
+@click.option(
+    "--deep", is_flag=True, help="Do not train: record what was learned, tidy the memory of questions."
+)
 @model_options
 @json_option
 def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool, **flags: Any) -> None:
-    """Train a base LoRA on all your ratings now; it is used only if held-out ratings prefer it.
+    """Train on all your ratings now. The result is used only if ratings that it did not see prefer it.
 
-    Ctrl-C stops it; the next call goes on from there. Once a week, and when your questions or ratings become
-    others, it does first what --deep does.
+    Ctrl-C stops it; the next call continues. Once a week, and when your questions or ratings change, it first
+    does what --deep does.
     """
     if deep and (steps or ewc is not None):
         raise UsageError("--deep trains nothing, so it takes neither --steps nor --ewc.")
@@ -142,7 +145,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         for line in status_lines(facts):
             show(line)
         if kv["changed"]:
-            show(f"KV cache: {kv['reason']} (`ruvmlx learn kv` tells more)")
+            show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")
     if cancel.is_set():
         raise KeyboardInterrupt
 
@@ -157,12 +160,12 @@ def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) 
 
 
 def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
-    """Nothing is promoted or refused: what `learn status` says of that is left out."""
+    """The deep loop promotes and refuses nothing, so those fields are None."""
     return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
 
 
 def _progress(what: str) -> Callable[..., None] | None:
-    """A line on stderr that counts; nothing without a terminal."""
+    """A function that shows progress on one line of stderr; None without a terminal."""
     if not sys.stderr.isatty():
         return None
     return lambda done, total, more="": click.echo(
@@ -174,7 +177,7 @@ def _progress(what: str) -> Callable[..., None] | None:
 @model_options
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
-    """Start over from the untouched model. Versions stay on disk: `learn rollback` brings one back."""
+    """Start over from the original model. Versions stay on disk: `learn rollback` returns to one."""
     _show_status(_history(flags).rollback(0), as_json)
 
 
@@ -196,9 +199,9 @@ def export(format_: str, **flags: Any) -> None:
 @model_options
 @json_option
 def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
-    """Which precision the KV cache has at which age, why, and what that was measured to cost.
+    """Show the KV cache's precision by the age of its tokens, the reason, and the measured cost.
 
-    Ratings have no part in it; --kv and the settings kv and kv_tiers overrule it.
+    Ratings do not affect it. --kv and the settings kv and kv_tiers override it.
     """
     report: dict[str, Any] = {}
     cancel = threading.Event()
@@ -207,7 +210,7 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
             report = runtime.tiers.review(cancel)
             status = runtime.tiers.status()
     else:
-        status = _kv_ledger(flags).status()
+        status = _tier_history(flags).status()
     facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
     if as_json:
         print_json(facts)
@@ -218,11 +221,13 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
 
 
 @learn.command("router")
-@click.option("--train", is_flag=True, help="Train the cell that reads conversations first; Ctrl-C stops it.")
+@click.option(
+    "--train", is_flag=True, help="First train the network that reads conversations; Ctrl-C stops it."
+)
 @model_options
 @json_option
 def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
-    """Ways to make a reply that the router chooses from: how often, and what ratings and latency gave.
+    """Show the router's choices: how often each was made, and its mean reward from ratings and latency.
 
     Switch it on with --router on, or `ruvmlx config set router on`.
     """
@@ -251,7 +256,7 @@ def _router(flags: dict[str, Any]):
     settings = resolve(flags)
     name = settings.adapter_name
     if name is None:
-        raise UsageError("--adapter none has nothing to choose from; name an adapter.")
+        raise UsageError("--adapter none leaves the router nothing to choose; name an adapter.")
     store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
     return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
@@ -265,8 +270,8 @@ def _show_router(facts: dict[str, Any]) -> None:
         show(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
 
 
-def _kv_ledger(flags: dict[str, Any]):
-    """What is known of the chosen model's KV policies; no weights are loaded."""
+def _tier_history(flags: dict[str, Any]):
+    """The measured KV policies of the chosen model; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
     from ruvmlx.sona.optional.tier_measurement import TierHistory
     from ruvmlx.store import Store
@@ -278,11 +283,11 @@ def _kv_ledger(flags: dict[str, Any]):
 
 
 def _kv_facts(status: Any) -> dict[str, Any]:
-    """Lengths are in tokens; null: all of them."""
+    """Lengths are in tokens; None means all tokens."""
     known = status.report or {}
     return {
         "backend": status.backend,
-        "policy": _lengths({"hot": status.policy.hot, "warm": status.policy.warm}),
+        "policy": _lengths(status.policy.named()),
         "asked": status.asked,
         "reason": status.reason,
         "long_replies": status.long_replies,
@@ -293,13 +298,13 @@ def _kv_facts(status: Any) -> dict[str, Any]:
 
 
 def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
-    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in ("hot", "warm")}
+    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in LENGTHS}
     return facts | short
 
 
 def _show_kv(facts: dict[str, Any]) -> None:
     show(f"{_named(facts['policy'])}: {facts['reason']}")
-    show(f"replies of {facts['long_is']} tokens and more, on {facts['backend']}: {facts['long_replies']}")
+    show(f"replies of at least {facts['long_is']} tokens, on {facts['backend']}: {facts['long_replies']}")
     for c in facts["candidates"]:
         show(
             f"  {_named(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token ({c['tokens']} tokens "
@@ -312,10 +317,15 @@ def _show_kv(facts: dict[str, Any]) -> None:
 
 
 def _named(lengths: dict[str, Any]) -> str:
-    if lengths["hot"] is None:
+    """ "f16 for 64 tokens, 8 bits to 1024 tokens, then 4" """
+    if lengths[LENGTHS[0]] is None:
         return "f16 throughout"
-    to = f"to {lengths['warm']} tokens, then 4" if lengths["warm"] else "for all others"
-    return f"f16 for {lengths['hot']} tokens, 8 bits {to}"
+    said = f"f16 for {lengths[LENGTHS[0]]} tokens"
+    for tier in reversed(TIERS[1:-1]):
+        if lengths[tier.name] is None:
+            return f"{said}, {tier.bits} bits for all others"
+        said += f", {tier.bits} bits to {lengths[tier.name]} tokens"
+    return f"{said}, then {TIERS[0].bits}"
 
 
 VERBS = [rate, learn]

@@ -1,10 +1,10 @@
-"""What was learned, in sentences for people; the figures of the field stand in brackets."""
+"""What was learned, in sentences for people; technical figures follow in brackets."""
 
 from typing import Any
 
 from ruvmlx.runtime import RatingResult
 
-# Up to which share of what is allowed replies differ how much.
+# (share of the allowed distance, how much replies differ below it)
 DIFFERENCE = (
     (0.05, "hardly differ"),
     (0.35, "differ slightly"),
@@ -72,7 +72,7 @@ def _version(number: int) -> str:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """The background loop: how often it trained, what became of the last time, what waits for it."""
+    """The background loop: how often it trained, the newest result, and the ratings that wait."""
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
     if facts.get("promoted") is not None:

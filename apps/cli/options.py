@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MODEL = ("model", "backend", "threads", "kv", "adapter", "router")
-_SAMPLING = ("max_tokens", "temperature", "top_p", "min_p", "top_k", "system", "examples")
+_MODEL = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
+_REPLY = ("max_tokens", *config.SAMPLING, "system", "thinking", "examples")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
@@ -46,16 +46,16 @@ def setting_options(*names: str) -> Callable[[F], F]:
 
 
 model_options = setting_options(*_MODEL)
-sampling_options = setting_options(*_SAMPLING)
+sampling_options = setting_options(*_REPLY)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:
-    """The settings in force: what the flags say, else environment, files, defaults."""
+    """The settings in force: flags, else environment, files, defaults."""
     return config.load({name: value for name, value in flags.items() if name in config.SPECS})
 
 
 def load_model(name: str | None) -> "Model":
-    """A model by its name, fetched if need be; the terminal shows how far that has come."""
+    """Load a model by its name; fetch it if it is missing, with progress on the terminal."""
     from ruvmlx.models.load import load_model as load
 
     from ..progress import watching
@@ -65,7 +65,7 @@ def load_model(name: str | None) -> "Model":
 
 
 def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
-    """Load everything; seconds. Without a watch the terminal shows what takes long."""
+    """Load everything, which takes seconds. Without a watch, the terminal shows the progress."""
     if watch is None:
         from ..progress import watching
 

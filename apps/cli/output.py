@@ -1,4 +1,4 @@
-"""How a verb talks: data on stdout, all else on stderr, errors in one line with the right exit code."""
+"""A verb's output: data on stdout, all else on stderr, errors as one line with the right exit code."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import click
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.text import sanitize
 
-_CONTROLS = re.compile("[\x7f-\x9f\ud800-\udfff]")  # JSON itself escapes those below 0x20
+_CONTROLS = re.compile("[\x7f-\x9f\ud800-\udfff]")  # JSON itself escapes controls below 0x20
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on one line; no control character of C1, nor DEL, is written raw."""
+    """Print one JSON value on one line. DEL and C1 control characters are escaped."""
     text = json.dumps(value, default=_plain, ensure_ascii=False)
     click.echo(_CONTROLS.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
 
@@ -31,24 +31,24 @@ def _plain(value: Any) -> Any:
 
 
 def show(text: str) -> None:
-    """A line for people; whatever it quotes cannot control the terminal."""
+    """Print a line for people, sanitised: text that it quotes cannot control the terminal."""
     click.echo(sanitize(text))
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
-    """name  value, one a line."""
+    """Print one fact a line: name, value."""
     width = max(map(len, facts))
     for name, value in facts.items():
         show(f"{name:<{width}}  {value}")
 
 
 def log(text: str) -> None:
-    """Progress and remarks, on stderr."""
+    """Print progress and remarks to stderr."""
     click.echo(sanitize(text), err=True)
 
 
 def run_plainly(command: click.Command) -> int:
-    """Run a click command; every way to fail is one line and an exit code."""
+    """Run a click command and return the exit code; every failure prints one line."""
     try:
         _check_arguments()
         return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
@@ -58,7 +58,7 @@ def run_plainly(command: click.Command) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.UsageError as e:
-        where = f" (`{e.ctx.command_path} --help` tells more)" if e.ctx else ""
+        where = f" (see `{e.ctx.command_path} --help`)" if e.ctx else ""
         return _fail(e.format_message() + where, 2)
     except click.ClickException as e:
         return _fail(e.format_message(), e.exit_code)
@@ -67,7 +67,7 @@ def run_plainly(command: click.Command) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be said to it.
+        # The reader (head, less) has closed the pipe: nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
@@ -82,7 +82,8 @@ def run_plainly(command: click.Command) -> int:
 
 
 def _check_arguments() -> None:
-    """Bytes that are no UTF-8 arrive as lone surrogates, which nothing after this could store or print."""
+    """Refuse arguments that are not UTF-8: they arrive as lone surrogates, which cannot be stored or
+    printed."""
     for argument in sys.argv[1:]:
         if any("\ud800" <= c <= "\udfff" for c in argument):
             raise click.UsageError(f"an argument is not UTF-8 text: {argument!a}.")

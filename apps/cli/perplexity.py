@@ -1,8 +1,7 @@
-"""`perplexity`: how well a model predicts a text."""
+"""`perplexity`: measures how well a model predicts a text."""
 
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from .output import json_option, log, print_json, show_facts
 @model_options
 @json_option
 def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
-    """Perplexity of the untouched model on a text FILE (- is standard input), token by token.
+    """Measure the original model's perplexity on a text FILE (- is standard input), token by token.
 
-    With a tiered cache the same tokens also go through an f16 one: what the tiers cost is kl_vs_f16.
+    With a tiered cache, the same tokens also run with an f16 cache; kl_vs_f16 is the cost of the tiers.
     """
     from ruvmlx.backends.select import cache_policy, open_backend
     from ruvmlx.engine.perplexity import perplexity as measure
@@ -37,7 +36,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
-    kv = asdict(found.kv)
+    kv = found.kv.facts() | found.kv.byte_facts()
     facts = {
         "ppl": found.ppl,
         "nll": found.nll,

@@ -1,4 +1,4 @@
-"""`prove`: does rating help? A simulated user, the real model, prompts that it has not seen."""
+"""`prove`: does rating help? A simulated user rates the real model, which then answers unseen prompts."""
 
 import importlib.util
 import time
@@ -17,30 +17,36 @@ from .output import json_option, log, print_json, show
 
 @click.command()
 @click.option("--user", help="Simulated user; brevity by default.  `--user list` names them.")
-@click.option("--scorer", help="Your own: FILE.py:function, (prompt, reply, finished) -> 1..5.")
+@click.option("--scorer", help="Your own user: FILE.py:function, (prompt, reply, finished) -> 1..5.")
 @click.option("--prompts", type=click.Path(dir_okay=False), help="Prompts to rate on, one a line.")
-@click.option("--heldout", type=click.Path(dir_okay=False), help="Prompts to be judged on, one a line.")
+@click.option("--heldout", type=click.Path(dir_okay=False), help="Prompts to test on, one a line.")
 @click.option("--ratings", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("--every", type=click.IntRange(min=1), help="Judge after so many ratings; after 30 and all.")
+@click.option(
+    "--every", type=click.IntRange(min=1), help="Test after every N ratings; by default after 30 and all."
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
 @click.option("--learn", type=click.Choice(["instant", "full", "off"]), default="instant", show_default=True)
 @click.option("--examples", type=click.IntRange(min=0), default=0, help="Liked replies shown in the prompt.")
-@click.option("--oracle", help="A system prompt that says what the user wants, to compare with.")
-@click.option("--shuffle", is_flag=True, help="Each reply gets the stars that another one earned.")
-@click.option("--flip", type=click.FloatRange(0, 1), default=0.0, help="Share of ratings turned round.")
+@click.option("--oracle", help="A system prompt that states the user's taste, to compare with.")
+@click.option("--shuffle", is_flag=True, help="Give each reply the stars of another one.")
+@click.option("--flip", type=click.FloatRange(0, 1), default=0.0, help="Share of ratings to reverse.")
 @click.option("--reverse", type=click.IntRange(min=0), help="The user wants the opposite after N ratings.")
 @click.option(
-    "--suite", type=click.Path(dir_okay=False), help="Run every user and arm; results to this file."
+    "--suite",
+    type=click.Path(dir_okay=False),
+    help="Run all users and variants; add the results to this file.",
 )
 @click.option(
-    "--report", type=click.Path(dir_okay=False), help="Write what the suite's file holds: REPORT.md."
+    "--report",
+    type=click.Path(dir_okay=False),
+    help="Write the suite's results as a report, such as REPORT.md.",
 )
 @model_options
 @json_option
 def prove(as_json: bool, **flags: Any) -> None:
-    """Replay a simulated user against the real model; your own adapter is never touched."""
+    """Let a simulated user rate the real model, and test what it learned. Your adapter is never touched."""
     from ..prove import report, trial
     from ..prove.users import USERS
 
@@ -53,10 +59,10 @@ def prove(as_json: bool, **flags: Any) -> None:
         _suite(flags)
         return
     setting, arm = _setting(flags), _arm(flags)
-    bench = _bench(resolve(flags), log)
+    bench = open_bench(resolve(flags), log)
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
-        log("the untouched model never comes near this taste in 64 samples: out of reach, do not count it.")
+        log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
     trials = [list(trial.run(bench, setting, arm, seed, log)) for seed in range(flags["seeds"])]
     points = report.joined(trials)
     facts = {
@@ -78,12 +84,12 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 
 def _suite(flags: dict[str, Any]) -> None:
-    """With --report nothing is run; without, what the file lacks."""
+    """Run the trials that the file lacks; with --report, run nothing and write the report."""
     from ..prove import suite
 
     results = Path(flags["suite"])
     if flags["report"] is None:
-        bench = _bench(resolve(flags), log)
+        bench = open_bench(resolve(flags), log)
         suite.run(bench, _setting(flags), flags["seeds"], flags["user"], results, log)
         return
     report = Path(flags["report"])
@@ -119,7 +125,7 @@ def _arm(flags: dict[str, Any]):
 
 
 def _lines(path: str | None, own: str) -> list[str]:
-    """Prompts of a file, or our own."""
+    """The prompts of a file, or our own."""
     from ..prove import prompts
 
     if path is None:
@@ -146,7 +152,7 @@ def _scorer(user: str | None, file: str | None):
 
 
 def _own_scorer(given: str):
-    """FILE.py:function, and every answer of it checked."""
+    """Load FILE.py:function; each of its answers is checked."""
     path, _, name = given.rpartition(":")
     if not path or not Path(path).is_file():
         raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")
@@ -177,7 +183,7 @@ def _checked(function, given: str):
     return score
 
 
-def _bench(settings: Settings, say):
+def open_bench(settings: Settings, say):
     from ruvmlx.backends.select import open_backend
 
     from ..prove.trial import Bench

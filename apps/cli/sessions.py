@@ -39,7 +39,7 @@ def sessions() -> None:
 @sessions.command("ls")
 @json_option
 def list_sessions(as_json: bool) -> None:
-    """All chats, the newest first."""
+    """List all chats, the newest first."""
     rows = [_facts(s) for s in _store().chats.all()]
     if as_json:
         print_json(rows)
@@ -52,7 +52,7 @@ def list_sessions(as_json: bool) -> None:
 @chat_id
 @json_option
 def show_session(session_id: str, as_json: bool) -> None:
-    """One chat, whole: the branch that is in use."""
+    """Print one chat: the branch in use."""
     store = _store()
     session_id = store.chats.find(session_id)
     session, messages = store.chats.get(session_id), store.messages.branch(session_id)
@@ -69,7 +69,7 @@ def show_session(session_id: str, as_json: bool) -> None:
 @click.argument("words", nargs=-1, required=True)
 @json_option
 def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
-    """Messages, titles and system prompts with all of WORDS in them; pieces of words will do."""
+    """Find messages, titles and system prompts that contain all WORDS; parts of words count."""
     wanted = " ".join(words)
     found = _store().search.find(wanted)
     if as_json:
@@ -92,11 +92,13 @@ def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
 
 @sessions.command("export")
 @chat_id
-@click.option("--format", "form", type=click.Choice(["md", "json"]), help="By the file's ending, or md.")
+@click.option(
+    "--format", "form", type=click.Choice(["md", "json"]), help="By default the file's ending, or md."
+)
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write; it must not exist yet.")
 @json_option
 def export_session(session_id: str, form: str | None, out: Path | None, as_json: bool) -> None:
-    """A chat as Markdown, to be read, or as JSON with all branches, to be imported again."""
+    """Export a chat as Markdown, or as JSON with all branches, which can be imported."""
     from ruvmlx.chat_file import as_json as whole
     from ruvmlx.chat_file import as_markdown, write_new
 
@@ -116,7 +118,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def import_session(file: Path, as_json: bool) -> None:
-    """Take up a chat from a JSON FILE (- reads standard input): of `sessions export`, or {role, content}s."""
+    """Import a chat from a JSON FILE (- is standard input): an export, or a list of {role, content}."""
     from ruvmlx.chat_file import import_chat, read_bytes
 
     data = sys.stdin.buffer.read() if str(file) == "-" and sys.stdin else read_bytes(file)
@@ -132,7 +134,7 @@ def import_session(file: Path, as_json: bool) -> None:
 @chat_id
 @click.argument("title")
 def rename_session(session_id: str, title: str) -> None:
-    """Give a chat another title."""
+    """Rename a chat."""
     store = _store()
     store.chats.set_title(store.chats.find(session_id), title)
 
@@ -141,7 +143,7 @@ def rename_session(session_id: str, title: str) -> None:
 @chat_id
 @json_option
 def fork_session(session_id: str, as_json: bool) -> None:
-    """Copy a chat, to go on with it another way."""
+    """Copy a chat, to continue it differently."""
     store = _store()
     fork = store.chats.fork(store.chats.find(session_id))
     if as_json:
@@ -152,9 +154,9 @@ def fork_session(session_id: str, as_json: bool) -> None:
 
 @sessions.command("rm")
 @chat_id
-@click.option("--now", is_flag=True, help="For good, at once.")
+@click.option("--now", is_flag=True, help="Delete it for good.")
 def remove_session(session_id: str, now: bool) -> None:
-    """Delete a chat: `restore` brings it back, for a day. What was learned from its ratings stays."""
+    """Delete a chat; `restore` brings it back for a day. What was learned from its ratings stays."""
     from ruvmlx import soft_delete
 
     store = _store()
@@ -166,14 +168,14 @@ def remove_session(session_id: str, now: bool) -> None:
         log(f"Deleted for good: {title}")
     else:
         store.chats.soft_delete(session_id)
-        log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back, for a day.")
+        log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back for a day.")
 
 
 @sessions.command("restore")
 @click.argument("session_id", metavar="ID|last", required=False)
 @json_option
 def restore_session(session_id: str | None, as_json: bool) -> None:
-    """Bring a deleted chat back; without an ID: those that can come back, the one deleted last first."""
+    """Restore a deleted chat; without an ID, list the deleted chats, the newest deletion first."""
     from ruvmlx import soft_delete
 
     store = _store()
@@ -189,7 +191,7 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
     for row in rows:
         _show_row(row)
     if not rows:
-        log("no deleted chat can come back.")
+        log("no deleted chat can be restored.")
 
 
 VERBS = [sessions]

@@ -1,4 +1,4 @@
-"""`config`: how this installation is set up."""
+"""`config`: shows and changes settings."""
 
 import click
 
@@ -10,14 +10,14 @@ from .output import json_option, log, print_json, show, show_facts
 
 @click.group()
 def config() -> None:
-    """Settings."""
+    """Show and change settings."""
 
 
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @json_option
 def show_settings(origin: bool, as_json: bool) -> None:
-    """All settings as they are in force here."""
+    """Show all settings as they apply here."""
     found = settings.resolve()
     values = {k: settings.written(s.value) for k, s in found.items()}
     if as_json:
@@ -31,13 +31,13 @@ def show_settings(origin: bool, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("value")
 def set_setting(name: str, value: str) -> None:
-    """Write one value to the user's file."""
+    """Save one value in your settings file."""
     show(f"{name} = {value} in {settings.save(name, value)}")
     note_setting(name, value)
 
 
 def note_setting(name: str, value: str) -> None:
-    """Settings that decide what is learned, or how caches are kept, go into the witness log."""
+    """Record a setting in the witness log if it affects learning or caches."""
     from ruvmlx.store import Store
 
     if not settings.SPECS[name].witnessed:
@@ -51,7 +51,7 @@ def note_setting(name: str, value: str) -> None:
 @config.command("path")
 @json_option
 def paths(as_json: bool) -> None:
-    """Where data and settings lie."""
+    """Show where your data and settings are."""
     facts = {"data": settings.home(), "settings": settings.user_file(), "store": settings.store_file()}
     if as_json:
         print_json(facts)

@@ -1,6 +1,6 @@
-"""`ruvmlx prove`: does rating help? Simulated users rate the real model; held-out prompts tell.
+"""`ruvmlx prove`: does rating help? Simulated users rate the real model; held-out prompts show the result.
 
-users     what a simulated person likes: (prompt, reply, finished) -> 1..5
+users     a simulated person's taste: (prompt, reply, finished) -> 1..5
 trial     one seed of one arm: reply, rate, and answer the held-out prompts at every checkpoint
 retention what else changed: KL, perplexity, variety, length
 report    win-rates with their intervals, over seeds

@@ -1,4 +1,4 @@
-"""What the suite must show, each with the figure that decides it."""
+"""The claims that the suite must show, each with the figure that decides it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .report import Point
 from .users import HOSTILE, TASTES
 
-Found = Mapping[str, list[Point]]  # by cell; those of tastes out of reach are left out
+Found = Mapping[str, list[Point]]  # by cell, without tastes that are out of reach
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def _one(
 
 
 def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdict]:
-    """By mean stars after 100 ratings; `found` has "A against B", A over the seeds that B has, too."""
+    """Compares mean stars after 100 ratings. found["A against B"]: A's points over the seeds that B also
+    has."""
 
     def look(found: Found) -> ClaimVerdict:
         a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
@@ -47,7 +48,7 @@ def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdic
 
 
 def _others(found: Found) -> ClaimVerdict:
-    """Users that are neither brevity nor what needs the full loop."""
+    """The users other than brevity, and other than context, which needs the full loop."""
     points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
     good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
     words = "at least two other users above 60% after 100, lower bound above 50%"
@@ -62,8 +63,8 @@ def _retention(
     form: str,
     seed: Callable[[Point], float] | None = None,
 ):
-    """The worst of all cells in which weights alone speak, against a limit from above: examples in the
-    prompt are copied from, whatever was learned. seed: the same of the worst seed, to be told."""
+    """The worst figure of all cells against an upper limit. Cells with examples are left out, because replies
+    copy from them whatever was learned. seed: the figure of a worst seed, shown beside it."""
 
     def alone(key: str) -> bool:
         return any(word in key for word in ("instant", "full")) and "examples" not in key

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..charts import Axis, Point, lines
 
-BELOW = "ratings; how often the reply is better than the untouched model's"
+BELOW = "ratings; how often the reply is better than the original model's"
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]]) -> str:

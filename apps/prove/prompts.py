@@ -1,4 +1,4 @@
-"""The prompts of our own: to rate on ("train"), and, on other topics, to be judged on ("heldout")."""
+"""Our own prompts: "train" to rate on, and "heldout", on other topics, to test on."""
 
 from importlib import resources
 
@@ -8,5 +8,5 @@ def own(name: str) -> list[str]:
 
 
 def lines(text: str) -> list[str]:
-    """One a line; empty lines are none."""
+    """One prompt a line, without empty lines."""
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""What the trials found, over seeds, as `prove` prints it."""
+"""The trials' results over all seeds, as `prove` prints them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from .trial import Checkpoint
 @dataclass(frozen=True)
 class Point:
     """score, score_base: mean stars of the held-out replies. win_rate: share of pairs in which the learned
-    model's reply is the better one, a tie counts half; win_ci: its 95% interval. kl in nats per token,
-    ppl_change relative, both on neutral text and the largest of all seeds. variety: distinct-2 over the
-    frozen model's, mean of the seeds; variety_worst: the least, where one seed's sampling error is a percent.
+    model's reply is better; a tie counts half. win_ci: its 95% interval. kl (nats per token) and ppl_change
+    (relative): on neutral text, the largest of all seeds. variety: distinct-2 / the frozen model's, mean of
+    the seeds; variety_worst: of the worst seed (one seed's sampling error is about 1%).
     """
 
     ratings: int
@@ -71,4 +71,4 @@ def _bar(share: float, width: int = 20) -> str:
     return "#" * full + "." * (width - full)
 
 
-HEADER = "ratings  stars         better than the untouched model"
+HEADER = "ratings  stars         better than the original model"

@@ -1,4 +1,4 @@
-"""What must not change while a model learns: plain text, variety, length."""
+"""Measures what must not change while a model learns: plain text, variety, length."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _LIMIT = 1024  # tokens of the neutral text
 
 
 class NeutralText:
-    """Plain text that no rating is about: the distance to the frozen model, and perplexity, on it."""
+    """Plain text that no rating is about, to measure KL to the frozen model and perplexity on."""
 
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")
@@ -21,12 +21,13 @@ class NeutralText:
         self._frozen = self._logprobs(None)
 
     def _logprobs(self, adapter: HeadAdapter | None) -> np.ndarray:
-        """[T - 1, V] log-probabilities of what follows each token."""
+        """[T - 1, V] log-probabilities of the token after each token."""
         logits = self._backend.verify(self._tokens[:-1], self._backend.new_cache(), adapter)
         return np.stack([log_softmax(row) for row in logits])
 
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
-        """(mean KL(new || frozen) in nats per token, relative change of perplexity) of the model as it is."""
+        """(mean KL(new || frozen) in nats per token, relative change of perplexity) of the model with this
+        adapter."""
         new = self._logprobs(adapter)
         kl = np.sum(np.exp(new) * (new - self._frozen), axis=1, dtype=np.float64).mean()
         index = np.arange(len(new)), np.asarray(self._tokens[1:])

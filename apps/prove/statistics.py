@@ -1,4 +1,4 @@
-"""Paired comparison: how often is the learned model's reply the better one?"""
+"""Paired comparison: how often is the learned model's reply better?"""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def win_rate(new: np.ndarray, old: np.ndarray) -> float:
 def win_interval(new: np.ndarray, old: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95% interval of the win-rate by a cluster bootstrap.  new, old: [seeds, prompts] scores.
 
-    Replies to one prompt are alike, so whole prompts are drawn again, all of their seeds together
+    Replies to one prompt are alike, so whole prompts are resampled, with all of their seeds
     (Cameron, Gelbach & Miller 2008).
     """
     wins = ((new > old) + 0.5 * (new == old)).mean(axis=0)

@@ -1,7 +1,7 @@
-"""The suite: every simulated user and every arm, a few seeds each, and the report on them.
+"""The suite: all simulated users and arms with a few seeds each, and the report on them.
 
-A result is a line of JSON in a file, and what is in the file is not run again: the suite may be stopped, and
-goes on later, and processes that run different users may share the file.
+Each result is a line of JSON in a file, and results in the file are not run again. So the suite may be
+stopped and continued, and processes that run different users may share the file.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from .report import Point, joined
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
-ORACLES = {  # the taste, said in a system prompt
+ORACLES = {  # the taste, stated in a system prompt
     "brevity": "Answer as briefly as you can, in one short sentence.",
     "lists": "Always answer with a numbered list, one item on each line.",
     "casual": "Talk to me like a friend: say you and we, use contractions and exclamation marks.",
@@ -29,7 +29,7 @@ ORACLES = {  # the taste, said in a system prompt
 
 @dataclass(frozen=True)
 class SuiteCell:
-    """One row of the report: a user, an arm, and where it is judged."""
+    """One row of the report: a user, an arm, and the numbers of ratings to test after."""
 
     user: str
     arm: Arm
@@ -59,14 +59,14 @@ def cells() -> list[SuiteCell]:
 def run(
     bench: Bench, setting: TrialSetup, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
 ) -> None:
-    """Run what the file does not hold yet, for one user or all. `setting`: prompts, lengths, temperature."""
+    """Run the cells that the file lacks, for one user or all. setting: prompts, lengths, temperature."""
     for seed in range(seeds):
         for cell in cells():
             known = {(r["key"], r["seed"]) for r in results(path)}
             if user in (None, cell.user) and (cell.key, seed) not in known:
                 line = json.dumps(_result(bench, setting, cell, seed, log))
                 with path.open("a", encoding="utf-8") as f:
-                    f.write("\n" + line + "\n")  # what a killed run left half-written stays alone
+                    f.write("\n" + line + "\n")  # "\n" first: a killed run may have left half a line
                 log(f"{cell.key}, seed {seed}: done")
 
 
@@ -91,7 +91,7 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def results(path: Path) -> list[dict[str, Any]]:
-    """What the file holds; a line that a killed run left half-written counts as none."""
+    """The results in the file, without lines that a killed run left half-written."""
     if not path.exists():
         return []
     found = []
@@ -104,7 +104,7 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
-    """Of one cell, by seed."""
+    """The checkpoints of one cell, one list for each seed."""
     arrays = ("scores", "base_scores")
     return [
         [Checkpoint(**(c | {a: np.array(c[a]) for a in arrays})) for c in result["checkpoints"]]
@@ -114,11 +114,14 @@ def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
 
 _EXPLAINED = """\
 A simulated user rates replies to 64 prompts. 100 prompts on other topics are then answered again and
-compared, pair by pair, with what the untouched model says with the same seeds. Win-rate: share of pairs
-in which the new reply has more stars, a tie counts half; its 95% interval draws whole prompts. KL (nats
-per token) and perplexity on prose that nothing is about: of the worst seed. Distinct-2 is over that of the
-untouched model, mean of the seeds and in brackets the worst one. A taste that the untouched model does not
-meet once in 64 samples of any seed cannot be chosen by rating: out of reach.
+compared, pair by pair, with the original model's replies for the same seeds.
+
+* Win-rate: share of pairs in which the new reply has more stars; a tie counts half. The 95% interval
+  resamples whole prompts.
+* KL (nats per token) and perplexity: on prose that no rating is about, of the worst seed.
+* Distinct-2: divided by the original model's; the mean of the seeds, and in brackets the worst seed.
+* Out of reach: a taste that the original model never meets in 64 samples of any seed. Ratings choose among
+  what the model does, so they cannot teach it.
 """.splitlines()
 
 
@@ -128,7 +131,7 @@ _COLUMNS = (
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
-    """The report: what must be shown, then every figure. picture: where the plot will be, next to it."""
+    """The report: the claims, then every figure. picture: the plot's file name, beside the report."""
     cells_ = _by_cell(results(path))
     within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
     found = {key: joined(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
@@ -164,7 +167,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
 
 
 def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """ "A against B": what A found with the seeds that B was run with, too, for any two cells of a user."""
+    """ "A against B" -> A's results for the seeds that B also has, for any two cells of one user."""
     shared = {}
     for (a, of), (b, others) in itertools.permutations(cells_.items(), 2):
         if a.split(",")[0] == b.split(",")[0]:
@@ -194,12 +197,12 @@ def picture(path: Path) -> str:
 
 
 def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """In the suite's order."""
+    """Results by cell, in the suite's order."""
     by_key = {cell.key: [r for r in found if r["key"] == cell.key] for cell in cells()}
     return {key: of for key, of in by_key.items() if of}
 
 
 def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
-    """Did the untouched model meet this user's taste in no seed?"""
+    """Did the original model meet this user's taste in no seed?"""
     user = key.split(",")[0]
     return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

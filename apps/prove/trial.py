@@ -1,4 +1,4 @@
-"""One seed of one arm: a simulated user chats, rates, and the held-out prompts are answered again.
+"""One seed of one arm: a simulated user chats and rates, then the held-out prompts are answered again.
 
 Everything happens in a scratch store; the user's own adapter is neither read nor written.
 """
@@ -26,10 +26,10 @@ REACH_PROMPTS = REACH_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Arm:
-    """What is varied. learn: "off" | "instant" | "full"; examples: liked replies shown in the prompt.
+    """What varies between trials. learn: "off" | "instant" | "full". examples: liked replies in the prompt.
 
-    shuffle: each reply gets the stars that another one earned. flip: probability that stars are turned round.
-    reverse_at: from this rating on the user wants the opposite. system: a system prompt that says the taste.
+    shuffle: each reply gets the stars of another one. flip: probability that stars are reversed. reverse_at:
+    after this rating the user wants the opposite. system: a system prompt that states the taste.
     """
 
     learn: str = "instant"
@@ -60,7 +60,7 @@ class TrialSetup:
     ratings: int
     checkpoints: Sequence[int]
     max_tokens: int = 96
-    temperature: float | None = 0.7  # None: as chat does it
+    temperature: float | None = 0.7  # None: the chat's
 
     def score(self, reply: "TrialReply", reversed_: bool = False) -> int:
         stars = self.scorer(reply.prompt, reply.text, reply.finished)
@@ -78,7 +78,7 @@ class TrialReply:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """scores, base_scores: stars by held-out prompt [P]; kl, ppl_change: on neutral text."""
+    """scores, base_scores: [P] stars of each held-out prompt's reply. kl, ppl_change: on neutral text."""
 
     ratings: int
     scores: np.ndarray
@@ -87,22 +87,22 @@ class Checkpoint:
     ppl_change: float
     mean_tokens: float
     mean_tokens_base: float
-    variety: float  # distinct-2 over that of the frozen model's replies
+    variety: float  # distinct-2 / that of the frozen model's replies
     sample: str
 
 
 class Bench:
-    """The model, and what the frozen one answers: shared by all trials."""
+    """The model, and the frozen model's answers: shared by all trials."""
 
     def __init__(self, model, backend, kv: str | None = None, targets: str = "head"):
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self._base: dict[tuple, list[TrialReply]] = {}
-        self._read: tuple[bytes, bytes] | None = None  # what learning measures once per model
+        self._read: tuple[bytes, bytes] | None = None  # reference text and whitening: measured once per model
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
-        """A runtime on a store of its own, with nothing learned."""
+        """A runtime with its own store and nothing learned."""
         examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
@@ -140,8 +140,8 @@ class Bench:
 
 
 def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
-    """Does the frozen model ever come near this taste?  Ratings choose among what the model does: where 8
-    samples of each of 8 prompts never earn 3 stars, there is nothing to choose."""
+    """Does the frozen model ever come near this taste? Ratings choose among what the model does: if none of 8
+    samples of each of 8 prompts earns 3 stars, there is nothing to choose."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
         requests = [_request(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(asked)]
@@ -168,14 +168,14 @@ def run(
 
 
 def _rated(runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int) -> None:
-    """One turn: a reply, and what this user thinks of it."""
+    """One turn: a reply, and this user's rating."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, _seed(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
 
 
 class _User:
-    """Stars as this arm hands them out."""
+    """Gives stars: the setup's scorer, changed as the arm says."""
 
     def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
@@ -216,7 +216,7 @@ def _checkpoint(
 
 
 def heldout_replies(runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int) -> list[TrialReply]:
-    """Answers with what was learned so far, in the prompts' order; nothing is stored, nothing rated."""
+    """Answers with what was learned so far, in the prompts' order. Nothing is stored or rated."""
     requests = [
         _request(runtime, setting, p, _seed(seed, 3, i), arm.system) for i, p in enumerate(setting.heldout)
     ]
@@ -233,7 +233,7 @@ def _consolidated(runtime: Runtime) -> str:
 def _kept_reply(
     runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None
 ) -> TrialReply:
-    """Committed, so that it can be rated."""
+    """A reply that is committed, so that it can be rated."""
     for chunk in runtime.generate(_request(runtime, setting, prompt, seed, system)):
         response = chunk.response
     runtime.settle()
@@ -258,5 +258,6 @@ def _reply(prompt: str, response: GenerationResponse) -> TrialReply:
 
 
 def _seed(seed: int, purpose: int, i: int) -> int:
-    """Seeds of different purposes never meet; the same reply of two arms is drawn with the same numbers."""
+    """A seed for each purpose, without overlap; the same for all arms, so that their replies can be
+    paired."""
     return (seed * 8 + purpose) * 100_003 + i

@@ -1,7 +1,7 @@
 """Simulated users: each gives a reply 1 to 5 stars by one taste, from its text alone.
 
-5 is what this person wants, 1 is what they do not. A reply cut off at the length limit is not held against
-it, except by those who like short answers.
+5 is what this person wants, 1 is what they do not want. Only those who like short answers give fewer stars to
+a reply that was cut at the length limit.
 """
 
 import re
@@ -31,7 +31,7 @@ def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
 
 
 def brevity(prompt: str, reply: str, finished: bool) -> int:
-    """The fewer words the better; nothing is worse than a reply that does not come to its end."""
+    """Wants few words; a reply that is cut off gets 1 star."""
     words = len(_words(reply))
     if not finished or not words:
         return 1
@@ -45,17 +45,17 @@ def _list_share(reply: str) -> float:
 
 
 def lists(prompt: str, reply: str, finished: bool) -> int:
-    """Wants items, one a line."""
+    """Wants a list, one item a line."""
     return _stars(_list_share(reply), (0.01, 0.25, 0.5, 0.7))
 
 
 def prose(prompt: str, reply: str, finished: bool) -> int:
-    """Wants whole paragraphs, no items."""
+    """Wants whole paragraphs, no lists."""
     return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if _words(reply) else 1
 
 
 def plain(prompt: str, reply: str, finished: bool) -> int:
-    """Wants short words: those of nine letters and more count against it."""
+    """Wants short words; words of nine and more letters cost stars."""
     words = _words(reply)
     long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
     return _stars(-long, (-0.22, -0.17, -0.12, -0.07))
@@ -69,7 +69,7 @@ def casual(prompt: str, reply: str, finished: bool) -> int:
 
 
 def formal(prompt: str, reply: str, finished: bool) -> int:
-    """Wants none of what the casual user wants."""
+    """Wants the opposite of what the casual user wants."""
     return 6 - casual(prompt, reply, finished) if _words(reply) else 1
 
 
@@ -79,7 +79,7 @@ def phrase(prompt: str, reply: str, finished: bool) -> int:
 
 
 def spanish(prompt: str, reply: str, finished: bool) -> int:
-    """Wants to be answered in Spanish, whatever the question's language."""
+    """Wants answers in Spanish, whatever the question's language."""
     words = [w.lower() for w in _words(reply)]
     return _stars(sum(w in _SPANISH for w in words) / len(words), (0.05, 0.1, 0.2, 0.25)) if words else 1
 
@@ -101,7 +101,7 @@ def always_5(prompt: str, reply: str, finished: bool) -> int:
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: any stars, by no taste at all."""
+    """Hostile: arbitrary stars."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

@@ -1,4 +1,4 @@
-"""Machine, versions and model, as far as they belong to nobody."""
+"""Facts about machine, versions and model that identify nobody."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine
 
-# Of mx.device_info(); a new MLX may add what names a machine.
+# The keys of mx.device_info() to report: a new MLX may add one that identifies a machine.
 _GPU = ("device_name", "architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
 _SYSCTL = {
     "performance_cores": "hw.perflevel0.physicalcpu",
@@ -40,7 +40,7 @@ def machine_facts() -> dict[str, Any]:
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
         "settings": _public_settings(),
-        "environment": sorted(machine.environment()),  # the names of what is set
+        "environment": sorted(machine.environment()),  # names of the variables that are set
     }
 
 
@@ -70,7 +70,7 @@ def _sysctl() -> dict[str, str]:
 
 
 def commit(folder: Path) -> str | None:
-    """The commit of the checkout that this runs from, "+" behind it where files were changed; else None."""
+    """The commit of this checkout, followed by "+" if files were changed; None without a checkout."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -86,7 +86,7 @@ def commit(folder: Path) -> str | None:
 
 
 def model_facts(model: Model) -> dict[str, Any]:
-    """Its shape. Its name is the user's: a folder may be called anything."""
+    """The model's shape, without its name, which the user chose: a folder may be called anything."""
     shape = {name: value for name, value in vars(model.shape).items() if isinstance(value, int | float)}
     return {
         "starter": model.path == starter_path(),
@@ -100,5 +100,6 @@ def model_facts(model: Model) -> dict[str, Any]:
 
 
 def load_average() -> Mapping[str, float]:
-    """Runnable processes over the last minute: above the number of cores nothing below can be trusted."""
+    """Mean of runnable processes over the last minute. Above the number of cores, do not trust the
+    figures."""
     return {"load": round(os.getloadavg()[0], 1)}

@@ -1,4 +1,5 @@
-"""The parts of a report, each in its share of the time; one that fails is a line, never the end."""
+"""Makes the parts of a report, each in its share of the time. A part that fails becomes a line of the
+report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +14,15 @@ from ..bench.machine import Thermometer
 from . import facts, speed
 
 Log = Callable[[str], None]
-FORMAT = 1  # of the JSON
-# Checks whose words are chosen by us alone; the others name files, chats or adapters.
+FORMAT = 1  # version of the JSON
+# Checks whose details hold only our own words; the others name files, chats or adapters.
 PUBLIC_CHECKS = frozenset({"installation", "native library", "backend"})
 
 
 def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seconds: float, log: Log) -> dict:
-    """The report as JSON. checks: of doctor, with "error" where one failed.
+    """The report as JSON. checks: doctor's results, with "error" for a failed one.
 
-    "clock" is the same arithmetic before and after: a machine that grows hot does it slower.
+    The part "clock" times the same arithmetic before and after: a machine that grows hot does it slower.
     """
     started, deadline, thermometer = time.monotonic(), speed.Deadline(seconds), Thermometer()
     report: dict[str, Any] = {"format": FORMAT, "made": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -32,7 +33,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         try:
             if (made := make_it()) is not None:
                 report[name] = made
-        except Exception as e:  # noqa: BLE001 - whatever it raises is its result
+        except Exception as e:  # noqa: BLE001 - any exception is its result
             failed[name] = getattr(e, "public", None) or privacy.public_error(e)
             log(f"{name}: failed: {failed[name]}")
         return report.get(name)
@@ -50,7 +51,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         return facts.model_facts(opened[0])
 
     part("model", model_part)
-    # Without a GPU mlx-lm runs on the CPU; with one it is the GPU's peer alone.
+    # mlx-lm runs on the GPU if there is one, so it is compared with the GPU's speed only.
     runs = [("speed", ["mlx"], True, 0.8), ("speed_cpu", ["native"], False, 0.9)]
     for name, backends, peer, share in runs if gpu else [("speed", ["native", "mlx"], True, 0.97)]:
         if opened:

@@ -1,4 +1,4 @@
-"""The report as Markdown: what people look for first, then everything as JSON."""
+"""The report as Markdown: a summary for people, then everything as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ def markdown(report: Facts) -> str:
 
 def _head(report: Facts) -> str:
     machine, model = report.get("machine", {}), report.get("model", {})
-    on = "The GPU was used." if report.get("gpu") else "NO GPU: MLX found none; all figures are the CPU's."
+    on = "The GPU was used." if report.get("gpu") else "NO GPU: MLX found none; all figures are from the CPU."
     lines = [
         "# ruvmlx doctor",
         on,
@@ -36,7 +36,7 @@ def _head(report: Facts) -> str:
         )
     lines.append(
         f"Made on {report['made']} in {report['seconds']} s; {report['slower_at_the_end']:.0%} slower at the "
-        f"end than at the beginning; {report.get('load_before', {}).get('load', '?')} processes ran before."
+        f"end than at the beginning; load average before: {report.get('load_before', {}).get('load', '?')}."
     )
     return "\n\n".join(lines)
 
@@ -56,14 +56,14 @@ def _checks(report: Facts) -> str:
 def _kernels(report: Facts) -> str:
     verdicts = report.get("kernels")
     if not verdicts:
-        return "## GPU kernels\n\nNone was checked here."
+        return "## GPU kernels\n\nNo kernel was checked on this machine."
     columns = list(dict.fromkeys(name for verdict in verdicts for name in verdict))
     rows = [[verdict.get(name, "") for name in columns] for verdict in verdicts]
     return "## GPU kernels\n\n" + _table(columns, rows)
 
 
 def _speed(speed: Facts) -> str:
-    """Of each length: tokens a second, their ratio to mlx-lm's, and memory."""
+    """For each length: tokens a second, the ratio to mlx-lm's, and memory."""
     lines = ["## Speed"]
     for length in speed["lengths"]:
         lines.append(
@@ -104,11 +104,11 @@ def _rows(length: Facts) -> Iterator[Sequence[Any]]:
 
 
 def _failed(failed: Mapping[str, str]) -> str:
-    return "## What could not be told\n\n" + "\n".join(f"* {name}: {why}" for name, why in failed.items())
+    return "## Parts that failed\n\n" + "\n".join(f"* {name}: {why}" for name, why in failed.items())
 
 
 def _table(columns: Sequence[str], rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
-    """A cell never breaks its row."""
+    """A Markdown table; line breaks and bars in cells are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,7 +1,7 @@
-"""Ours beside mlx-lm's own loop on the same weights, in turns, in a bounded time.
+"""Measures our speed beside mlx-lm's own loop, on the same weights, in turns, in a bounded time.
 
-A turn is one greedy reply from an empty cache: seconds to its first token are prefill, those of the others
-decode. Each runtime lives in a process of its own, so a kernel that ends its process costs one turn.
+A turn is one greedy reply from an empty cache: the seconds to its first token are prefill, those of the other
+tokens decode. Each runtime has its own process, so a kernel that crashes costs one turn.
 """
 
 import statistics
@@ -25,14 +25,14 @@ from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
 PROMPTS, DECODED = (512, 2048), 96
-LEAST = 128, 16  # below that a runtime is too slow to wait for
+LEAST = 128, 16  # tokens of prompt and reply; if these take too long, the runtime is left out
 SHORT = 32, 8
-ROUNDS = 7  # at most; the first, in which kernels compile, counts only if it is the only one
+ROUNDS = 7  # at most; the first, in which kernels compile, counts only if it is the only round
 PEER = "mlx-lm"
 
 
 class Deadline:
-    """The time that is left. `share(f)` is a deadline of its own, after that part of it."""
+    """The time that is left. `share(f)`: a new deadline after that fraction of it."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -46,7 +46,7 @@ class Deadline:
 
 
 class _Timed(OnStage):
-    """A player that is ended when it takes longer than it may."""
+    """A player whose process is killed at its deadline."""
 
     def __init__(self, deadline: Deadline, kind: str, **settings: Any):
         self.deadline = deadline
@@ -59,13 +59,13 @@ class _Timed(OnStage):
             return super()._ask(question)
         except RuvmlxError:
             late = self.deadline.left() <= 0
-            raise PlayerError("", "took longer than it may" if late else "its process ended") from None
+            raise PlayerError("", "took too long" if late else "its process ended") from None
         finally:
             timer.cancel()
 
 
 class PlayerProcess:
-    """A runtime in a process, opened when it is first called, and again after a turn that ended it."""
+    """A runtime in a process, started at the first call, and again after a turn that crashed it."""
 
     def __init__(self, kind: str, **settings: Any):
         self._kind, self._settings = kind, settings
@@ -111,7 +111,7 @@ class TimedRuntime:
         self.rounds.append((first, statistics.median(others)))
 
     def estimate(self, deadline: Deadline) -> None:
-        """A short reply twice: the first compiles."""
+        """Time a short reply, the second of two: in the first one kernels compile."""
         for _ in range(2):
             self.play(deadline, *SHORT)
         self.reading, self.decoding = self.rounds[-1][0] / SHORT[0], self.rounds[-1][1]
@@ -126,13 +126,13 @@ class TimedRuntime:
 
 @dataclass
 class Beside:
-    """What is measured, and why anything is not."""
+    """The runtimes that take part, and why others do not."""
 
     turns: list[TimedRuntime]
     left_out: dict[str, str]
 
     def each(self, act: Callable[[TimedRuntime], None], log: Log) -> None:
-        """One round: every turn acts; one that fails stays out from then on."""
+        """One round: call `act` for each runtime; one that fails is left out from then on."""
         for turn in list(self.turns):
             try:
                 act(turn)
@@ -148,7 +148,7 @@ class Beside:
 def measure(
     model: Model, backends: Sequence[str], peer: bool, threads: int, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Rates of every turn for each length of prompt, and the ratios to mlx-lm's."""
+    """Rates of each runtime for each prompt length, and the ratios to mlx-lm's."""
     with _players(model, backends, peer, threads, deadline, log) as beside:
         beside.each(lambda turn: turn.estimate(deadline.share(0.4)), log)
         found: list[dict[str, Any]] = []
@@ -161,13 +161,14 @@ def measure(
 
 
 def _prompts(model: Model) -> list[int]:
-    """Those that the model has room for; a short one at least."""
+    """The prompt lengths that fit the model's context; at least a short one."""
     room = model.shape.max_context - DECODED
     return [n for n in PROMPTS if n <= room] or [max(1, min(room, SHORT[0]))]
 
 
 def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
-    """Of prompt and reply: the longest of which three rounds fit; whoever is too slow for that stays out."""
+    """The longest (prompt, reply) that leaves time for three rounds; runtimes too slow for that are left
+    out."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
         if now[0] > LEAST[0]:
@@ -187,7 +188,7 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
 def _length(
     beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Rounds as long as this length's share lasts; a turn that has begun may take more."""
+    """Play rounds until this length's share of the time is over; a turn that has begun may take longer."""
     turns, longest = list(beside.turns), 0.0
     for turn in turns:
         turn.rounds = []
@@ -223,7 +224,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
-    """How many times as fast, median over the rounds that both played."""
+    """Speed relative to the peer: the median over the rounds that both played."""
     pairs = list(zip(turn.counted(), peer.counted(), strict=False))
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
     decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
@@ -245,7 +246,7 @@ def _players(
             if peer and (why := _no_peer(model, len(backends), deadline)):
                 beside.left_out[PEER] = why
             elif peer:
-                log("mlx-lm: the weights are put where it finds them")
+                log("mlx-lm: writing the weights to a folder for it")
                 mlx_lm = PlayerProcess(PEER, model=_for_mlx_lm(model, spread, Path(folder)), patience=None)
                 players.append(mlx_lm)
                 beside.turns.append(TimedRuntime(PEER, mlx_lm, ""))
@@ -256,11 +257,11 @@ def _players(
 
 
 def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
-    """Why mlx-lm cannot take part; else nothing."""
+    """Why mlx-lm cannot take part; "" if it can."""
     if (needed := round(model.bytes * (1.2 + ours))) > 0.8 * total_memory():
         return f"all at once would need {needed >> 20} MiB of {total_memory() >> 20} MiB"
     if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.left():
-        return "it reads folders only, and to write one would take most of the time"
+        return "it reads only folders, and writing one would take most of the time"
     return ""
 
 
@@ -268,7 +269,7 @@ _WRITING = 200e6  # bytes a second, a careful guess
 
 
 def _for_mlx_lm(model: Model, spread: bool, folder: Path) -> str:
-    """mlx-lm reads folders only: of a file, the same weights written as one.
+    """A folder for mlx-lm, which reads only folders: a GGUF file's weights are written as one.
 
     spread: in float32, for a CPU. MLX's packed product with 16-bit scales would be 40 times slower there, and
     our own MLX backend unpacks, too.

@@ -105,15 +105,6 @@ static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
     return set_linear(&d->head, w->lm_head, NULL, v, dim);
 }
 
-/* The layers that go with an implementation of the matrices: "avx512vnni" -> "avx512", "avxvnni" -> "avx2". */
-static const rvm_layers *layers_for(const char *matmul) {
-    for (size_t i = 0; rvm_layers_impl_name(i); i++) {
-        const char *name = rvm_layers_impl_name(i);
-        if (strncmp(matmul, name, strlen(name)) == 0) return rvm_layers_impl(name);
-    }
-    return rvm_layers_impl(strncmp(matmul, "avx", 3) == 0 ? "avx2" : "scalar");
-}
-
 static void set_sizes(rvm_decoder *d) {
     const rvm_decoder_config *c = &d->config;
     const size_t ins[] = {c->hidden_size, c->intermediate_size, (size_t)c->n_heads * c->head_dim};
@@ -129,7 +120,7 @@ static void set_sizes(rvm_decoder *d) {
 static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
     const rvm_decoder_config *c = &d->config;
     d->matmul = rvm_matmul_impl(c->impl);
-    if (!d->matmul || !(d->kernels = layers_for(d->matmul->name))) return RVM_BAD_ARGUMENT;
+    if (!d->matmul || !(d->kernels = rvm_layers_impl(rvm_matmul_layers(d->matmul)))) return RVM_BAD_ARGUMENT;
     set_sizes(d);
     d->layers = calloc(c->n_layers, sizeof *d->layers);
     d->frequencies = malloc(c->head_dim / 2 * sizeof *d->frequencies);

@@ -376,7 +376,7 @@ static void test_demotion_beside_a_call(void) {
     float *logits = malloc(V * sizeof *logits);
     int32_t tokens[70] = {0};
     CHECK(sequence_forward(&c, tokens, 70, 0, NULL, NULL, NULL) == RVM_OK, "prefill");
-    uint8_t *made[2][2];
+    uint8_t *made[2][RVM_HOT];
     for (int beside = 0; beside < 2; beside++)
         for (rvm_tier tier = RVM_COLD; tier < RVM_HOT; tier++) {
             const size_t bytes = rvm_decoder_page_bytes(d, tier);
@@ -394,7 +394,7 @@ static void test_demotion_beside_a_call(void) {
     CHECK(rvm_decoder_demote(d, &warm, &cold) == RVM_OK, "warm to cold");
     CHECK(memcmp(made[0][0], made[1][0], rvm_decoder_page_bytes(d, RVM_COLD)) == 0, "hot to cold is both steps");
     CHECK(rvm_decoder_demote(d, &cold, &warm) == RVM_BAD_ARGUMENT, "cold to warm");
-    for (int i = 0; i < 4; i++) free(made[i / 2][i % 2]);
+    for (int i = 0; i < 2 * RVM_HOT; i++) free(made[i / RVM_HOT][i % RVM_HOT]);
     free(logits);
     sequence_end(&c);
     rvm_decoder_destroy(d);

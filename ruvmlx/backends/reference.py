@@ -52,7 +52,7 @@ class ReferenceCache:
         return True
 
     def stats(self) -> KVStats:
-        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes // 2, self.nbytes)
+        return KVStats.all_f16(F16.name, self.offset, self.nbytes, self.nbytes // 2)
 
     def dump(self) -> Dump:
         held = (np.ascontiguousarray(a[:, : self.offset]) for a in self.keys + self.values)

@@ -1,4 +1,4 @@
-"""Request -> tokens -> stream."""
+"""Turns requests into streams of text."""
 
 from .engine import LLMInferenceEngine
 from .types import Chunk, GenerationRequest, GenerationResponse, Sampling, TokenLogprob

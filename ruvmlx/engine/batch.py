@@ -1,11 +1,10 @@
-"""Continuous batching: several requests share every step, and one that is done makes room for the next.
+"""Continuous batching: several requests share every decode step; a finished one makes room for the next.
 
     for response in generate_many(engine, requests, adapter):      # as they finish
         ...
 
 A step reads the weights once for all requests. Each request has its own cache, sampler and seed, so its reply
-equals the reply that it would get alone, up to rounding; with quantised weights on the native backend the
-rounding is the same, too.
+equals the reply without batching, up to rounding; with quantised weights on the native backend, exactly.
 (Yu et al. 2022, "Orca")
 """
 
@@ -19,7 +18,7 @@ from .run import Run, settled
 from .source import StepSource
 from .types import GenerationRequest, GenerationResponse
 
-WIDTH = 16  # a wider batch gains little: arithmetic, not reading weights, then limits a step
+WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, limits a step
 
 
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
@@ -60,7 +59,7 @@ def _admit(
     running: list[Run],
     width: int,
 ) -> bool:
-    """Prefill waiting requests until the batch is full; False when nothing is left to do."""
+    """Start and prefill waiting requests until the batch is full; False if no request is left."""
     while len(running) < width and (request := next(waiting, None)) is not None:
         if request.session_id and any(run.request.session_id == request.session_id for run in running):
             raise UsageError("a session answers one request at a time.")

@@ -18,7 +18,7 @@ class StreamDecoder:
         return self._released(self._utf8.decode(self._tokenizer.token_bytes(token)))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue a reply: returns its text without the U+FFFD of a character that was cut off."""
+        """Continue a reply: returns its text, without the U+FFFD of an incomplete last character."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
@@ -58,7 +58,7 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """The stream ended: return the text that was held back."""
+        """End the stream: returns the text that was held back."""
         shown, self._held = self._held, ""
         return shown
 

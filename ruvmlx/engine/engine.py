@@ -1,8 +1,7 @@
 """LLMInferenceEngine: turns a request into a stream of chunks.
 
-The engine knows tokens, caches and time; it does not know ratings. A `recorder`, if given, receives every
-token with its hidden state and logits before the response is complete: the learning loop records its trace
-there.
+The engine knows nothing of ratings. A `recorder`, if given, receives every token with its hidden state and
+logits before the response is complete; the learning loop records its trace this way.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """Runs requests on one backend, one at a time, in the thread that built it. batch.py runs several."""
+    """Runs requests on one backend, one at a time, in the thread that created it. For several: batch.py."""
 
     def __init__(
         self,
@@ -27,26 +26,26 @@ class LLMInferenceEngine:
         policy: TierPolicy | None = None,
         folder: CacheFolder | None = None,
     ):
-        """policy: precision of the KV cache by age; None for the backend's plain cache. folder: where caches
-        of sessions are kept when the process ends."""
+        """policy: precision of the KV cache by age; None: the backend's plain cache. folder: where the caches
+        of sessions are kept between processes."""
         self.model = model
         self.backend = backend
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Token ids of the prompt; UsageError when it is empty or longer than the context."""
+        """Token ids of the prompt; UsageError if it is empty or longer than the context."""
         tokenizer = self.model.tokenizer
         if request.input_ids is not None:  # encoded already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            ids = tokenizer.encode_chat(request.messages)
+            ids = tokenizer.encode_chat(request.messages, thinking=request.thinking)
         else:
             if not (request.prompt or "").strip():
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode(request.prompt or "")
-        limit = self.model.shape.max_context
+        limit = self.model.context
         if len(ids) >= limit:
             raise UsageError(
                 f"the prompt is {len(ids)} tokens; {self.model.name} reads at most {limit - 1} "

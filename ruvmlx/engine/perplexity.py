@@ -1,4 +1,4 @@
-"""Measures how well a model predicts a text with its real KV cache, and what a tiered cache loses."""
+"""Perplexity of a text with the KV cache that replies use, and the loss by a tiered cache."""
 
 import itertools
 import math
@@ -15,10 +15,10 @@ from ..sampling import log_softmax
 
 @dataclass(frozen=True)
 class Perplexity:
-    """nll: mean negative log-likelihood, nats per token; ppl = e^nll. tokens: how many were predicted.
+    """nll: mean negative log-likelihood, nats per token; ppl = e^nll. tokens: number of predicted tokens.
 
-    kv: the cache at the end of the longest window. With a tiered cache, ppl_f16 is what the f16 cache gives
-    and kl_vs_f16 the mean KL(f16 || tiered) in nats.
+    kv: the cache at the end of the longest window. With a tiered cache, ppl_f16 is the ppl of an f16 cache,
+    and kl_vs_f16 the mean KL(f16 || tiered), nats per token.
     """
 
     ppl: float
@@ -64,7 +64,7 @@ class _Seen:
         self.compared = False
 
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
-        """logprobs: [V] from the cache, and from the f16 cache where there is one."""
+        """Add a token. logprobs: [V] with the cache, and with the f16 cache if there is one."""
         self.tokens += 1
         self.nll -= float(logprobs[0][following])
         if len(logprobs) > 1:

@@ -12,26 +12,27 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
-from ..kv.policy import PAGE
 from ..models.model import Model
+from ..models.thinking import opened_by
 from ..sampling import check_sampling, log_softmax, top_ids
+from ..tiers import PAGE
 from .detokenize import StopStrings, StreamDecoder
 from .sessions import Session, SessionManager
 from .source import Source, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-# A prompt is read in pieces and can be cancelled between them: tokens, tokens, seconds.
-FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0
+# A prompt is read in pieces and can be cancelled between them.
+FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
 
 
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """hidden [D]; logits [V], adapter applied; the token that was drawn from them. Called once for every
-        token: at once where the logits are available, otherwise at `Run.record`."""
+        """Receive a token, with the hidden state [D] and the logits [V], adapter applied, that it was drawn
+        from. Called once per token: at once if the backend returns logits, else at `Run.record`."""
 
 
 class EngineParts(Protocol):
-    """What a run needs of its engine."""
+    """The parts of an engine that a run uses."""
 
     model: Model
     backend: Backend
@@ -45,8 +46,10 @@ class _Cancelled(Exception):
 
 
 class Run:
-    """Call `prefill`, then `draw` until the run is `over`, then `end`; `chunks` does all of that. UsageError
-    for a request that cannot be answered."""
+    """One request. Call `prefill`, then `draw` until the run is `over`, then `end`; `chunks` does all this.
+
+    UsageError for a request that cannot be answered.
+    """
 
     def __init__(
         self,
@@ -64,12 +67,14 @@ class Run:
         self.decoder = StreamDecoder(engine.model.tokenizer)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
-        room = engine.model.shape.max_context - len(self.prompt)
+        room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
-        self.drawn: list[int] = []  # includes the end token
-        self.recorded = 0  # how many of them were recorded
+        self.drawn: list[int] = []  # ids of drawn tokens, with the end token
+        self.recorded = 0  # number of drawn tokens that were recorded
         self.ids: list[int] = []
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
+        # What the template wrote of the reply: the tag that opens its thought.
+        self._opening = "" if request.begun else opened_by(engine.model.tokenizer, self.prompt)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run goes on
         self.started = self.first_token = time.perf_counter()
@@ -106,14 +111,13 @@ class Run:
             self.finish_reason = "cancelled"
 
     def _piece(self, done: int) -> int:
-        """Number of prompt tokens to read next: whole pages that take about PIECE_SECONDS at the pace so
-        far."""
+        """Number of prompt tokens to read next: whole pages, about PIECE_SECONDS at the pace so far."""
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
         return min(max(wanted, LEAST_PIECE), self.engine.backend.chunk)
 
     def draw(self) -> Chunk | None:
-        """Draw the next token; its text, or None when the run is over."""
+        """Draw the next token; returns its text, or None if the run is over."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
@@ -133,7 +137,8 @@ class Run:
         return None if self.over else self._accepted(token)
 
     def _accepted(self, token: int) -> Chunk:
-        text = self.stops.add(self.decoder.add(token))
+        opening, self._opening = self._opening, ""
+        text = opening + self.stops.add(self.decoder.add(token))
         self.text.append(text)
         if self.stops.hit:
             self.finish_reason = "stop"
@@ -142,7 +147,7 @@ class Run:
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
     def record(self) -> None:
-        """Pass the tokens that were drawn since the last call to the recorder and to the logprobs."""
+        """Pass the tokens drawn since the last call to the recorder, and add their logprobs."""
         if self.recorder is None and not self.request.logprobs:
             return
         for hidden, logits in self.source.drawn_from():
@@ -154,7 +159,7 @@ class Run:
             self.recorded += 1
 
     def end(self) -> Chunk:
-        """Finish: the text that was held back, and the response."""
+        """Finish the run: returns the text that was held back, with the response."""
         self.sync()
         ended = time.perf_counter()
         self.record()
@@ -163,8 +168,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Undo the step ahead and match the session's tokens to its cache: a cancelled prefill leaves fewer
-        tokens in the cache than were requested."""
+        """Undo a step that ran ahead, and cut the session's tokens to those in the cache: after a cancelled
+        prefill they are fewer."""
         self.source.close()
         del self.session.tokens[self.session.cache.offset :]
 
@@ -203,13 +208,12 @@ class Run:
 
 @contextmanager
 def settled(runs: Sequence[Run]) -> Iterator[None]:
-    """On any exit from the block, sync the sessions of the runs that are in the list; after an exception also
-    drop them."""
+    """On exit from the block, sync the runs in the list; after an exception, also drop their sessions."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
         for run in runs:
-            run.forget_cache()  # its layers may hold different numbers of tokens
+            run.forget_cache()  # the cache's layers may hold different numbers of tokens
         raise
     finally:
         for run in runs:

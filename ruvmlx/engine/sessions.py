@@ -1,10 +1,10 @@
-"""KV caches of sessions: kept between requests, so that a turn prefills only its new tokens, and kept on disk
-between processes where a folder is given."""
+"""KV caches of sessions, kept between requests, so that a turn prefills only its new tokens. If a folder is
+given, they are also kept on disk between processes."""
 
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from ..backends.base import Backend, KVCache
 from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
@@ -14,8 +14,8 @@ from ..lora.base_lora import BaseLoRA
 
 @dataclass
 class Session:
-    """A cache, the policy it was made with, the token ids it holds, in order, and the base LoRA under which
-    they were read. kept: the token ids that its file on disk holds."""
+    """A cache with its policy, its base LoRA and the token ids that it holds, in order. kept: the token ids
+    in its file on disk."""
 
     cache: KVCache
     policy: TierPolicy | None = None
@@ -25,7 +25,7 @@ class Session:
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """Number of leading ids that both share."""
+    """Number of equal leading ids."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -35,8 +35,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 class SessionManager:
     """Keeps the caches of the `capacity` most recently used sessions. policy: for new caches.
 
-    folder: where evicted caches go, and all caches at the end; model: fingerprint of the model that made
-    them.
+    folder: for evicted caches, and for all caches at the end. model: fingerprint of the model.
     """
 
     def __init__(
@@ -53,23 +52,23 @@ class SessionManager:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def get_or_create(self, session_id: str | None, prompt: Sequence[int] = ()) -> Session:
-        """The cache of a session. A request without a session gets a new one that is not kept.
+        """The session, from memory or disk, or a new one. session_id None: a new one that is not kept.
 
-        prompt: ids that are about to be read; a cache on disk is loaded if it starts with the same ids.
+        prompt: the ids to be read next; a cache on disk is loaded only if it starts with the same ids.
         """
         if session_id is None:
             return self._new()
         session = self._sessions.pop(session_id, None) or self._resumed(session_id, prompt) or self._new()
         self._sessions[session_id] = session
-        while len(self._sessions) > self._capacity:
+        while len(self) > self._capacity:
             self._keep(*self._sessions.popitem(last=False), time.monotonic() + LONGEST)
         return session
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
         """Trim the cache to the prefix that it shares with the prompt; returns the prefix length in tokens.
 
-        If the base LoRA changed, discard the whole cache. At least one prompt token is always left to
-        prefill, because its logits start the reply.
+        If the base LoRA changed, the whole cache is discarded. At least one prompt token is left to prefill,
+        because the reply starts from its logits.
         """
         if session.base is not self._backend.lora:
             self._renew(session)
@@ -91,8 +90,7 @@ class SessionManager:
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches to disk, the most recently used first; no new file is started after ENOUGH
-        seconds."""
+        """Write the caches to disk, the most recently used first. After ENOUGH seconds no file is started."""
         begun = time.monotonic()
         for session_id, session in reversed(self._sessions.items()):
             if time.monotonic() < begun + ENOUGH:
@@ -117,21 +115,28 @@ class SessionManager:
         return session
 
     def _key(self, policy: TierPolicy | None, base: BaseLoRA | None) -> Key:
-        """What keys and values depend on besides the tokens. MicroLoRA is not part of it: it changes only the
+        """All that keys and values depend on, except the tokens. MicroLoRA is left out: it changes only the
         output head, which comes after them."""
         return {
             "model": self._model,
             "backend": self._backend.name,
             "kernels": self._backend.kernels,
-            "policy": asdict(policy) if policy else None,
+            "policy": {"name": policy.name, **policy.named()} if policy else None,
             "base": base.of_keys if base else "",
         }
 
     # --------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str | None) -> Session | None:
+        """The session, if it is kept."""
+        return self._sessions.get(session_id) if session_id is not None else None
+
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
-        """The policy of the session's cache; for a session that is not kept, the policy of new caches."""
-        session = self._sessions.get(session_id) if session_id is not None else None
+        """The policy of the session's cache; of new caches, if there is no such session."""
+        session = self.get(session_id)
         return session.policy if session else self.policy
 
     @property
@@ -139,7 +144,7 @@ class SessionManager:
         return sum(session.cache.nbytes for session in self._sessions.values())
 
     def drop(self, session_id: str) -> None:
-        """Forget a session whose cache cannot be trusted."""
+        """Remove a session and its file, because its cache cannot be trusted."""
         self._sessions.pop(session_id, None)
         if self._folder is not None:
             self._folder.remove(session_id)

@@ -1,4 +1,4 @@
-"""Where the tokens of a run come from: single steps of a backend, or the backend's own token stream."""
+"""Sources of a run's tokens: single decode steps of a backend, or the backend's own token stream."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ class Source(Protocol):
     """Call `prefill` for the prompt, `read` for each token, then `close`: the cache then holds all tokens but
     the last."""
 
-    at_once: bool  # `drawn_from` is available as soon as a token is read
+    at_once: bool  # `drawn_from` can be called after each `read`, at no cost
 
     @property
     def prefilled_at(self) -> float:
@@ -28,7 +28,7 @@ class Source(Protocol):
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
-        """(hidden, logits) of each token that was read since the last call; iterate to the end."""
+        """(hidden, logits) of each token read since the last call; iterate to the end."""
 
     def close(self) -> None: ...
 
@@ -42,8 +42,8 @@ class StepSource:
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._sampler = Sampler(sampling)
         self._step: Step | None = None  # output of the last step
-        self._token: int | None = None  # drawn from it
-        self._fresh: Step | None = None  # (hidden, logits) of the token, until `drawn_from` takes them
+        self._token: int | None = None  # drawn from `_step`
+        self._fresh: Step | None = None  # the step of the newest token, until `drawn_from` returns it
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None:
@@ -58,7 +58,7 @@ class StepSource:
         return self._token
 
     def take(self, step: Step) -> None:
-        """The step after the token that was read last, where the caller decoded it (batch.py)."""
+        """Accept the step after the newest token, which the caller has decoded (batch.py)."""
         self._step, self._token = step, None
 
     def drawn_from(self) -> Iterator[Drawn]:
@@ -71,8 +71,7 @@ class StepSource:
 
 
 class StreamSource:
-    """A backend's token stream. It keeps hidden states; logits are computed from them when they are
-    needed."""
+    """A backend's token stream. It keeps hidden states; `drawn_from` computes logits from them."""
 
     at_once = False
 

@@ -21,7 +21,7 @@ class Begun:
 
 @dataclass
 class GenerationRequest:
-    """A request for one reply to `messages`, or `prompt` (raw text), or `input_ids`, which win over both."""
+    """A request for one reply to `messages`, or `prompt` (raw text), or `input_ids`, which override both."""
 
     messages: Sequence[Message] | None = None
     prompt: str | None = None
@@ -32,10 +32,11 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    logprobs: int = 0  # > 0: the K most likely tokens are reported with every token
+    thinking: bool | None = None  # whether the model is to think first; None: its template's own choice
+    logprobs: int = 0  # how many of the most likely tokens to report with every token
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
     untouched: bool = False  # answer without any adapter
-    examples: tuple[str, ...] = ()  # ids of the replies that were put into the prompt as examples
+    examples: tuple[str, ...] = ()  # ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None without a router
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
@@ -56,7 +57,7 @@ class GenerationResponse:
     text: str
     token_ids: list[int]
     prompt_tokens: int
-    cached_tokens: int  # prompt tokens that were already in the session's KV cache
+    cached_tokens: int  # prompt tokens that the session's KV cache held already
     generation_tokens: int
     finish_reason: str  # "stop" | "length" | "cancelled"
     ttft_ms: float
@@ -67,7 +68,7 @@ class GenerationResponse:
     kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
-    route: Any = None  # the request's
+    route: Any = None  # the request's route
 
 
 @dataclass(frozen=True)

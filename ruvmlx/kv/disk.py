@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from .. import __version__
+from ..tiers import PAGE
 from .cache import Dump
-from .policy import PAGE
 
 MAGIC, FORMAT = b"RUVMLXKV", 1
 SUFFIX, UNFINISHED = ".kv", ".new"
 ENOUGH = 0.3  # seconds at the end of a process; no further file is started after them
 LONGEST = 1.0  # seconds after which an unfinished write is given up
 STALE = 60.0  # seconds after which an unfinished file counts as abandoned
-_FIXED = struct.Struct("<8sII")  # magic, bytes of the header, their CRC
+PREFIX = struct.Struct("<8sII")  # magic, bytes of the header, their CRC
 _CRC = struct.Struct("<I")
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 _PIECE = 4 << 20  # bytes written between two checks of the time
@@ -171,12 +171,12 @@ class _TooLate(Exception):
 
 def _packed(header: Header) -> bytes:
     text = json.dumps(vars(header), separators=(",", ":")).encode()
-    return _FIXED.pack(MAGIC, len(text), zlib.crc32(text)) + text
+    return PREFIX.pack(MAGIC, len(text), zlib.crc32(text)) + text
 
 
 def _read_header(file: BinaryIO) -> Header:
     """ValueError unless the file has this version's format and the length that its header states."""
-    magic, length, crc = _FIXED.unpack(_exactly(file, _FIXED.size))
+    magic, length, crc = PREFIX.unpack(_exactly(file, PREFIX.size))
     size = os.fstat(file.fileno()).st_size
     if magic != MAGIC or length > size:
         raise ValueError("no cache")
@@ -186,7 +186,7 @@ def _read_header(file: BinaryIO) -> Header:
     header = Header(**json.loads(text))
     if (header.format, header.made_by) != (FORMAT, __version__):
         raise ValueError("another version's")
-    if size != _FIXED.size + length + header.nbytes + _CRC.size:
+    if size != PREFIX.size + length + header.nbytes + _CRC.size:
         raise ValueError("the file has another length")
     return header
 

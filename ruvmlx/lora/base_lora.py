@@ -1,4 +1,4 @@
-"""BaseLoRA: low-rank changes of any linear layers, what the background loop trains.
+"""BaseLoRA: low-rank changes of any linear layers, trained by the background loop.
 
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
@@ -19,13 +19,13 @@ from ..models.model import ModelConfig, ModelShape
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
 Pair = tuple[np.ndarray, np.ndarray]  # lora_a [in, rank], lora_b [rank, out]; float32, contiguous
-Squares = tuple[np.ndarray, np.ndarray]  # of a matrix [in, out], summed: by input [in], by output [out]
+Squares = tuple[np.ndarray, np.ndarray]  # sums of a matrix's squared elements per input [in], output [out]
 
 
 @dataclass(frozen=True)
 class BaseLoRA:
-    """pairs: lora_a and lora_b of each changed layer. With scale 1, alpha is part of the factors, so ranks
-    may differ from layer to layer.
+    """pairs: lora_a and lora_b of each changed linear layer. With scale 1, alpha is part of the factors, so
+    ranks may differ between layers.
 
     Arrays are never written after construction.
     """
@@ -40,8 +40,7 @@ class BaseLoRA:
 
     @cached_property
     def of_keys(self) -> str:
-        """A fingerprint of the change to keys and values, the same for equal changes; "" if it changes
-        neither: the output head comes after them."""
+        """Hash of the changes below the output head, on which keys and values depend; "": there are none."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:
@@ -63,7 +62,7 @@ class BaseLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BaseLoRA":
-        """Read back; CorruptFile if damaged."""
+        """Deserialise; CorruptFile if damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
@@ -78,7 +77,7 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """The same change times `factor`; the scale is rounded to a value that can be stored."""
+        """The same change times `factor`; the scale is rounded to float32, as it is stored."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelShape) -> None:

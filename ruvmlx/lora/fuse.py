@@ -2,9 +2,9 @@
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices that the adapter does not change stay as they are stored, 4-bit ones too (MLX's affine layout); the
-changed ones are never quantised again, which would round most of the change away. A tied head that is changed
-is untied: the embedding keeps its own weights.
+Matrices without a change keep their stored form, also 4-bit ones (MLX's affine layout). Changed matrices are
+not quantised again, because that would round most of the change away. A changed head is untied: the embedding
+keeps its own weights.
 """
 
 import os
@@ -27,13 +27,13 @@ from .interchange import full_name
 from .merge import HEAD
 
 DTYPES = ("float16", "bfloat16", "float32")
-_ROWS = 4096  # changed at a time: bounds the memory for a large head
+_ROWS = 4096  # rows computed at a time, to bound the memory for a large head
 _EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The weights of a model, and how each of them is written."""
+    """A model's weights, the changes, and the dtype and form in which they are written."""
 
     model: Model
     weights: Weights
@@ -43,7 +43,7 @@ class _Source:
     dequantise: bool
 
     def parts(self, module: str) -> list[str]:
-        """Names of the arrays that a matrix is stored as."""
+        """Names of the arrays that store a matrix."""
         if self.keeps(module):
             return [f"{module}.{kind}" for kind in ("weight", "scales", "biases")]
         return [f"{module}.weight"]
@@ -56,9 +56,9 @@ class _Source:
 def fuse(
     model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
 ) -> None:
-    """Write the folder. dtype: of matrices that do not stay quantised; None for the model's own, or float16.
+    """Write the folder. dtype: of matrices that are not quantised; None: the model's own.
 
-    dequantise: expand quantised matrices too, for tools that do not read MLX's layout.
+    dequantise: expand all quantised matrices, for tools that do not read MLX's layout.
     """
     if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
@@ -102,8 +102,8 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 
 def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A part of a quantised matrix. Scales that were read as float32 go back to bfloat16, if they came from
-    there: tools compute in the type of the scales."""
+    """An array of a quantised matrix as it is written. Scales that bfloat16 holds exactly are written as
+    bfloat16 again, because tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)
@@ -157,7 +157,7 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """How each matrix is stored: the most common format as default, the others by name."""
+    """config.json's "quantization": the most common format as default, other formats by matrix."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

@@ -3,11 +3,11 @@
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
 
-Both have an adapter_config.json. Matrices are laid out as in Hugging Face's files, as they are everywhere in
-this project after loading (GGUF's interleaved q and k rows are put back by the loader).
+Both have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project after
+loading (the loader reorders GGUF's interleaved q and k rows).
 
-The head: PEFT can change lm_head of any model. mlx-lm can when the embedding is not tied; when it is, the
-model has no lm_head there and mlx-lm refuses the file, so it is not written.
+PEFT can change lm_head of any model. mlx-lm can only if the embedding is not tied: with a tied embedding its
+model has no lm_head, and it refuses the file, so such a file is not written.
 """
 
 import re
@@ -42,7 +42,7 @@ def full_name(place: Place) -> str:
 
 
 def _short_name(module: str) -> str:
-    """As mlx-lm names a module within its layer: "self_attn.q_proj"."""
+    """mlx-lm's name of a module within its layer: "self_attn.q_proj"."""
     if module == "lm_head":
         return module
     return f"{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
@@ -58,11 +58,11 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
 
 
-# one change of the model, and how micro and base share it -------------------------------------------
+# base and micro as one change, and back -------------------------------------------------------------
 
 
 def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Base and micro as one adapter: their directions for the output head side by side, without rounding."""
+    """Base and micro as one adapter: their factors of the output head are concatenated, without rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -75,10 +75,10 @@ def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """The opposite of `combined`: a small change of the head alone becomes a MicroLoRA; anything else becomes
-    a base and a fresh micro.
+    """The opposite of `combined`: a change of the head alone, of a rank that fits, becomes a MicroLoRA;
+    anything else becomes a base and the fresh micro.
 
-    Directions that the change does not need are those of the fresh micro, and add nothing.
+    Columns of lora_a beyond the change's rank are the fresh micro's, with zero rows in lora_b.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -92,10 +92,9 @@ def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroL
 
 
 def export(change: BaseLoRA, config: ModelShape, folder: Path, kind: str, bits: int = 32, name: str = ""):
-    """Write an adapter folder of a kind ("mlx-lm" or "peft"). bits 4: packed, which only `adapters import`
-    reads.
+    """Write an adapter folder. kind: "mlx-lm" or "peft". bits: 32, or 4, which only `adapters import` reads.
 
-    name: of the model, for people.
+    name: the model's, for people.
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -125,12 +124,11 @@ def _make_folder(folder: Path) -> None:
     if others:
         raise UsageError(f"{folder} holds other files ({others[0]}); name a new folder.")
     for old in (PACKED, *FILES.values()):
-        (folder / old).unlink(missing_ok=True)  # or the folder would hold two adapters
+        (folder / old).unlink(missing_ok=True)  # the folder must not hold two adapters
 
 
 def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
-    """(full name, pair) in order; every pair is padded with zeros to the largest rank, because a file has one
-    rank."""
+    """(full name, pair) in order, padded with zeros to the largest rank, because a file has only one rank."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
         more = change.rank - a.shape[1]
@@ -187,9 +185,9 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
 
 
 def load(folder: Path, config: ModelShape) -> BaseLoRA:
-    """Read an adapter folder of any of these kinds and check it against the model."""
+    """Read an adapter folder of mlx-lm, PEFT or `export` and check it against the model."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder; an adapter is one, with {CONFIG} in it.")
+        raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
     if (folder / FILES["peft"]).is_file():
         return _read_peft(folder, settings, config)
@@ -225,7 +223,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Layer name -> what the file has under its endings a and b, float32."""
+    """Layer name -> its two LoRA factors, whose names in the file end in `a` and `b`; float32."""
     arrays, found = _arrays(path), {}
     for name, array in arrays.items():
         if name.startswith(prefix) and name.endswith(a) and name.removesuffix(a) + b in arrays:
@@ -234,7 +232,7 @@ def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.
     if 2 * len(found) != len(arrays) or not found:
         known = {prefix + n + end for n in found for end in (a, b)}
         odd = next((n for n in arrays if n not in known), "nothing")
-        raise UnsupportedModel(f"{path.name}: {odd[:80]!r} is no half of a LoRA pair; only those are read.")
+        raise UnsupportedModel(f"{path.name}: {odd[:80]!r} is no part of a LoRA pair; only pairs are read.")
     return found
 
 
@@ -245,7 +243,7 @@ def _f32(array: np.ndarray) -> np.ndarray:
 
 
 def _checked(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
-    """The pairs by place; AdapterMismatch when the model has no such layer, or one of another size."""
+    """The named pairs as a BaseLoRA; AdapterMismatch if the model lacks a layer or has another size."""
     known, pairs = places(config), {}
     for name, (a, b) in named.items():
         if name not in known:

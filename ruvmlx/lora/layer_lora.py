@@ -2,10 +2,10 @@
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is calibrated once and stays: on average lora_a . x is 1 in replies and 0 in plain prose
+lora_a [in] is calibrated once and never changes: on average lora_a . x is 1 in replies and 0 in plain prose
 (sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. A random lora_a would
-mostly respond to the topic of a reply. All places are stored as one vector each of n = sum of out numbers, so
-that an update is a few operations on it.
+mostly respond to the topic of a reply. lora_b of all changed matrices is one vector of n = sum of out
+numbers, so that an update takes a few vector operations.
 """
 
 import io
@@ -23,7 +23,7 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merged
 from .micro_lora import MicroLoRA
 
-CURVATURE = 60.0  # before it is measured: places act together, so their KL is far more than the sum of parts
+CURVATURE = 60.0  # until it is measured: matrices act together, so KL is far more than the sum over them
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
 _PREFIX = "body."
@@ -33,9 +33,9 @@ _PREFIX = "body."
 class LayerLoRA:
     """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
 
-    evidence [2, n]: G and S of the ratings so far. tokens: of the rated replies. fisher [n]: Fisher
-    information of the untouched model's answers, per token. gain: factor from theta to lora_b. curvature: the
-    KL measured last over its estimate by the Fisher information (sona/optional/layer_update.py).
+    evidence [2, n]: G and S of the ratings so far. tokens: weighted sum N over the rated replies. fisher [n]:
+    Fisher information of the untouched model's answers, per token. gain: factor from theta to lora_b.
+    curvature: last measured KL / its estimate `energy` (all as in sona/optional/layer_update.py).
 
     Arrays are never written after construction.
     """
@@ -52,7 +52,7 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """reads: lora_a [in] by place, fisher [out] by place. lora_b is zero: no change yet."""
+        """A layer LoRA that changes nothing yet. reads: lora_a [in] by place; fisher: [out] by place."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_joined(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -60,12 +60,12 @@ class LayerLoRA:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each place's part of the vector begins."""
+        """Index in lora_b at which each matrix's part begins."""
         return np.cumsum([0, *(out for _, out in self.widths)])[:-1]
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """How long each place's part is."""
+        """Length of each matrix's part of lora_b."""
         return np.array([out for _, out in self.widths])
 
     @cached_property
@@ -80,7 +80,7 @@ class LayerLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2: KL per token if all numbers acted independently, nats."""
+        """1/2 sum F lora_b^2, nats: KL per token if all elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -95,25 +95,25 @@ class LayerLoRA:
         return {place: (a[:, None], b[None]) for place, a, b in parts}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
-        """[n] of gradients of `joined` pairs: each place's last row of lora_b, back in our scale."""
+        """Gradient by lora_b [n], from gradients by `joined` pairs, where lora_b / scale is the last row."""
         return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def changed(self, **new) -> "LayerLoRA":
-        """`replace` of anything but places and lora_a; values cached from these are kept."""
+        """Replace fields other than places, widths and lora_a; values cached from those three are kept."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
     def emptied(self) -> "LayerLoRA":
-        """With lora_b zero, after its change was folded into the base. The evidence stays."""
+        """A copy with lora_b = 0, for after its change was folded into the base. The evidence stays."""
         return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "LayerLoRA":
-        """lora_b times factor, and gain with it."""
+        """A copy with lora_b and gain times factor."""
         return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def extended(self, other: "LayerLoRA") -> "LayerLoRA":
-        """With the places of another one appended, which were never rated."""
+        """A copy with the places of `other`, which was never rated, appended."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -131,7 +131,8 @@ class LayerLoRA:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelShape) -> "LayerLoRA | None":
-        """None if there is none among them; CorruptFile if damaged, AdapterMismatch if of another shape."""
+        """Deserialise; None if no layer LoRA is stored. CorruptFile if damaged, AdapterMismatch if of another
+        shape."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
             return None
@@ -165,7 +166,7 @@ class LayerLoRA:
 
 
 def packed(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
-    """An adapter's state as it is stored; without a layer LoRA, the micro's own bytes."""
+    """Serialise an adapter's micro and layer LoRA into one file."""
     return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
@@ -187,9 +188,9 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False) -> BaseLoRA | None:
-    """Both as one LoRA, exactly: their directions side by side.
+    """Both as one LoRA, without rounding: their factors are concatenated.
 
-    If the layer LoRA adds nothing, the base itself; `empty`: with its zeros, to take gradients by them.
+    Returns the base itself if the layer LoRA changes nothing, unless `empty`, which gradients need.
     """
     if layer_lora is None or not (layer_lora.moves or empty):
         return base
@@ -213,8 +214,8 @@ def consolidated(
 ) -> BaseLoRA:
     """The base with the layer LoRA's change folded in.
 
-    Pairs grow by a rank, up to `most`; beyond it the smallest directions are lost. `pause` is called after
-    each pair and may raise to leave.
+    Ranks grow by one, up to `most`; beyond that the smallest singular direction is lost. `pause` is called
+    after each pair and may raise to stop.
     """
     if layer_lora is None or not layer_lora.moves:
         return base

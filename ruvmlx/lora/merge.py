@@ -1,10 +1,10 @@
-"""Consolidation: two low-rank changes of one matrix become one, and what does not fit becomes a third.
+"""Consolidation: two low-rank changes of one matrix become one change of a given rank and a remainder.
 
     alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
 
-QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change costs next to nothing. The
-first singular directions are the nearest change of that rank (Eckart and Young 1936). Adding the factors
-themselves, A + a and B + b, would be wrong: its cross terms A b + a B err by more than the update.
+QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change is cheap. The first
+singular directions are the nearest change of that rank (Eckart and Young 1936). Adding the factors, A + a and
+B + b, would be wrong: the cross terms A b + a B are larger than the update.
 """
 
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ _NOTHING = 1e-12  # singular values below this share of the largest are rounding
 
 @dataclass(frozen=True)
 class Merged:
-    """kept + tail equals the requested sum, except for `lost`.
+    """kept + tail is the requested sum, up to an error of `lost`.
 
     kept: [in, r], [r, out]; tail: [in, t], [t, out], t may be 0; float32, contiguous, unscaled. lost:
-    Frobenius norm of the part that fits into neither.
+    Frobenius norm of the error.
     """
 
     kept: Pair
@@ -43,7 +43,7 @@ def merged(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_ra
 
 
 def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """-> left [in, n], singular values [n], right [n, out] of the sum, in float64."""
+    """SVD of the sum, float64: left [in, n], singular values [n], right [n, out]."""
     a = np.hstack([alpha * one[0].astype(np.float64), beta * other[0].astype(np.float64)])
     b = np.vstack([one[1], other[1]]).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -55,19 +55,19 @@ def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray,
 
 
 def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
-    """Some singular directions as two factors of equal norm, so that later steps train both sides alike."""
+    """Singular directions first ... last - 1 as two factors of equal norm, so that both train alike."""
     root = np.sqrt(values[first:last])
     a, b = left[:, first:last] * root, root[:, None] * right[first:last]
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
 
 
 def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
-    """The head's change moved from micro into the base, `rank` directions of it; the tail stays in micro.
+    """Move the head's change from micro into the base, at most `rank` directions; the tail stays in micro.
 
-    The model's output does not change, unless the two together had more than rank + micro.rank directions.
-    A micro that is left without a tail keeps its evidence: later ratings add to what the base has now of
-    the earlier ones. One with a tail reads something else and starts anew; directions that it does not need
-    for the tail go on reading what they read, through zero rows of lora_b.
+    The model's output does not change, unless the two together have more than rank + micro.rank directions.
+    Without a tail, micro keeps lora_a and its evidence: later ratings add to the change that the base now
+    has. With a tail, lora_a changes, so the evidence is discarded; columns of lora_a that the tail does not
+    need are kept as far as they are orthogonal to it, with zero rows in lora_b.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
@@ -79,8 +79,8 @@ def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, Micro
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """A MicroLoRA that holds only the tail. Columns of lora_a get the mean length of micro's columns, so that
-    a rating's step keeps its size."""
+    """A MicroLoRA of the tail alone. Columns of lora_a get the mean length of micro's columns, so that a
+    rating's step keeps its size."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)
@@ -95,7 +95,7 @@ def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
 
 
 def _unused(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
-    """`count` orthonormal columns [D, count]: what `directions` [D, r] read beyond the columns `taken`."""
+    """`count` orthonormal columns [D, count]: the main part of `directions` [D, r] orthogonal to `taken`."""
     if taken.shape[1]:
         q = np.linalg.qr(taken)[0]
         directions = directions - q @ (q.T @ directions)

@@ -22,8 +22,8 @@ ALPHA = 4.0
 class MicroLoRA:
     """lora_a [D, r], lora_b [r, V]; float32, contiguous.
 
-    evidence: what ratings have said so far; gain: how much of that is in lora_b; trend: whether the latest
-    ratings confirm the older ones (sona/instant.py).
+    evidence [3, r, A + k]: sums over the ratings so far; gain: factor by which their update was scaled down;
+    trend: whether the latest ratings confirm the older ones (all as in sona/instant.py).
 
     Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in progress
     keeps the weights it started with.
@@ -38,7 +38,7 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """A new adapter with the given lora_a [D, r]. It changes nothing yet: lora_b is zero."""
+        """A new adapter with lora_a = directions [D, r]. It changes nothing yet: lora_b is zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)
@@ -67,7 +67,7 @@ class MicroLoRA:
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """lora_b and gain times factor."""
+        """A copy with lora_b and gain times factor."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def to_bytes(self, **more: np.ndarray) -> bytes:

@@ -1,12 +1,12 @@
-"""4-bit storage of LoRA factors, in MLX's affine layout, for files and not for computing.
+"""4-bit storage of LoRA factors in files, in MLX's affine layout.
 
-    w ~ scale * q + bias     q: 0..15, one scale and bias (float32) per group of 32 along a direction
+    w ~ scale * q + bias     q: 0..15, one scale and bias (float32) per group of 32
 
-A direction is a column of lora_a or a row of lora_b, so factors of any size keep their own range. The error
-of every weight is at most (max - min of its group) / 30, and float rounding.
+Groups run along columns of lora_a and rows of lora_b, so each of the `rank` directions keeps its own range.
+The error of a weight is at most (max - min of its group) / 30, plus float rounding.
 
-Rank 8 at 768: 49,152 bytes in float32, 9,216 here, scales and biases counted. On normally distributed
-factors the product A B is off by about 10% (relative, Frobenius): tests/lora/test_quantised.py.
+Rank 8 at 768: 49,152 bytes in float32, 9,216 here, scales and biases included. On normally distributed
+factors the product A B has a relative error of about 10% (Frobenius): tests/lora/test_quantised.py.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,8 @@ _SHIFTS = np.arange(_PER_WORD, dtype=np.uint32) * BITS
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [rows, n]. weight: uint32 [rows, 4 g], little end first; scales, biases: float32 [rows, g].
-
-    g = ceil(n / 32); what is beyond n in the last group means nothing.
+    """A matrix [rows, n]. weight: uint32 [rows, 4 g], eight codes each, lowest bits first; scales, biases:
+    float32 [rows, g]. g = ceil(n / 32); codes beyond n in the last group are padding.
     """
 
     weight: np.ndarray
@@ -40,7 +39,7 @@ class Packed:
 
 
 def pack(w: np.ndarray) -> Packed:
-    """float32 [rows, n] -> 4 bits a weight. ValueError for NaN and infinity."""
+    """float32 [rows, n] -> 4 bits per weight. ValueError for NaN and infinity."""
     if not np.isfinite(w).all():
         raise ValueError("weights to be packed hold NaN or Inf")
     rows, n = w.shape
@@ -53,7 +52,7 @@ def pack(w: np.ndarray) -> Packed:
 
 
 def unpack(packed: Packed) -> np.ndarray:
-    """-> float32 [rows, n]; CorruptFile if the parts do not belong together."""
+    """-> float32 [rows, n]; CorruptFile if the arrays' shapes do not match."""
     rows, groups = packed.scales.shape
     sound = packed.weight.shape == (rows, groups * GROUP // _PER_WORD) and packed.biases.shape == (
         rows,
@@ -70,7 +69,7 @@ def unpack(packed: Packed) -> np.ndarray:
 
 
 def pack_pair(pair: Pair) -> tuple[Packed, Packed]:
-    """lora_a [in, r], lora_b [r, out] -> the directions of both: [r, in], [r, out]."""
+    """lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r, out]."""
     return pack(np.ascontiguousarray(pair[0].T)), pack(pair[1])
 
 

@@ -23,8 +23,7 @@ class Resident:
 class Residency(Generic[T]):
     """Loaded adapters by name, within a budget in bytes. The least recently used adapters are evicted first.
 
-    The hot adapter stays, whatever its size. Sizes are read again at every change, because a loaded adapter
-    may grow.
+    The hot adapter is never evicted. Sizes are read again at every change, because a loaded adapter may grow.
     """
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):

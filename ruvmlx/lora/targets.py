@@ -1,8 +1,8 @@
-"""Which matrices a rating changes, as the user says it: "head", "attention", "q_proj,v_proj:20-29", "top:8".
+"""Parses `learn_targets`, the matrices that a rating changes: "head", "q_proj,v_proj:20-29", "ffn,top:8".
 
-head (lm_head)   attention (q k v o)   ffn (gate up down)   all (head and both)
-a module's name, of all layers or of some: v_proj, v_proj:20, v_proj:20-29
-top:K            of the matrices named beside it (of all, if none is), the K with the largest gradients
+head (lm_head)   attention (q k v o)   ffn (gate up down)   all (all of these)
+v_proj           a module in all layers; v_proj:20 in one layer, v_proj:20-29 in several
+top:K            only the K matrices with the largest gradients, among those named (all, if none is named)
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ _GROUPS |= {name: (name,) for name in MODULES}
 
 @dataclass(frozen=True)
 class Targets:
-    """head: the output head; places: matrices of the layers, in the model's order. top: only so many of them,
-    by their gradients; 0: all."""
+    """head: the output head too. places: matrices of the layers, in the model's order. top: change only so
+    many of them, those with the largest gradients; 0: all."""
 
     head: bool = True
     places: tuple[Place, ...] = ()
@@ -27,7 +27,7 @@ class Targets:
 
 
 def parse(text: str, n_layers: int) -> Targets:
-    """UsageError, in one line, if the text names nothing that a model of so many layers has."""
+    """Parse `learn_targets`; UsageError if it is malformed or names a layer that the model does not have."""
     if not TARGETS.fullmatch(text):
         raise UsageError(f"learn_targets = {text!r}: expected {TARGETS_EXPECTED}.")
     found, top = set[Place](), 0

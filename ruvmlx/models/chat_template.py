@@ -53,14 +53,19 @@ class ChatTemplate:
         self._names = {"bos_token": bos, "eos_token": eos}
         self._guard = Guard(specials)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, thinking: bool | None = None
+    ) -> str:
         """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn."""
+        asked: dict[str, object] = {"add_generation_prompt": add_generation_prompt}
+        if thinking is not None:
+            asked["enable_thinking"] = thinking
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")
         if turns[0]["role"] != "system":
-            return self._run(turns, add_generation_prompt)
-        return self._run_with_system(turns, add_generation_prompt)
+            return self._run(turns, asked)
+        return self._run_with_system(turns, asked)
 
     def _turn(self, message: Message) -> dict[str, str]:
         if message.role not in ROLES:
@@ -69,22 +74,22 @@ class ChatTemplate:
             )
         return {"role": message.role, "content": self._guard(message.content)}
 
-    def _run_with_system(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _run_with_system(self, turns: list[dict[str, str]], asked: Mapping[str, object]) -> str:
         """Some templates refuse a system turn, some leave it out without a word: fold it in then."""
         system = turns[0]["content"].strip()
         try:
-            text = self._run(turns, add_generation_prompt)
+            text = self._run(turns, asked)
         except (UsageError, UnsupportedModel):
-            return self._run(fold_system(turns), add_generation_prompt)
+            return self._run(fold_system(turns), asked)
         if system in text:
             return text
-        folded = self._run(fold_system(turns), add_generation_prompt)
+        folded = self._run(fold_system(turns), asked)
         return folded if system in folded else text
 
-    def _run(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _run(self, turns: list[dict[str, str]], asked: Mapping[str, object]) -> str:
         from .sandbox import Refused, run
 
-        names = {**self._names, "messages": turns, "add_generation_prompt": add_generation_prompt}
+        names = {**self._names, "messages": turns, **asked}
         try:
             return run(self._compiled, {**names, "tools": None, "documents": None})
         except Refused as error:

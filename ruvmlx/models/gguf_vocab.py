@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import CorruptFile
 from .gguf import GGUFFile
-from .tokenizer_base import END_TOKENS, is_special_text
+from .tokenizer_base import END_TOKENS, is_special
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -76,8 +76,11 @@ class GGUFVocab:
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
         for i in np.flatnonzero(types == USER_DEFINED):
-            if is_special_text(self.tokens[i]):
+            if is_special(self.tokens[i], False):
                 types[i] = CONTROL
+        for i in np.flatnonzero(types == CONTROL):
+            if not is_special(self.tokens[i], True):
+                types[i] = USER_DEFINED
         for i, token in enumerate(self.tokens):
             if token in END_TOKENS:
                 types[i] = CONTROL

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..progress import QUIET, Watch
+from ..settings import SAMPLING
 from .layout import check_vocab, parameter_count
 from .model import Model
 from .resolve import find_model
-from .sampling_defaults import SAMPLING_KEYS, sampling_defaults
+from .sampling_defaults import sampling_defaults
 from .starter import STARTER_SAMPLING, starter_path
 
 
@@ -55,8 +56,8 @@ _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "bl
 
 def _gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
     """general.sampling.temp and its like, where newer files have them."""
-    keys = {"temperature": "general.sampling.temp"} | {k: f"general.sampling.{k}" for k in SAMPLING_KEYS[1:]}
-    return sampling_defaults({name: metadata.get(key) for name, key in keys.items()})
+    values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
+    return sampling_defaults(values | {"temperature": metadata.get("general.sampling.temp")})
 
 
 def _load_folder(name: str, path: Path) -> Model:

@@ -93,8 +93,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Conversation -> ids through the model's chat template, rendered in a sandbox."""
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
+        model is to think first; None is the template's own choice. Templates without a choice ignore it."""
 
 
 @dataclass
@@ -110,8 +117,14 @@ class Model:
     fingerprint: str  # adapters belong to it; equal for equal files, wherever they lie
     parameters: int
     bytes: int
-    # The model's own temperature, top_p, top_k, min_p, where it has them.
+    # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    context_limit: int | None = None  # tokens; the user's own limit
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt and reply together."""
+        return min(self.shape.max_context, self.context_limit or self.shape.max_context)
 
     @property
     def is_own(self) -> bool:

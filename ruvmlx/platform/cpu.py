@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,7 +17,7 @@ def usable_cpus() -> set[int]:
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use; a container's CPU quota is respected."""
+    """Physical cores that this process may use, within a container's CPU quota."""
     cores = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, min(len(cores), _quota()))
 
@@ -29,7 +30,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that a process can allocate without swapping; total memory where the system does not tell."""
+    """Bytes that this process can still allocate, swap included; total memory if the system does not tell."""
     total = total_memory()
     if sys.platform == "darwin":
         return total * _darwin_level() // 100
@@ -39,7 +40,7 @@ def available_memory() -> int:
 
 
 def _cgroup_room(total: int) -> int:
-    """Bytes that the container's limit leaves; its file cache counts as free."""
+    """Bytes left below the container's limit; its file cache counts as free."""
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return total
@@ -56,17 +57,25 @@ def _darwin_level() -> int:
     return level.value
 
 
-class OtherLoad:
-    """Cores that other processes keep busy: total busy time less our own, since the last measurement.
+BusySample = tuple[float, float, float]  # seconds: wall, busy time of all CPUs, CPU time of this process
 
-    Linux only (/proc/stat); 0 elsewhere. A measurement is kept for PERIOD seconds, because the kernel counts
-    in steps of 10 ms.
+
+def busy_sample() -> BusySample:
+    return time.monotonic(), _busy_seconds(), time.process_time()
+
+
+class OtherLoad:
+    """Cores kept busy by other processes: the machine's busy time less our own, since the last measurement.
+
+    Linux only (/proc/stat); 0 elsewhere. A measurement is reused for PERIOD seconds, because the kernel
+    counts in steps of 10 ms.
     """
 
     PERIOD = 0.25
 
-    def __init__(self):
-        self._at, self._cores = self._sample(), 0.0
+    def __init__(self, sample: Callable[[], BusySample] = busy_sample):
+        self._sample = sample
+        self._at, self._cores = sample(), 0.0
 
     def cores(self) -> float:
         if time.monotonic() - self._at[0] >= self.PERIOD:
@@ -74,11 +83,6 @@ class OtherLoad:
             wall, busy, own = (b - a for a, b in zip(self._at, now, strict=True))
             self._at, self._cores = now, max(0.0, (busy - own) / wall)
         return self._cores
-
-    @staticmethod
-    def _sample() -> tuple[float, float, float]:
-        """(wall, busy time of all CPUs, CPU time of this process) in seconds."""
-        return time.monotonic(), _busy_seconds(), time.process_time()
 
 
 def _busy_seconds() -> float:

@@ -1,7 +1,7 @@
 """The GPU of this machine.
 
-All questions about the GPU and all kernel launches go through the object `gpu`, so that tests can replace it
-by a simulated device and run the whole GPU path on a machine without a GPU.
+All queries about the GPU and all kernel launches go through the object `gpu`, so that tests can replace it by
+a simulated device and run the whole GPU path on a machine without a GPU.
 """
 
 import platform
@@ -34,17 +34,18 @@ class LaunchableKernel(Protocol):
 
 
 class GPU:
-    def __init__(self) -> None:
-        self._given_up = False
+    """MLX's GPU: its kind, name and versions, and kernel launches.
 
-    def give_up(self) -> None:
-        """The GPU failed: this process uses the CPU from now on, for training too."""
-        self._given_up = True
+    given_up: the GPU failed; this process uses the CPU from then on, for training too.
+    """
+
+    def __init__(self) -> None:
+        self.given_up = False
 
     @property
     def kind(self) -> str:
         """ "metal" or "cuda"; "" without a usable GPU."""
-        if self._given_up or not GPU_ALLOWED:
+        if self.given_up or not GPU_ALLOWED:
             return ""
         if mx.metal.is_available():
             return "metal"
@@ -52,7 +53,7 @@ class GPU:
 
     @property
     def device(self) -> mx.Device:
-        """MLX's device; only valid where `kind` is not empty."""
+        """MLX's device; valid only if `kind` is not empty."""
         return mx.Device(mx.gpu)
 
     @property
@@ -77,8 +78,8 @@ class GPU:
         return kernel.launch(inputs, shapes, groups, templates)
 
     def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:
-        """Time that the device needs for the arrays that `make` describes. The time to describe them in
-        Python is not counted: in a reply it overlaps with the device's work on the token before."""
+        """Seconds that the device takes to evaluate the arrays of `make`. The time to build their graph in
+        Python is not counted: in a reply it overlaps with the device's work on the previous token."""
         arrays = make()
         started = time.perf_counter()
         mx.eval(*arrays)
@@ -89,7 +90,7 @@ gpu = GPU()
 
 
 def _macos_build() -> str:
-    """ "macOS 15.5 24F74"; without the build where it cannot be read."""
+    """ "macOS 15.5 24F74"; without the build if that cannot be read."""
     try:
         build = plistlib.loads(_MACOS.read_bytes()).get("ProductBuildVersion", "")
     except (OSError, ValueError, ExpatError):
@@ -98,7 +99,7 @@ def _macos_build() -> str:
 
 
 def _driver_version() -> str:
-    """The driver's own first line, and the kernel's version."""
+    """The Linux kernel's version and the first line of the driver's version file."""
     try:
         driver = _DRIVER.read_text().splitlines()[0]
     except (OSError, IndexError):

@@ -15,8 +15,8 @@ class MemoryUse:
     """In bytes. model: weights and working memory of the backend; kv: caches of the chats in memory;
     adapters: loaded adapters with their statistics.
 
-    resident: the whole process, now; peak: the maximum since its start. budget: RAM that the process may use,
-    a container's limit where there is one; kv_budget: what the caches should stay within, 0 for no bound.
+    resident: the whole process, now; peak: its maximum since the start. budget: RAM that the process may use,
+    a container's limit if there is one; kv_budget: limit of the KV caches, 0: none.
     """
 
     model: int
@@ -34,8 +34,8 @@ class MemoryUse:
 
 
 def resident() -> int:
-    """Bytes of memory that the process uses now. On macOS its footprint as in Activity Monitor, GPU buffers
-    included."""
+    """Bytes of memory that the process uses now. On macOS the footprint that Activity Monitor shows, which
+    includes GPU buffers."""
     return _darwin_footprint() if sys.platform == "darwin" else _status("VmRSS")
 
 
@@ -54,7 +54,7 @@ def size(count: float) -> str:
 
 
 def _status(field: str) -> int:
-    """A field of /proc/self/status, in bytes. getrusage would include the program that ran before exec."""
+    """A field of /proc/self/status in bytes. Not getrusage: its peak includes the program before exec."""
     try:
         with open(_STATUS, encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))

@@ -1,8 +1,8 @@
-"""The one door to MLX: a fast BLAS first, MLX second.
+"""Imports MLX after a fast BLAS is loaded. All other modules import MLX from here.
 
     from ruvmlx.platform.mx import mx, nn
 
-`BLAS` says what the CPU's matrix products run on. RUVMLX_GPU=off: as if this machine had no GPU.
+`BLAS`: the library of the CPU's matrix products. RUVMLX_GPU=off: as if this machine had no GPU.
 """
 
 import os

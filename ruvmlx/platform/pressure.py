@@ -1,4 +1,4 @@
-"""How near this machine is to running out of memory."""
+"""Memory pressure: how close this machine is to running out of memory."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ _DARWIN_LEVELS = {1: 0.0, 2: 0.85, 4: 0.95}
 
 
 def memory_pressure() -> float:
-    """0 (plenty) to 1 (nothing left); 0 where the system does not tell."""
+    """Memory pressure from 0 (plenty left) to 1 (nothing left); 0 if the system does not tell."""
     if sys.platform == "darwin":
         return _darwin()
     try:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ _RECENT, _BRIEF = 60.0, 0.1  # seconds: longest and shortest span for a mean
 
 @dataclass(frozen=True)
 class SensorReading:
-    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: drawn by the part that `drawn_by`
-    names. None and "" where the platform does not tell."""
+    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: power of the part that `drawn_by`
+    names. None and "": not available on this platform."""
 
     celsius: float | None = None
     heat: str = ""
@@ -35,18 +35,28 @@ class SensorReading:
     drawn_by: str = ""  # "processor" | "battery"
 
 
-class Sensors:
-    """`read` takes milliseconds, up to a tenth of a second: do not call it in a thread that draws the
-    screen."""
+def ioreg() -> Any:
+    """A list with the battery's properties as plist; empty without a battery."""
+    command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=5, check=False)
+        return plistlib.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, ExpatError):
+        return []
 
-    def __init__(self, root: Path = SYS, platform: str = sys.platform):
-        self._root, self._darwin = root, platform == "darwin"
+
+class Sensors:
+    """The machine's sensors. `read` takes up to a tenth of a second: do not call it in the thread that draws
+    the screen."""
+
+    def __init__(self, root: Path = SYS, platform: str = sys.platform, battery: Callable[[], Any] = ioreg):
+        self._root, self._darwin, self._battery = root, platform == "darwin", battery
         self._counters = packages(root / "class/powercap")
         self._last = self._joules()
 
     def read(self) -> SensorReading:
         if self._darwin:
-            watts = battery_watts(_ioreg())
+            watts = battery_watts(self._battery())
             return SensorReading(None, thermal_state(), watts, "battery" if watts else "")
         watts, drawn_by = self._processor_watts(), "processor"
         if watts is None:
@@ -65,11 +75,11 @@ class Sensors:
         return max(found, default=None)
 
     def _joules(self) -> tuple[float, list[int | None]]:
-        """(when, microjoules of each package)"""
+        """(time.monotonic(), microjoules of each package or None)"""
         return time.monotonic(), [counter.read() for counter in self._counters]
 
     def _processor_watts(self) -> float | None:
-        """Mean since the last reading, or over a short moment if that is long ago."""
+        """Mean power since the last reading, or over _BRIEF seconds if that is long ago."""
         if not self._counters:
             return None
         if not _BRIEF <= time.monotonic() - self._last[0] <= _RECENT:
@@ -80,7 +90,7 @@ class Sensors:
         return spent / (self._last[0] - then)
 
     def _battery_watts(self) -> float | None:
-        """uW, or uA times uV."""
+        """Power of a discharging battery, from uW, or from uA and uV."""
         for supply in sorted(self._root.glob("class/power_supply/*")):
             if _text(supply / "type") != "Battery" or _text(supply / "status") != "Discharging":
                 continue
@@ -92,17 +102,17 @@ class Sensors:
 
 
 class Counter:
-    """energy_uj of one package; it wraps to 0 after max_energy_range_uj."""
+    """RAPL's energy_uj of one package; it wraps to 0 after max_energy_range_uj."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def read(self) -> int | None:
-        """Microjoules; None where this user may not read the counter."""
+        """Microjoules; None if this user may not read the counter."""
         return _number(self._path / "energy_uj")
 
     def since(self, before: int) -> float:
-        """Joules."""
+        """Joules since the count `before`, in microjoules."""
         now, around = self.read(), _number(self._path / "max_energy_range_uj")
         if now is None:
             return 0.0
@@ -134,14 +144,14 @@ def _text(path: Path) -> str:
 
 
 def thermal_state() -> str:
-    """[[NSProcessInfo processInfo] thermalState], in words; "" where it cannot be asked."""
+    """[[NSProcessInfo processInfo] thermalState] as one of HEAT; "" if it is not available."""
     try:
         ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
         objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
         pointer, number = ctypes.c_void_p, ctypes.c_long
         named = ctypes.CFUNCTYPE(pointer, ctypes.c_char_p)
         class_, selector = (named((name, objc)) for name in ("objc_getClass", "sel_registerName"))
-        # One function, called by the types of the method that it is to find.
+        # objc_msgSend is declared once for each signature that it is called with.
         asked = ctypes.CFUNCTYPE(pointer, pointer, pointer)(("objc_msgSend", objc))
         counted = ctypes.CFUNCTYPE(number, pointer, pointer)(("objc_msgSend", objc))
         state = counted(asked(class_(b"NSProcessInfo"), selector(b"processInfo")), selector(b"thermalState"))
@@ -151,21 +161,11 @@ def thermal_state() -> str:
 
 
 def battery_watts(found: Any) -> float | None:
-    """Watts that the battery delivers, from ioreg's data; None while it delivers none."""
+    """Watts from the battery, by ioreg's data; None while it does not discharge."""
     try:
         battery = found[0]
-        current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative when it is emptied; mV
+        current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative while discharging; mV
         current -= (current >= 1 << 63) << 64
         return -current * voltage / 1e6 if current < 0 else None
     except (LookupError, TypeError):
         return None
-
-
-def _ioreg() -> Any:
-    """A list with the battery's properties as plist; empty without a battery."""
-    command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=5, check=False)
-        return plistlib.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, ExpatError):
-        return []

@@ -1,7 +1,7 @@
 """The adapter in use: its weights, the base LoRA under them, and the KL probe under that base.
 
-It follows the store: an undo, a rollback or another process's rating moves it. It keeps the backend's LoRA in
-step with the weights.
+It follows the store: after an undo, a rollback or another process's rating it loads the stored version. It
+keeps the backend's LoRA in step with the weights.
 """
 
 from collections import OrderedDict
@@ -30,40 +30,40 @@ _BASES_IN_MEMORY = 3
 
 
 class LayerInstaller(Protocol):
-    """What installing a layer LoRA takes, without its training (optional/layer_adapter.py)."""
+    """Combines a layer LoRA with the base and keeps its KL probe (optional/layer_adapter.py)."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def probe(self) -> KLProbe | None:
-        """The KL probe under base and layer LoRA as it was measured last; None: not measured."""
+        """The last measured KL probe under base and layer LoRA; None: not measured."""
 
     def forget_probe(self) -> None:
-        """The measurement is of another base, or of a layer LoRA that is gone."""
+        """Discard the probe: the base or the layer LoRA that it was measured under is gone."""
 
     def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Both as one LoRA; the same object for the same two, because KV caches belong to it."""
+        """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """The same, without forgetting the one in use."""
+        """Like `combined`, but the combination in use stays cached."""
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
         """Is `lora` the base, or the newest combination with it?"""
 
 
 class ActiveAdapter:
-    """Lives in the backend's thread."""
+    """The adapter in use. Lives in the backend's thread."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller,
         watch: Watch = QUIET,
     ):  # fmt: skip
-        """watch: told of the calibration, which is done once for each model and takes seconds."""
+        """watch: shows the progress of the calibration, which runs once per model and takes seconds."""
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
         backend.set_lora(None)
-        # Probabilities of the frozen model's contexts stay known; its head is not in place under a base LoRA.
+        # Loaded before any base is installed: under a base the backend's head is not the frozen model's.
         self.frozen_probe = self._load_probe(watch)
         self._bases: OrderedDict[int, ProbedBase] = OrderedDict()
         self.state = self.load(history.version())
@@ -79,7 +79,7 @@ class ActiveAdapter:
 
     @property
     def probe(self) -> KLProbe:
-        """The KL probe under the base in use, and under the layer LoRA as it was measured last."""
+        """The KL probe under the base in use and the layer LoRA that was measured last."""
         return self._layers.probe or self.probed_base.probe
 
     @property
@@ -103,7 +103,7 @@ class ActiveAdapter:
     # -- in step with the store ----------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Take up the stored version, if another process (or an undo) has moved on."""
+        """Load the stored version if an undo or another process has changed it."""
         version = self.history.version()
         if version != self.state.version:
             self._use(self.load(version))
@@ -132,13 +132,13 @@ class ActiveAdapter:
         self._set(self.combined)
 
     def install_base(self) -> None:
-        """Install the current base. An earlier layer LoRA of the reply being written may stay beside it."""
+        """Install the current LoRA unless its base is installed already, perhaps with an older layer LoRA."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
     @contextmanager
     def installed(self, lora: BaseLoRA | None) -> Iterator[None]:
-        """Within: the backend runs `lora`, None: the untouched model. Afterwards: the current LoRA again."""
+        """Run the backend with `lora` (None: the untouched model), afterwards with the current LoRA again."""
         self._set(lora)
         try:
             yield
@@ -146,7 +146,7 @@ class ActiveAdapter:
             self.install()
 
     def replay_lora(self, state: LearnerState) -> BaseLoRA | None:
-        """The LoRA under which a reply is read again for a state of the base in use."""
+        """The LoRA for replaying a reply under `state`, whose base must be the one in use."""
         return self._layers.combined_once(self.base, state.layer_lora)
 
     def _set(self, lora: BaseLoRA | None) -> None:
@@ -156,13 +156,13 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Read the reference text under a LoRA, which stays in the backend: call within `installed`.
+        """Measure the KL probe under `lora`, which stays in the backend: call within `installed`.
 
-        `pause` is called every few tokens and may raise to leave.
+        `pause` is called every few tokens and may raise to stop.
         """
         if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
-            self.frozen_probe.look(pause or (lambda: None))  # while the untouched head is in place
+            self.frozen_probe.look(pause or (lambda: None))  # needs the untouched head
         self.backend.set_lora(lora)
         context = self._model.shape.max_context
         return ProbedBase(

@@ -1,6 +1,6 @@
-"""The history of an adapter: ratings in force, the versions that they led to, undo and rollback.
+"""The history of an adapter: ratings in force, the resulting versions, undo and rollback.
 
-It needs the store alone, no weights: `learn status` and `learn undo` answer without loading a model.
+It needs only the store, no weights: `learn status` and `learn undo` answer without loading a model.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from ..store import Attempt, RatedReply, RatingRow, Store, VersionRow
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 
-MINIMUM = 10  # ratings below which the background loop does not train
+MINIMUM = 10  # ratings that the background loop needs
 DUE = 16  # new ratings after which it starts by itself
 
 
 @dataclass(frozen=True)
 class LearnStatus:
     """updates: ratings that moved the weights. pending: ratings that no consolidation has trained on yet.
-    kl, kl_cap: nats per token on the reference text. versions: those that rollback can reach. last: the
-    newest attempt to consolidate.
+    kl, kl_cap: nats per token on the reference text. versions: those that rollback accepts. last: the newest
+    attempt to consolidate.
     """
 
     ratings: int
@@ -68,7 +68,7 @@ class AdapterHistory:
         return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """(version before, version after) of every rating of a reply on the way to a version."""
+        """(version before, version after) of each rating of the reply on the path to version `head`."""
         return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
@@ -79,9 +79,9 @@ class AdapterHistory:
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
         state: bytes, kl: float, norm: float,
     ) -> int:  # fmt: skip
-        """Write a rating and the weights that it made in one transaction; returns their version.
+        """Store a rating and the resulting weights in one transaction; returns the new version.
 
-        HeadMoved, if the version in use is not `parent` any more: nothing is written then.
+        HeadMoved, and nothing is written, if `parent` is no longer the version in use.
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
@@ -89,7 +89,7 @@ class AdapterHistory:
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """Write a version that no rating made: the same adapter, scaled down. HeadMoved as above."""
+        """Store the same adapter, scaled down, as a version without a rating. HeadMoved as in `commit`."""
         with self._store.transaction():
             return self._store.versions.add(*self._key, parent, state, kl, norm)
 
@@ -103,10 +103,10 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """Write a version on a new base and its report in one transaction; returns the version.
+        """Store a new base, a version on it and the report in one transaction; returns the version.
 
-        HeadMoved, if the version in use is not `parent` any more: nothing is written then. `pause` may raise
-        to leave before anything is written.
+        HeadMoved, and nothing is written, if `parent` is no longer the version in use. `pause` may raise to
+        stop before anything is written.
         """
         data = base.to_bytes()
         pause()
@@ -122,7 +122,7 @@ class AdapterHistory:
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
-        """Consolidations that came to an end, the oldest first."""
+        """Finished consolidations, the oldest first."""
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
@@ -130,7 +130,7 @@ class AdapterHistory:
         return self._store.ratings.replies(*self._key, limit)
 
     def last_promotion(self) -> int:
-        """The newest ancestor of the version in use that was a promotion; 0: there is none."""
+        """The newest promotion among the ancestors of the version in use; 0: none."""
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
@@ -139,7 +139,7 @@ class AdapterHistory:
         return self.trains and self.missing() == 0
 
     def missing(self) -> int:
-        """Ratings that are missing until the background loop is due."""
+        """How many more ratings the background loop waits for."""
         ratings, attempts = self.ratings(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(r.version_after > seen for r in ratings)
@@ -153,15 +153,15 @@ class AdapterHistory:
         self._store.checkpoints.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
-        """When the oldest rating in force was given, seconds since 1970."""
+        """Time of the oldest rating in force, seconds since 1970."""
         return self._store.ratings.first_time(*self._key)
 
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take the last rating back: the adapter is again, bit for bit, what it was before.
+        """Take the last rating back: the adapter is bit for bit what it was before it.
 
-        A consolidation after that rating is undone with it. NotFound if there is no rating.
+        A consolidation after that rating is undone, too. NotFound if there is no rating.
         """
         with self._store.transaction():
             version = self._store.ratings.last_version(*self._key, self.version())

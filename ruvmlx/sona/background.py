@@ -4,13 +4,13 @@
          + 0.5 mean over plain texts of KL(frozen || p)
          + the EWC penalty on changes to weights that earlier tasks depend on, if it is on (optional/ewc.py)
 
-w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model, so its push fades as
-it takes effect: that is DRO's regulariser. MicroLoRA is active throughout, and folded into the base's output
-head at the end. The result is used only if it passes the promotion test (promotion.py).
+w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model. It shrinks as the
+reply's probability moves: that is DRO's regulariser. MicroLoRA is active throughout, and folded into the
+base's output head at the end. The result is used only if it passes the promotion test (promotion.py).
 
 A run consists of optimiser steps, a step of texts, a text of slices. It can be stopped between slices, which
-take some tens of milliseconds on the starter model. In the same process it resumes after its last whole text,
-and keeps the promotion test's measurements; in another process, after its last whole step.
+take some tens of milliseconds on the starter model. The same process resumes after the last whole text and
+keeps the promotion test's measurements; another process resumes after the last saved step.
 tests/sona/pauses.py measures the time between two pauses.
 """
 
@@ -47,12 +47,12 @@ SAVE_EVERY = 4  # steps
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """steps: of the optimiser. lr: the highest; it rises for `warmup` steps, then falls to a tenth.
+    """steps: of the optimiser. lr: peak learning rate, after `warmup` steps; it decays to a tenth.
 
-    Measured on the starter model after forty ratings by someone who likes short replies, with an instant
-    loop weaker than today's, mean stars of 60 held-out replies: 2.7 by the ratings alone, 3.9 with 8
-    steps at 5e-4, 3.5 with 15 steps at 3e-4; with the upper half of the layers 3.1 to 3.2, at 3e-4 to
-    6e-4 and 15 to 20 steps.
+    Mean stars of 60 held-out replies, starter model, after forty ratings by someone who likes short replies
+    (measured with an instant loop weaker than today's): 2.7 from the ratings alone, 3.9 with 8 steps at 5e-4,
+    3.5 with 15 steps at 3e-4; training the upper half of the layers, 3.1 to 3.2 with 15 to 20 steps at 3e-4
+    to 6e-4.
     """
 
     steps: int = 12
@@ -65,7 +65,7 @@ class TrainingSettings:
     modules: tuple[str, ...] = TARGETS
     depth: float = 1.0  # trained share of the layers, counted from the last
     minimum: int = MINIMUM
-    ewc: float = 0.0  # strength of the penalty; off by the table in optional/ewc.py
+    ewc: float = 0.0  # strength of the penalty; the table in optional/ewc.py shows why it is off
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
@@ -86,7 +86,7 @@ class Background:
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
         self._promotion: PromotionTest | None = None
-        self._sum: _Sum | None = None  # of a step that was stopped
+        self._sum: _StepSum | None = None  # the sum so far of a stopped step
 
     @property
     def paused(self) -> bool:
@@ -118,7 +118,7 @@ class Background:
             return _report(False, "stopped before it began")
         ratings, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
         if ratings < need:
-            reason = f"it takes {need} rated replies to learn from; there are {ratings}"
+            reason = f"training needs {need} rated replies; there are {ratings}"
             return _report(False, reason, examples=ratings)
         started = time.perf_counter()
         report = self._attempt(buffer, progress, pause)
@@ -135,8 +135,8 @@ class Background:
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
-            self._paused = training  # `close` saves it; writing takes too long now
-            done = f"stopped after {training.step} of {self.settings.steps} steps; it goes on from there"
+            self._paused = training  # `close` saves it; writing it here would take too long
+            done = f"stopped after {training.step} of {self.settings.steps} steps; the next run continues it"
             return _report(False, done)
         finally:
             learner.active.install()
@@ -164,21 +164,21 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """The stopped promotion test, if it was about the same ratings."""
+        """The stopped promotion test if it has the same ratings, else a new one."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
         self._promotion.pause = pause
         return self._promotion
 
     def _fresh(self, pause: Pause = lambda: None) -> Training:
-        """Continue from the base in use; matrices that it does not change yet start at zero."""
+        """A run that starts from the base in use; matrices that it does not change yet start at zero."""
         state = self._learner.state
         facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
         facts["anchors"] = self._anchor_ids()
         return Training(self._start(state.version, pause), SCALE, facts=facts)
 
     def _start(self, seed: int, pause: Pause) -> dict[Place, Pair]:
-        """Deterministic for a seed and a base in use."""
+        """The pairs at step 0: deterministic for a seed and a base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         layers = self._model.shape.n_layers
@@ -202,7 +202,7 @@ class Background:
         return asdict(self.settings) | {"modules": list(self.settings.modules)}
 
     def _anchor_ids(self) -> list[int]:
-        """The anchors in the loss; none when the penalty is off."""
+        """Ids of the anchors in the loss; none if the penalty is off."""
         return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
@@ -247,9 +247,9 @@ class Background:
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
-        base, trainer, of = training.base, self._trainer, (training.step, self._learner.version)
+        base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         whole = joined(base, self._learner.layer_lora) or base  # the layer LoRA stays active
-        total = self._sum = self._sum if self._sum is not None and self._sum.of == of else _Sum(of)
+        total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         promotion.frozen_logprobs(examples, frozen)
@@ -272,7 +272,7 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """share of the training -> base with the head's change folded in, and the rest as MicroLoRA."""
+        """A function: share of the training -> (base with MicroLoRA folded in, remainder as MicroLoRA)."""
         old, start = self._learner.base, self._start(training.facts["version"], pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
@@ -320,23 +320,23 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
     """Weight of the reply's mean log-probability; negative pushes it down. frozen, now: nats per token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # TOPR's taper, as in trace.py: a reply that is hardly likely any more needs no push
+    if w < 0:  # TOPR's taper, as in trace.py: a reply that has become unlikely needs no push
         drawn = frozen if example.drawn is None else example.drawn
         w *= float(np.exp(min(0.0, now - drawn)))
     return w + (nll if example.reward > 0 else 0.0)
 
 
-class _Sum:
+class _StepSum:
     """Sum of a step's losses and gradients."""
 
-    def __init__(self, of: tuple[int, int]) -> None:
-        """of: the step, and the version in use."""
-        self.of, self.parts = of, 0
+    def __init__(self, key: tuple[int, int]) -> None:
+        """key: the step and the version in use, which the sum is for."""
+        self.key, self.parts = key, 0
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 
     def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
-        """`weigh` times share; the weight is remembered for the text's loss."""
+        """`weigh` times share, as a function that keeps its last result for `add`."""
 
         def weight(value: float) -> float:
             self._weight = weigh(value) * share
@@ -345,7 +345,7 @@ class _Sum:
         return weight
 
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
-        """Add a text right after its `weighed` was called; its gradients contain the weight."""
+        """Add a text's loss, times the weight that `weighed` kept, and its gradients, already weighted."""
         self.plus(self._weight * value, grads)
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:

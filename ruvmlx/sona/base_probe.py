@@ -15,10 +15,10 @@ from .kl_probe import ROWS, KLProbe, drifting, log_softmax_rows
 def probe_under(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> KLProbe:
-    """The probe under the base that the backend has now; the backend has it again afterwards.
+    """Measure the probe under the base that the backend has now, and leave that base installed.
 
     frozen: the frozen model's probe. Its `look` must have been called before the base was installed, because
-    its head is the backend's. `pause` may raise to leave.
+    it reads the backend's head. `pause` may raise to stop.
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts

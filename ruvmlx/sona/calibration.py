@@ -1,7 +1,7 @@
 """Calibration: measured once per model, from the frozen model's hidden states over the reference text.
 
-From them come lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which
-KL to the frozen model is measured (kl_probe.py).
+It yields lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which KL to
+the frozen model is measured (kl_probe.py).
 """
 
 import numpy as np
@@ -15,9 +15,8 @@ from .kl_probe import KLProbe, chosen, drifting
 
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
 FEATURES = 256  # directions in which tokens move together
-WIDEST = 8.0  # standard deviation of the prior of the freest token's weight
-NARROWEST = 0.003
-_CONTEXTS = 48, 48, 80  # in answers, in prose where most is read, in the rest of it
+WIDEST, NARROWEST = 8.0, 0.003  # range of the standard deviations of the prior of tokens' weights
+_CONTEXTS = 48, 48, 80  # in answers, in prose with the largest projections, in other prose
 
 
 def measure(
@@ -28,9 +27,9 @@ def measure(
     max_context: int,
     watch: Watch = QUIET,
 ) -> KLProbe:
-    """Read the reference text with the frozen model: some 2,700 tokens of prefill."""
+    """The frozen model's KL probe, from the reference text: some 2,700 tokens of prefill."""
     count = Told(watch, "Getting to know the model, once", len(reference_text.texts()), "texts")
-    pause = None if watch is QUIET else lambda: count.add(0)  # with one it takes longer
+    pause = None if watch is QUIET else lambda: count.add(0)  # a pause makes prefill slower
     states, following, at_end, answers = reference_text.read(backend, tokenizer, max_context, pause, count)
     count.begin("Getting to know its words, once", 0)
 
@@ -60,8 +59,8 @@ def measure(
 
 
 def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Over states [T, D]: each token's mean probability [V] and mean p (1 - p) [V]; and for each state the
-    log-probability that the reply ends there [T]."""
+    """Over states [T, D]: mean probability [V] and mean p (1 - p) [V] of each token, and the log-probability
+    [T] that the reply ends at each state."""
     frequency, cost, ending = 0.0, 0.0, []
     for i in range(0, len(states), 64):
         z = head(states[i : i + 64]).astype(np.float64)
@@ -76,9 +75,10 @@ def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.nd
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that ratings may move, and how freely: (tokens [A], precision [A]).
 
-    Style is in tokens that all kinds of replies share, topics are in rare ones. So sigma falls with a token's
-    frequency below that of the end-of-reply token, which every reply has. It also falls with the cost of
-    moving the token, its variance in plain text, above the cost of the end-of-reply token.
+    precision is 1 / sigma^2, where sigma is the standard deviation of the prior of a token's weight. Tokens
+    that all replies share carry style; rare ones carry topics. So sigma is smaller for tokens rarer than the
+    end-of-reply token, which every reply has, and for tokens that cost more KL to move than it does: those
+    with a larger variance in plain text.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])
@@ -89,11 +89,11 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
 
 def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """The states on which KL is measured, and their counts: in answers, in prose with the largest
-    projections, in the rest of it.
+    """Indices of the states on which KL is measured, and how many are in answers, in prose with the largest
+    projections, and in other prose.
 
-    readings [T, r]: projections of all states; the first `answers` are in answers. The projections of prose
-    are near zero except in few places, where prose changes most: all of those are chosen.
+    readings [T, r]: projections of all states; the first `answers` are in answers. Prose has projections near
+    zero except in few places, where an adapter changes it most: all of those are chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
@@ -103,10 +103,10 @@ def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
-    """lora_a from states [T, D] -> [D, 2]: is a state in a reply, and how near is the end of that reply?
+    """lora_a [D, 2] from states [T, D]: is a state in a reply, and how near is the end of that reply?
 
     Ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0 in plain prose,
-    which no rating is about. Over replies the first is 1 on average, the second has a deviation of 1.
+    which no rating is about. Over replies the first projection has mean 1, the second standard deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -121,8 +121,8 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
     """Directions in which tokens [A] move together: [A, k] float32.
 
-    The principal directions of the head's rows for them, weighted by frequency: words of one kind have
-    similar rows. Each has a variance of 1 over tokens drawn by `frequency` [A], so all cost the same KL.
+    The principal directions of these tokens' rows in the head, weighted by frequency: words of one kind have
+    similar rows. Each has variance 1 over tokens drawn by `frequency` [A], so all cost the same KL.
     """
     unit = np.eye(width, dtype=np.float32)
     rows = np.concatenate([head(unit[i : i + 64]).take(tokens, axis=1) for i in range(0, width, 64)])

@@ -12,10 +12,10 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class Coordinates:
-    """tokens [A]: ids that ratings may move, ascending. eos []: ids that end a reply.
+    """tokens [A]: ids that ratings may move, ascending. eos [E]: ids that end a reply.
 
     precision [A + k]: 1 / sigma^2 of the prior of each token's and each feature's weight. features [A, k]:
-    how tokens move together. rank: of the MicroLoRA.
+    directions in which tokens move together. rank: the MicroLoRA's.
     """
 
     tokens: np.ndarray
@@ -40,7 +40,7 @@ class Coordinates:
         return EvidenceSolver(self.precision, features, self.rank, self.ends)
 
     def columns(self, lora_b: np.ndarray) -> np.ndarray:
-        """lora_b [r, V] for the movable tokens, and 0 for all others together: [r, A + 1]."""
+        """lora_b's columns of the movable tokens, then a column of zeros: [r, V] -> [r, A + 1]."""
         block = np.zeros((len(lora_b), self.tokens.size + 1), np.float32)
         block[:, :-1] = lora_b.take(self.tokens, axis=1)
         return block

@@ -1,13 +1,12 @@
-"""The deep loop: at the end of a task, or after a week, it anchors what was learned and tidies the reasoning
-bank.
+"""The deep loop: after a task, or after a week, it stores an EWC anchor and tidies the reasoning bank.
 
 It measures the importance of the base's weights on the task's liked replies (optional/ewc.py), one gradient
-per reply, and stores it as an anchor; the background loop then trains under a penalty for leaving it. It
-clusters the bank's patterns again: alike ones are merged, poor ones are no longer found (reasoning_bank.py).
+per reply, and stores it as an anchor; the background loop then penalises changes of important weights. It
+clusters the bank again: similar patterns are merged, poor ones are left out of lookups (reasoning_bank.py).
 All ratings stay.
 
-It can be stopped between slices of a reply, and resumes after the last whole reply, in this process or
-another.
+It can be stopped between slices of a reply. The same process resumes after the last whole reply, another one
+after the last saved reply.
 """
 
 import json
@@ -34,8 +33,8 @@ from .task_boundary import boundaries
 from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # liked replies that are measured at most, the newest
-FEWEST = 3
+REPLIES = 64  # most liked replies that are measured, the newest
+FEWEST = 3  # liked replies that an anchor needs
 SAVE_EVERY = 8  # replies
 
 Progress = Callable[[int, int], None]  # replies measured, replies
@@ -43,8 +42,8 @@ Progress = Callable[[int, int], None]  # replies measured, replies
 
 @dataclass(frozen=True)
 class Task:
-    """examples: liked replies, the oldest first. boundary: the version that began the next task; None: none
-    was seen since the last anchor."""
+    """examples: liked replies, the oldest first. boundary: the version that began the next task; None: no
+    new task since the last anchor."""
 
     examples: list[RatedExample]
     boundary: int | None
@@ -62,7 +61,7 @@ class FisherRun:
 
     @classmethod
     def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
-        """None if damaged: it can be done again."""
+        """None if damaged: the caller measures again."""
         try:
             facts, _, fisher = data.partition(b"\n")
             return cls(json.loads(facts), read(fisher))
@@ -76,7 +75,7 @@ class Deep:
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
         self._paused: FisherRun | None = None
-        self._trainer: Trainer | None = None  # of a stopped run
+        self._trainer: Trainer | None = None  # kept while a run is stopped
         self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
 
     @property
@@ -150,7 +149,7 @@ class Deep:
         except Stopped:
             return _report(False, "stopped before it began")
         if (ratings := len(buffer.train) + len(buffer.held_out)) < MINIMUM:
-            return _report(False, f"it takes {MINIMUM} rated replies; there are {ratings}")
+            return _report(False, f"at least {MINIMUM} rated replies are needed; there are {ratings}")
         task, base = self._task(buffer), _without_head(learner.base)
         measuring = self._measuring(task)
         try:
@@ -159,9 +158,9 @@ class Deep:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
         except Stopped:
-            self._paused = measuring  # `close` saves it; writing takes too long now
+            self._paused = measuring  # `close` saves it; writing it here would take too long
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
-            return _report(False, done + "; it goes on from there")
+            return _report(False, done + "; the next run continues it")
         self._paused = None
         self._free()
         return report | {"seconds": time.perf_counter() - started}
@@ -177,13 +176,14 @@ class Deep:
     def _objection(self, task: Task, base: BaseLoRA | None) -> str:
         """Why there is nothing to anchor; "" if there is."""
         if base is None or not base.pairs:
-            return "nothing has been consolidated yet, so there is nothing to hold on to"
+            return "nothing has been consolidated yet, so there is nothing to protect"
         if len(task.examples) < FEWEST:
-            return f"it takes {FEWEST} liked replies since the last anchor; there are {len(task.examples)}"
+            liked = len(task.examples)
+            return f"an anchor needs {FEWEST} liked replies since the last one; there are {liked}"
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:
-        """The stopped run, if it is about the same base and replies; else a new one."""
+        """The stopped run if it has the same base and replies, else a new one."""
         state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None
@@ -221,7 +221,7 @@ class Deep:
         """Tidy the bank and store everything in one transaction."""
         learner = self._learner
         if not why and not measuring.fisher.finite:
-            why = "its numbers are not finite"
+            why = "the measured importance is not finite"
         tidied, pruned = learner.rating_index.tidy(pause)
         anchored = not why
         anchors = min(learner.anchors.limit, len(learner.anchors.ids()) + anchored)

@@ -1,4 +1,4 @@
-"""What the deep loop has stored of one adapter: its runs, anchors, pruned ratings, a stopped measurement."""
+"""The deep loop's rows in the store for one adapter: runs, anchors, pruned ratings, a stopped measurement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,11 @@ class DeepHistory:
         self._store, self._key = store, key
 
     def anchors(self) -> list[AnchorRow]:
-        """Ends of tasks on the way to the version in use, the oldest first."""
+        """The anchors on the path to the version in use, the oldest first."""
         return self._store.anchors.in_use(*self._key)
 
     def last_run(self) -> DeepRun | None:
-        """The newest run that came to an end."""
+        """The newest finished run."""
         return self._store.deep_runs.newest(*self._key)
 
     def end_run(
@@ -30,10 +30,10 @@ class DeepHistory:
         limit: int,
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
-        """Write a run, and the anchor unless `importance` is None, in one transaction.
+        """Store a run, and the anchor unless `importance` is None, in one transaction.
 
-        limit: anchors at most; merge(earlier, later): one importance of two anchors. False, and nothing is
-        written, if another base is in use than `base`, which was measured.
+        limit: most anchors; merge(earlier, later): one importance from those of two anchors. False, and
+        nothing is written, if the base in use is not `base`, the measured one.
         """
         with self._store.transaction():
             if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:
@@ -44,11 +44,11 @@ class DeepHistory:
         return True
 
     def pruned(self) -> dict[str, str]:
-        """Rating by reply id, of the entries that the reasoning bank does not find any more."""
+        """Reply id -> rating of the entries that the reasoning bank has pruned."""
         return self._store.deep_runs.pruned(*self._key)
 
     def measurement(self) -> bytes | None:
-        """A measurement that was stopped."""
+        """The stopped measurement; None: there is none."""
         return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:

@@ -23,7 +23,7 @@ from ..errors import RuvmlxError, UsageError
 from ..models.model import Model, Tokenizer
 from ..store import Store
 
-MAX_TOKENS = 128  # of a message; of a longer one, its beginning and its end
+MAX_TOKENS = 128  # most tokens read of a message; of a longer one, the first and the last half of them
 WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
 
@@ -54,11 +54,11 @@ def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Whitening:
-    """From pooled states to unit vectors; the product of two is the similarity of two questions.
+    """Maps pooled states to unit vectors; the dot product of two is the similarity of two questions.
 
     mean [D].  basis [D, k]: leading directions of everyday questions.  gain [k]: factor of each, so that its
     variance becomes that of direction k + 1.
-    On the starter model: about 0.57 for two questions of one meaning, 0.27 for one topic, 0 for others.
+    Similarity on the starter model: about 0.57 for one meaning, 0.27 for one topic, 0 for other questions.
     """
 
     mean: np.ndarray
@@ -84,7 +84,7 @@ class Whitening:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int) -> "Whitening | None":
-        """None if damaged or of another shape: it can be measured again."""
+        """None if damaged or of another shape: the caller measures again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 mean, basis, gain = f["mean"], f["basis"], f["gain"]
@@ -99,7 +99,7 @@ class Whitening:
 
 
 def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
-    """The model's whitening. It is measured once and kept in the store: seconds, the first time."""
+    """The model's whitening: from the store, or measured and stored, which takes seconds."""
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
@@ -110,7 +110,7 @@ def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
 
 
 def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
-    """One unit vector [dimensions] per text, by the model alone. UsageError for a text without words."""
+    """One unit vector [dimensions] per text, by the untouched model. UsageError for an empty text."""
     whitened, vectors = whitening_of(store, model, backend), []
     with untouched(backend):
         for text in texts:
@@ -129,7 +129,7 @@ def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
 
 
 def whitening(states: np.ndarray) -> Whitening:
-    """From the hidden states [T, D] of everyday questions."""
+    """The whitening of everyday questions with hidden states [T, D]."""
     if not np.isfinite(states).all():
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."

@@ -11,7 +11,7 @@ from .objective import reward
 
 
 def rows(history: AdapterHistory, format_: str) -> Iterator[dict]:
-    """One dict a line."""
+    """Training examples in the format "kto", "sft" or "dpo": one dict per line of the file."""
     examples = history.examples()
     given = [rating for _, _, rating in examples]
     scored = [(prompt, text, reward(rating, given)) for prompt, text, rating in examples]

@@ -1,4 +1,4 @@
-"""Adapters from elsewhere: measured like every other, then stored as version 1 of a new name."""
+"""Adapters of other tools: their KL is measured, then they are stored as version 1 of a new name."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class ImportedAdapter:
 
 
 def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) -> ImportedAdapter:
-    """Store a change of the model's matrices under a new name; `learner` is any learner of the model."""
+    """Store a change of the model's matrices under a new name; `learner`: any learner of the model."""
     active = learner.active
     size = learner.micro.lora_b.shape[1]
     base, micro = divided(change, MicroLoRA.fresh(active.frozen_probe.directions, size))

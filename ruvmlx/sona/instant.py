@@ -1,31 +1,31 @@
-"""The instant loop: one rating, one update of the output head, while the key is still down.
+"""The instant loop: each rating updates the output head at once.
 
-A rating says that a reply was good or bad, not why. What several ratings agree on is taste; the rest is the
-topic of the replies. So lora_b is set from all ratings so far, weighted by how far they agree. For the tokens
-that ratings may move it is written in coordinates (coordinates.py): one for each token, and one for each
-feature, a direction in which tokens of one kind move together,
+A rating says that a reply was good or bad, not why. Changes that several ratings agree on are taste; the rest
+is the topic of the replies. So lora_b is computed from all ratings so far, weighted by their agreement. For
+the tokens that ratings may move it is written in coordinates (coordinates.py): one for each token, and one
+for each feature, a direction in which tokens of one kind move together,
 
     lora_b = gain * held_back(theta_tokens + theta_features @ features^T)
 
-For the reply i with weight w_i, gradient g_i = E_b and Fisher information f_i in these coordinates,
+For reply i with weight w_i, gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
 
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
-First a natural gradient step from a prior of width sigma; then Wiener's shrinkage: G^2 / S is 1 for what
-moved in one reply only, n where n ratings agree, and near 0 where they contradict each other. There are many
-features, and each moves all tokens, so noise alone would add up. All features of one row of lora_a therefore
-count for no more than they say beyond noise (James and Stein): 1 - noise * sum S / sum G^2, at least 0.
+The first factors are a natural gradient step with a prior of width sigma. The last is Wiener's shrinkage:
+G^2 / S is 1 for a coordinate that one reply moved, n where n ratings agree, and near 0 where they contradict
+each other. There are many features, and each moves all tokens, so their noise would add up. All features of
+one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
 lora_a stays as calibrated.
 
-Each rating makes all earlier ones fade by FADE. Tastes change: while the trend, a moving mean over the latest
-ratings, punishes what the older ones made more likely, those fade faster, in proportion to the trend. One
-such rating changes nothing.
+Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
+over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
+fades faster, in proportion to the trend.
 
 Moving the end of replies costs no variety; moving other tokens does. So held_back scales all but the
-end-of-reply tokens down to about SAID_CAP. It depends on the evidence and the frozen model alone, so it
-leaves no trace in the evidence.
+end-of-reply tokens down until they add a KL of about SAID_CAP. It is computed from the evidence and the
+frozen model alone, and the evidence is stored without it.
 
 Last comes the global cap: if answers to plain questions are further than KL_CAP from the frozen model's, or
 the perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down; `gain` keeps the factor, and
@@ -53,13 +53,13 @@ TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: after so many ratings, h
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
-TURNED = 1.0  # share of the older ratings that fades at a trend of -1
+TURNED = 1.0  # share of the older evidence that fades at a trend of -1
 LATEST = 8  # ratings in the trend's moving mean
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 LARGEST = 1e8  # a larger weight or gradient is an error
-LOOKS = 6  # measurements in search of the gain; after them the gain is 0
-BROKEN = "a weight or gradient is NaN, infinite or beyond all measure"
-SLACK = 1.2  # a gain is good enough when it could not be this many times as large
+LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
+BROKEN = "a weight or gradient is NaN, infinite or far too large"
+SLACK = 1.2  # a gain is accepted if this many times as much would be over a cap
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Update:
 
 @dataclass(frozen=True)
 class UncappedUpdate:
-    """What all ratings ask for, before the global cap.
+    """The update from all ratings, before the global cap.
 
     block [r, A + 1]: lora_b for the movable tokens at a gain of 1. Other tokens keep their lora_b, scaled by
-    the gain; covered: theirs is 0.
+    the gain. covered: lora_b is 0 for all other tokens.
     """
 
     adapter: MicroLoRA
@@ -98,10 +98,11 @@ def update(
     stats: ReplyStats | None = None,
     reserve: float = 0.0,
 ) -> Update | None:
-    """The adapter after the rating; None when there is nothing to change.
+    """The adapter after the rating; None if nothing changes.
 
-    trace: of this adapter. kl: the adapter's. stats: `prepare_stats` of the trace. reserve: the part of the
-    KL cap that the layer LoRA uses. NotFinite if the weight, the gradients or the update are not finite.
+    trace: of the reply under this adapter. kl: the adapter's. stats: `prepare_stats` of the trace. reserve:
+    part of the KL cap that the layer LoRA uses. NotFinite if the weight, the gradients or the update are not
+    finite.
     """
     if weight == 0:
         return None
@@ -120,7 +121,7 @@ def update(
 
 
 def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update | None:
-    """A rating that must not change the head: only the trend follows it."""
+    """Update the trend alone, for a rating that must not change the head."""
     if weight == 0:
         return None
     if not math.isfinite(weight):
@@ -129,10 +130,10 @@ def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update 
 
 
 def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
-    """The same adapter, scaled into the caps of a probe that was measured again."""
+    """The same adapter, scaled to fit the caps by a newly measured probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
-    _sound(block)
+    _require_finite(block)
     return capped(
         UncappedUpdate(adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend),
         probe,
@@ -140,7 +141,7 @@ def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
 
 
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
-    """All that a rating needs of this reply; computed before there is a rating."""
+    """Compute all that a rating of this reply will need."""
     with np.errstate(all="ignore"):  # `finite` and the update check for NaN and Inf
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
@@ -169,8 +170,8 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 def turned(trend: float, weight: float, log_ratio: float) -> float:
     """The trend after one more rating, in [-1, 1].
 
-    Above 0 while the user praises what earlier ratings made more likely. log_ratio: to the frozen model,
-    nats per token.
+    Above 0 while the user praises what earlier ratings made more likely. log_ratio: the reply's, to the
+    frozen model, nats per token.
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
     return trend + (agreed - trend) / LATEST
@@ -181,7 +182,7 @@ def _unit(x: float) -> float:
 
 
 def remembered(trend: float) -> float:
-    """Share of the older ratings that is left after one that leads to this trend."""
+    """Factor of the older evidence after a rating that leads to this trend."""
     return 1 - FADE - TURNED * max(0.0, -trend)
 
 
@@ -192,12 +193,12 @@ def held(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
 
 
 def asked(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """The block that the evidence [3, r, A + k] asks for at a gain of 1, held back: [r, A + 1]."""
+    """held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] at a gain of 1."""
     return probe.coordinates.solver.block(evidence, RULE, probe.answered(adapter), adapter.scale)
 
 
 def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """lora_b beyond what the evidence asks for, at a gain of 1: [r, A + 1]."""
+    """The part of lora_b that does not follow from the evidence, at a gain of 1: [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
     now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
@@ -205,20 +206,20 @@ def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarr
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
-    """The adapter less the effect of one past update, from `before` to `after`."""
+    """The adapter without the effect of one past update, from `before` to `after`."""
     old = held(adapter, probe)
     new = old - (held(after, probe) - held(before, probe))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
     block = asked(adapter, new, probe) + beside(adapter, old, probe)
-    _sound(block)
+    _require_finite(block)
     return capped(UncappedUpdate(adapter, block, new, probe.coordinates.covers(adapter), trend), probe)
 
 
 def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
-    """Scale the update into both caps, KL and perplexity, and hardly further. Starts at the last gain.
+    """Scale the update to just within both caps, KL and perplexity. The search starts at the last gain.
 
-    No scaling lowers the floor, the KL of the base alone: a base at the limit leaves MicroLoRA nothing.
+    Scaling does not lower the floor, the KL of the base alone: under a base at the limit the gain is 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -228,7 +229,7 @@ def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Upda
         room = _room(found, share, probe, limit)
         if room < 1 and good:
             break
-        if room < 1:  # less like a parabola than assumed: the steps grow
+        if room < 1:  # after each refusal a larger step: KL is no exact parabola
             share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
             continue
         grown, good = good, (share, found.kl)
@@ -239,23 +240,23 @@ def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Upda
     return Update(whole.at(share, probe), kl)
 
 
-def _sound(numbers: np.ndarray) -> None:
-    """NotFinite, unless all are numbers no larger than LARGEST."""
+def _require_finite(numbers: np.ndarray) -> None:
+    """Raise NotFinite unless all are finite and at most LARGEST."""
     if not kernels.all_within(numbers, LARGEST):
         raise NotFinite(BROKEN)
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """Distance by share. Only the tail of a consolidation moves tokens that ratings may not move."""
+    """share -> Distance. Only the remainder of a consolidation moves tokens that ratings may not move."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))
 
 
 def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
-    """By which factor the share may grow, if both distances are parabolas; 1 or more only within caps.
+    """Factor by which the share may grow, if both distances are parabolas; at least 1 only within the caps.
 
-    The distance of the base alone does not count: no share can change it.
+    The distance of the base alone is subtracted: no share can change it.
     """
     kl, allowed = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
     rise, risen = max(RISE_CAP - probe.rise, 1e-5), found.rise - probe.rise

@@ -1,7 +1,7 @@
-"""KL to the frozen model on the reference text: where a model that learns must stay what it was.
+"""KL to the frozen model on the reference text, which learning must hardly change.
 
-The reference text is read once per model (calibration.py). From then on the distance of any adapter is a few
-products over stored contexts, so that every rating can be held to the KL cap at once.
+The reference text is read once per model (calibration.py). From then on the distance of any adapter takes a
+few products over stored contexts, fast enough to enforce the KL cap at every rating.
 """
 
 import io
@@ -17,8 +17,8 @@ from ..lora import MicroLoRA
 from . import reference_text
 from .coordinates import Coordinates, packed
 
-_ELEMENTS = 1 << 20  # contexts x tokens: what the KL kernel reads in a quarter of a millisecond
-ROWS = 32  # contexts that the head is asked for at a time
+_ELEMENTS = 1 << 20  # contexts x tokens that the KL kernel reads in a quarter of a millisecond
+ROWS = 32  # contexts per call of the head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
     "drift",
@@ -29,8 +29,7 @@ _STORED = (
 class Distance:
     """kl: to the frozen model in answers. rise: of the prose's negative log-likelihood. Nats per token.
 
-    An answer may end sooner than it did; prose goes on. slope: of the rise by the share of lora_b, at a share
-    of 0, if it is known.
+    slope: derivative of the rise with respect to the share of lora_b, at a share of 0; 0 if unknown.
     """
 
     kl: float
@@ -40,10 +39,10 @@ class Distance:
 
 @dataclass(frozen=True)
 class ContextGroups:
-    """Contexts come in three groups: answers, the prose where MicroLoRA reads most, the rest of the prose.
+    """Three groups of contexts: answers, prose with the largest projections onto lora_a, other prose.
 
-    counts [3]: contexts of each. prose []: states of all prose; the second group stands for itself, the third
-    for all that is left.
+    counts [3]: contexts in each. prose []: number of all states in prose. The second group represents itself,
+    the third all remaining prose.
     """
 
     counts: np.ndarray
@@ -54,7 +53,7 @@ class ContextGroups:
         return int(self.counts[0])
 
     def of(self, rows: np.ndarray) -> list[tuple[int, float]]:
-        """For some contexts, `rows` ascending: the size of each group, and its share of the prose."""
+        """(contexts, share of the prose) of each group, for a selection of contexts, `rows` ascending."""
         ends = np.searchsorted(rows, np.cumsum(self.counts))
         sizes = np.diff(ends, prepend=0).tolist()
         own = float(self.counts[1] / max(1, self.prose))
@@ -64,7 +63,7 @@ class ContextGroups:
 
     @cached_property
     def in_prose(self) -> list[tuple[slice, float]]:
-        """The groups of all contexts in prose: where they are, and their share of it."""
+        """(indices of its contexts, share of the prose) of each group in prose."""
         (n, _), (most, own), (rest, other) = self.of(np.arange(int(self.counts.sum())))
         parts = (slice(n, n + most), own), (slice(n + most, n + most + rest), other)
         return [(part, share) for part, share in parts if share]
@@ -79,7 +78,7 @@ class KLProbe:
     tokens, eos, precision, features: Coordinates. drift [r, A + 1]: `drifting` of all prose.
 
     head: hidden [T, D] -> logits [T, V]. Under a base LoRA (base_probe.py) contexts, drift and head are the
-    base's; frozen: the frozen model's log-probabilities [m, V] of the `few`; packed_ratio [M, A + 1]:
+    base's; frozen: the frozen model's log-probabilities [m, V] in the `few`; packed_ratio [M, A + 1]:
     log(p_base / p_frozen) of each column; rise: of the prose's mean negative log-likelihood, nats.
     """
 
@@ -125,12 +124,12 @@ class KLProbe:
 
     @cached_property
     def log_probabilities(self) -> np.ndarray:
-        """Of the few contexts, without MicroLoRA: [m, V] float32."""
+        """Log-probabilities in the `few` contexts, without MicroLoRA: [m, V] float32."""
         return log_softmax_rows(self.head(self.contexts[self.few]))
 
     @cached_property
     def packed(self) -> np.ndarray:
-        """Probabilities in every context of the movable tokens, and of all others together: [M, A + 1]."""
+        """In every context, the movable tokens' probabilities, and the sum of all others: [M, A + 1]."""
         return self._packing(lambda: None)
 
     def _packing(self, pause: Callable[[], None]) -> np.ndarray:
@@ -142,7 +141,7 @@ class KLProbe:
         return np.ascontiguousarray(np.concatenate(parts))
 
     def look(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Compute all that distances need of the head, unless it is known; `pause` may raise."""
+        """Call the head for everything that distances need, unless it is cached; `pause` may raise."""
         if "packed" not in vars(self):
             self.packed = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
@@ -167,18 +166,18 @@ class KLProbe:
         return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
 
     def prepare(self) -> None:
-        """Compute what the first rating would have to wait for."""
+        """Fill the caches that the first rating would otherwise wait for."""
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """The frozen model's contexts [n, D] of answers, and its probabilities there; also under a base."""
+        """Contexts in answers [n, D], and probabilities there: the frozen model's, even under a base."""
         n = self.answers
         text = KLContexts(self.packed[:n], None, self._projections[:n], self._followed[:n], [(n, 0.0)])
         return self.contexts[:n], text
 
     def answered(self, adapter: MicroLoRA) -> KLContexts:
-        """The answers with the adapter's projections; by the frozen model, also under a base."""
+        """The answers with the adapter's projections; the frozen model's contexts, even under a base."""
         contexts, text = self.answered_contexts
         if self._is_own(adapter):
             return text
@@ -198,7 +197,7 @@ class KLProbe:
         return self.distance(adapter).kl
 
     def distance(self, adapter: MicroLoRA) -> Distance:
-        """To the frozen model: over all contexts if ratings alone made the adapter, else over a few."""
+        """Distance over all contexts if the adapter moves only movable tokens, else over the `few`."""
         if not self.coordinates.covers(adapter):
             return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
@@ -206,7 +205,7 @@ class KLProbe:
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
         """share -> the distance of an adapter whose lora_b is share * block [r, A + 1] for movable tokens.
 
-        All other tokens keep their proportions, and count as one.
+        All other tokens keep their proportions and count as one column.
         """
         own = self._is_own(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
@@ -228,7 +227,10 @@ class KLProbe:
 
     @cached_property
     def _unseen(self) -> np.ndarray:
-        """The linear part of the rise that the contexts miss; with it, only the curved part is sampled."""
+        """Slope of the rise over all prose minus its estimate from the contexts: [r, A + 1].
+
+        It makes the linear part of the rise exact; only the curved part is sampled.
+        """
         said = self.packed.copy()
         said[np.arange(len(said)), self._followed] -= 1
         rest = self.drift.copy()
@@ -260,7 +262,7 @@ class KLProbe:
 
     @classmethod
     def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
-        """eos: token ids that end a reply. None if damaged, or of another text: it can be measured again."""
+        """eos: token ids that end a reply. None if damaged or of another text: the caller measures again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():
@@ -280,9 +282,10 @@ def drifting(
     tokens: np.ndarray,
     pause: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
-    """Gradient of a text's mean negative log-likelihood by lora_b: mean of u (p - onehot(y))^T, [r, A + 1].
+    """Gradient of a text's mean negative log-likelihood with respect to lora_b: [r, A + 1].
 
-    states [T, D], following [T], reading: lora_a [D, r]. The last column is for all other tokens.
+    The mean of u (p - onehot(y))^T, for states [T, D], following tokens y [T] and reading: lora_a [D, r]. The
+    last column is for all tokens that are not in `tokens`.
     """
     total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
     for i in range(0, len(states), ROWS):
@@ -300,7 +303,7 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """share -> the distance with share * lora_b. rise: that of the base alone."""
+    """share -> the distance with share * lora_b. rise: the base's own."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)

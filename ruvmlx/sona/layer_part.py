@@ -1,6 +1,6 @@
-"""The optional part that lets ratings change layers below the output head, as the core sees it.
+"""The protocol of the optional part that lets ratings change layers below the output head.
 
-The core knows this protocol alone. `wiring.py` passes the implementation in (optional/layer_adapter.py).
+The core knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .kl_probe import KLProbe
 from .state import LearnerState
 from .trace import Trace
 
-KLGuard = Callable[[ActiveAdapter, Pause | None], None]  # between replies: scales the layer LoRA down
+KLGuard = Callable[[ActiveAdapter, Pause | None], None]  # run between replies (optional/kl_guard.py)
 
 
 class LayerPart(Protocol):
@@ -25,7 +25,7 @@ class LayerPart(Protocol):
     targets: Targets
 
     def prepare(self, state: LearnerState) -> None:
-        """Compute what the next rating would have to compute first."""
+        """Fill the caches that the next rating would otherwise wait for."""
 
     def wanted(self, state: LearnerState) -> bool:
         """Does a rating need a layer gradient of its reply?"""
@@ -50,10 +50,10 @@ class LayerPart(Protocol):
     def without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """The layer LoRA less the effect of the rating that led from `before` to `after`."""
+        """The layer LoRA without the effect of the rating that led from `before` to `after`."""
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Estimated KL beyond the layer LoRA that was measured last, nats per token."""
+        """Estimated KL that it adds to the layer LoRA measured last, nats per token."""
 
     def release(self) -> None:
         """Free the training graph."""

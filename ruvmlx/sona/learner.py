@@ -29,23 +29,23 @@ from .state import LearnerState, RatingResult
 from .trace import Trace, adapted_logits
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 5  # when another process rates at the same time
+_ATTEMPTS = 5  # at a commit, while other processes rate as well
 _NEVER_STORED = -1
 
 
 class Learner:
-    """The instant loop of one adapter on one model. `wiring.open_learner` makes one.
+    """The instant loop of one adapter on one model; made by `wiring.open_learner`.
 
     active: the adapter in use. layers, guard: the optional part for layers below the head. anchors: the
-    optional part that protects earlier tasks. learns: False records ratings, and the rating index follows
-    them, but weights stay as they are. Lives in the backend's thread.
+    optional part that protects earlier tasks. learns: False records ratings and updates the rating index, but
+    never changes weights. Lives in the backend's thread.
     """
 
     def __init__(
         self, store: Store, model: Model, active: ActiveAdapter, rating_index: RatingIndex,
         layers: LayerPart, guard: KLGuard, anchors: WeightAnchors, learns: bool = True,
     ):  # fmt: skip
-        self._store, self._model, self._layers, self._learns = store, model, layers, learns
+        self._store, self._model, self.layers, self._learns = store, model, layers, learns
         self.active, self.rating_index, self.anchors = active, rating_index, anchors
         self.traces = ReplyTraces(store, active, layers, guard, learns)
 
@@ -86,21 +86,21 @@ class Learner:
     @property
     def targets(self) -> Targets:
         """The matrices that ratings change."""
-        return self._layers.targets
+        return self.layers.targets
 
     def sync(self) -> None:
-        """Take up the stored version, if another process (or an undo) has moved on, and install it."""
+        """Load and install the stored version if an undo or another process has changed it."""
         self.active.catch_up()
         self.active.install()
 
     def release(self) -> None:
         """Free the training graph; it is built again when needed."""
-        self._layers.release()
+        self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------
 
     def trace(self, untouched: bool = False) -> Trace:
-        """A recorder for the next reply; untouched: that is made with the model as it was, version 0."""
+        """An empty trace for the next reply; untouched: for a reply of the untouched model, version 0."""
         if untouched:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
@@ -108,8 +108,8 @@ class Learner:
     def settle(self, pause: Pause | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
-        pause: called between slices of what takes seconds, where ratings change more than the head; it may
-        raise to leave.
+        That takes seconds where ratings change more than the head: `pause` is called in between and may raise
+        to stop.
         """
         self.traces.settle()
         self.rating_index.settle()
@@ -164,20 +164,20 @@ class Learner:
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
-                f"{reply.model} wrote that reply, and only that model can learn from its rating; in use is "
-                f"{self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
+                f"{reply.model} wrote that reply, and only that model can learn from its rating; the open "
+                f"model is {self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
             )
         return reply
 
     def _without(self, reply_id: str) -> LearnerState:
-        """The weights in use less every update that earlier ratings of this reply gave them.
+        """The weights in use without the updates by earlier ratings of this reply.
 
-        What a consolidation has trained on since is part of the base, and stays.
+        An update that a consolidation has already trained into the base stays.
         """
         state = self.state
         steps = self.history.steps_of_reply(state.version, reply_id)
-        while steps and steps[-1][1] == state.version:  # the newest ones: the weights before are stored
-            state = self.active.load(steps.pop()[0])  # within the ancestors that are always kept
+        while steps and steps[-1][1] == state.version:  # the newest update: the weights before it are stored
+            state = self.active.load(steps.pop()[0])  # the newest ancestors are always kept
         for version_before, version_after in steps:
             try:
                 before, after = self.active.load(version_before), self.active.load(version_after)
@@ -186,7 +186,7 @@ class Learner:
             if before.base != state.base:
                 continue
             taken = instant.without(state.micro, before.micro, after.micro, self.probe)
-            layers = self._layers.without(state, before, after, self.active.probed_base.probe)
+            layers = self.layers.without(state, before, after, self.active.probed_base.probe)
             state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
         return state
 
@@ -196,12 +196,12 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, trace: Trace, weight: float) -> tuple[LearnerState, float]:
-        """The update alone, timed in microseconds; the same weights when there is nothing to change."""
+        """The state after a rating, the same if nothing changes, and the time of the update, microseconds."""
         self.probe.prepare()
         stats = trace.stats or instant.prepare_stats(trace, self.probe)
         started = time.perf_counter()
-        layers = self._layers.updated(base, trace, weight, self.active.probed_base.probe)
-        more = self._layers.added_kl(layers)
+        layers = self.layers.updated(base, trace, weight, self.active.probed_base.probe)
+        more = self.layers.added_kl(layers)
         if self.targets.head:
             update = instant.update(base.micro, trace, weight, self.probe, base.kl, stats, max(0.0, more))
         else:
@@ -226,5 +226,5 @@ class Learner:
                 adapter.add_to_logits(logits, hidden)
                 sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
             at += len(hidden)
-        before, after = (self._layers.logprob_shift(trace, state) for state in (old, new))
+        before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
         return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after

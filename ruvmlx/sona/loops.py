@@ -1,4 +1,4 @@
-"""The loops of one learner that take seconds: background and deep, one at a time.
+"""The slow loops of one learner, background and deep, one at a time.
 
 They are imported on first use, because they start MLX. One closes before the other begins, so that only one
 training graph is in memory.
@@ -31,7 +31,7 @@ class Loops:
     ) -> dict[str, Any]:
         """Run the background loop, and the deep loop before it when that is due. Returns a report."""
         loop, held = self.background(settings), None
-        if self._model.is_own and self.deep().due():  # before the weights it anchors may be overwritten
+        if self._model.is_own and self.deep().due():  # first: the background loop may replace those weights
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
             if cancel is not None and cancel.is_set():  # do not build a training graph now
                 return {"promoted": False, "reason": held["reason"], "deep": held}
@@ -50,17 +50,17 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def due(self) -> bool:
-        """Is there work for `consolidate`, to be done while the machine is idle?"""
+        """Is there work for `consolidate`?"""
         if not self._model.is_own:
             return False
         if self._background is not None and self._background.paused:
             return True
         history = self._learner.history
-        # The deep loop starts MLX: only when there are ratings to learn from.
+        # The deep loop starts MLX, so it is asked only if there are ratings to learn from.
         return history.due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().due()))
 
     def close(self) -> None:
-        """Save a stopped run in the store and free the memory."""
+        """Save a stopped run in the store and free the training graphs."""
         for loop in (self._background, self._deep):
             if loop is not None:
                 loop.close()

@@ -1,10 +1,10 @@
-"""From a rating to one number: how hard, and which way, to push the reply (DRO, arXiv 2405.19107).
+"""The weight of a rating: how strongly, and in which direction, to push the reply (DRO, arXiv 2405.19107).
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
-r: what the rating says about the reply, -1 to 1.   V(x): the user's mean rating of such questions
-(reasoning_bank.py).   rho: how far the reply has already been moved, nats per token.  The last term makes
-every push vanish at a finite log-ratio: a reply cannot be rewarded, or punished, without end.
+r: the rating as a reward, -1 to 1.   V(x): the user's mean reward for similar questions (reasoning_bank.py).
+rho: log-ratio of the reply to the frozen model, nats per token.  The last term makes every push vanish at a
+finite log-ratio: a reply cannot be rewarded, or punished, without end.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def reward(rating: str, history: Sequence[str]) -> float:
 
 
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
-    """w in [-1, 1], never against the rating: thumbs-up and 4-5 push up or not at all; down and 1-2, down."""
+    """w in [-1, 1], never against the rating: at least 0 for up, 4 and 5, at most 0 for down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
     if w != w:  # NaN has no sign; the update refuses it
         return w

@@ -1,7 +1,7 @@
 """The promotion test of a trained base.
 
-It is used only if held-out ratings prefer it, and plain text shows that it is still the same model.
-Everything is measured in the backend that will run it.
+A base is used only if held-out ratings prefer it and it changes plain text no more than allowed. Everything
+is measured in the backend that will run it.
 """
 
 import math
@@ -30,7 +30,7 @@ Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """kl to the untouched model, nats per token; rise of the reference text's mean nll over it, nats."""
+    """kl: to the untouched model, nats per token. rise: of the reference text's mean nll over its, nats."""
 
     kl: float
     rise: float
@@ -41,7 +41,10 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The allowed rise, if this is the drift of the adapter in use: it may be over PPL_RISE already."""
+        """The rise allowed for a candidate, if this is the drift of the adapter in use.
+
+        An adapter in use that is over PPL_RISE already may stay there.
+        """
         return max(math.log1p(PPL_RISE), self.rise)
 
     def within(self, now: "ModelDrift") -> bool:
@@ -54,7 +57,7 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """name: key of its measurements. share: of the training."""
+    """name: key of its measurements. share: of the training. ground: its base and the probe under it."""
 
     name: str
     share: float
@@ -82,7 +85,7 @@ class PromotionResult:
 class PromotionTest:
     """Measures adapters on held-out ratings and the reference text. Leaves its last base in the backend.
 
-    If `pause` raises, the next call reuses all that was measured.
+    If `pause` raises, the next call reuses all finished measurements.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
@@ -90,11 +93,11 @@ class PromotionTest:
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
         self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (name, text)
-        self._ground: tuple[str, ProbedBase] | None = None  # the newest
-        self._version = -1  # that `_known` and `_ground` are of
+        self._ground: tuple[str, ProbedBase] | None = None  # (name, base) measured last
+        self._version = -1  # the version in use when `_known` and `_ground` were measured
 
     def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:
-        """Mean log-probability of each reply in the untouched model, added to `known` by its id."""
+        """Add each reply's mean log-probability in the untouched model to `known`, by reply id."""
         missing = [e for e in examples if e.reply_id not in known]
         if missing:
             with self._learner.active.installed(None):
@@ -103,7 +106,7 @@ class PromotionTest:
                     known[example.reply_id] = self._logprob(example.text, None)
 
     def judge(self, candidate: Candidate) -> PromotionResult:
-        """Find the largest allowed share of the training, then ask the held-out ratings."""
+        """Find the largest share of the training within the limits, then measure the held-out ratings."""
         learner = self._learner
         if learner.version != self._version:
             self._version, self._known, self._ground = learner.version, {}, None
@@ -115,7 +118,7 @@ class PromotionTest:
         tries = self._tried(candidate, before, plain)
         last = tries[-1]
         loss = self._loss(last.name, last.micro)
-        reason = _objection(loss_before, loss, last.found, before)
+        reason = objection(loss_before, loss, last.found, before)
         facts = {
             "examples": len(self.buffer.train) + len(self.buffer.held_out),
             "held_out": len(self.buffer.held_out),
@@ -131,9 +134,9 @@ class PromotionTest:
         return PromotionResult(not reason, last.ground, last.micro, last.found.kl, facts)
 
     def _tried(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
-        """Smaller and smaller shares of the training, until plain text is no worse than allowed, or than now.
+        """Try smaller and smaller shares of the training, until one is within the limits.
 
-        If the last one is still too far from the untouched model, the whole base is scaled down.
+        If even the last one has too large a KL to the untouched model, the whole base is scaled down.
         """
         tries: list[TriedCandidate] = []
         for share in SHARES:
@@ -156,7 +159,7 @@ class PromotionTest:
         return TriedCandidate(name, share, ground, micro, found)
 
     def _grounded(self, name: str, base: BaseLoRA) -> ProbedBase:
-        """The KL probe under a base, which stays in the backend."""
+        """The base with its KL probe, measured once per name; the base stays in the backend."""
         if self._ground is None or self._ground[0] != name:
             self._ground = name, self._learner.active.probe_base(base, self.pause)
         ground = self._ground[1]
@@ -166,9 +169,10 @@ class PromotionTest:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2, V's level fitted to them.
+        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2, with V's level fitted.
 
-        DRO fits V as well. Training makes all old replies less likely together; that says nothing of taste.
+        DRO fits V as well. Training makes all old replies less likely alike, which is no matter of taste; the
+        level absorbs it.
         """
         held = self.buffer.held_out
         rho = [self._measured(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
@@ -181,7 +185,7 @@ class PromotionTest:
         return -sum(self._measured(name, t, micro) * t.said for t in texts) / sum(t.said for t in texts)
 
     def _measured(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """`_logprob`, computed once for each name."""
+        """`_logprob`, cached by name and text."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
         return self._known[name, text]
@@ -197,10 +201,10 @@ class PromotionTest:
         return total / text.said
 
 
-def _objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
-    """Why the candidate is refused; "" if it is promoted."""
+def objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
+    """The rule of promotion: why a candidate is refused; "" if it is promoted."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
-        return "its numbers are not finite"
+        return "its measurements are not finite"
     if found.kl > KL_CAP:
         return f"KL to the untouched model is {found.kl:.3f}; at most {KL_CAP} is allowed"
     if found.rise > now.limit + 1e-6:

@@ -1,8 +1,7 @@
-"""The rating index: the reasoning bank kept in step with the store, and the questions that other parts ask of
-it.
+"""The rating index: keeps the reasoning bank in step with the store and answers queries about it.
 
-The ratings in force are the truth: after an undo, a rollback or another process's rating the bank follows the
-store. Questions are embedded while the user reads (`settle`); before a reply only if it needs examples.
+The store's ratings in force decide: after an undo, a rollback or another process's rating the bank follows
+them. Questions are embedded while the user reads (`settle`), before a reply only if it needs examples.
 """
 
 import re
@@ -26,8 +25,8 @@ _UNKNOWN = -1  # version of a bank that must be compared with the store again
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """entries: replies held. patterns: kinds of question; poor: those mostly disliked. hits: uses of entries
-    for new questions. dropped: signals lost because the buffer was full.
+    """entries: replies in the bank. patterns: kinds of question; poor: those with mostly disliked replies.
+    hits: uses of entries for new questions. dropped: signals lost because the buffer was full.
     """
 
     entries: int
@@ -60,14 +59,14 @@ class RatingIndex:
         """implicit: also use implicit feedback on replies that were not rated."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # of the adapter, that the bank reflects
+        self._version: int | None = None  # the adapter's version that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: list[ReplyRow] = []  # not settled yet
         self._pending: list[LearningSignal] = []
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """Measured once per model; that takes seconds."""
+        """The model's whitening; measuring it takes seconds, once per model."""
         stored = self._store.model_data.whitening(self._model.fingerprint)
         known = embedding.Whitening.from_bytes(stored, self._model.shape.hidden_size) if stored else None
         if known is None:
@@ -83,7 +82,7 @@ class RatingIndex:
     # -- questions -----------------------------------------------------------------------------------
 
     def state_of(self, text: str) -> np.ndarray | None:
-        """A question's pooled state [D]; reads it with the model, once."""
+        """A question's pooled state [D], from the cache or by one prefill; None if the text is empty."""
         if (
             text not in self._questions
         ):  # without the base LoRA, so that vectors stay comparable when it changes
@@ -97,11 +96,11 @@ class RatingIndex:
         return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
-        """The same, if this process has read it recently; else None."""
+        """A question's pooled state [D] from the cache alone; None if it is not there."""
         return self._questions.get(text)
 
     def committed(self, reply: ReplyRow) -> None:
-        """A reply was stored: `settle` reads its question, if that is still missing."""
+        """Note a stored reply: `settle` embeds its question if that is missing."""
         self._new.append(reply)
 
     def settle(self) -> None:
@@ -116,7 +115,7 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """A reply's question as a unit vector; it is read now if that is still missing."""
+        """A reply's question as a unit vector, embedded now if it is missing."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -127,7 +126,7 @@ class RatingIndex:
     # -- in step with the store ----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make the bank hold the ratings in force, if they may have changed."""
+        """Update the bank to the ratings in force, if they may have changed."""
         version = self._history.version()
         if version == self._version:
             return
@@ -145,7 +144,7 @@ class RatingIndex:
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """Label by reply id: its rating, else the strongest implicit feedback, if that counts."""
+        """Reply id -> its rating, else its strongest implicit feedback, if that is on."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
@@ -157,15 +156,15 @@ class RatingIndex:
         return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
 
     def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
-        """A pooled state as the bank's vector; None for one of another shape, or that is not finite."""
+        """A pooled state as a unit vector; None if its shape is wrong or it is not finite."""
         if state is None or state.shape != self.whitening.mean.shape or not np.isfinite(state).all():
             return None
         return self.whitening(state)
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
-        """Merge and prune the bank's patterns. Also returns the label of all pruned entries, by reply id.
+        """Merge and prune the bank's patterns. Also returns the labels of all pruned entries, by reply id.
 
-        The caller stores it; without that a restart brings all entries back.
+        The caller must store these, or a restart brings the entries back.
         """
         self.sync()
         held = self.bank.labels()
@@ -178,12 +177,12 @@ class RatingIndex:
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """The question's unit vector, if it was ever read; also of pruned entries."""
+        """The question's unit vector, also of a pruned entry; None if it was never embedded."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
-        """A rating was committed as `version`, on top of what the bank reflects."""
+        """Add a rating that was committed as `version`, the successor of the bank's version."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
         self.bank.put(reply.id, rating, signal_.query)
@@ -205,7 +204,7 @@ class RatingIndex:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Write the signals of this process; ratings themselves were committed before."""
+        """Store the pending signals; the ratings themselves are committed already."""
         rows, self._pending = [s.row() for s in self._pending], []
         if rows:
             self._store.signals.add(rows)
@@ -213,18 +212,18 @@ class RatingIndex:
     # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a new rating, by the other ratings in force."""
+        """(r, V(x)) of a new rating, computed from the other ratings in force."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating in force, by the others in force."""
+        """(r, V(x)) of a rating in force, computed from the others."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """r of a rating in force, by the others in force."""
+        """r of a rating in force, computed from the others."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
@@ -260,7 +259,7 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """None if the chat was deleted, or no whole sentence is left."""
+        """A stored reply as an example; None if its chat was deleted or it has no whole sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
@@ -279,11 +278,11 @@ class RatingIndex:
 
 
 def whole_sentences(text: str) -> str:
-    """A truncated text up to its last whole line or sentence, because an example must be complete."""
+    """The text up to its last whole line or sentence, because an example must be complete."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 
 
 def _plain(text: str) -> str:
-    """A question without case, extra spaces, and punctuation at its ends: to compare two of them."""
+    """A question without case, extra spaces and outer punctuation, for comparisons."""
     return " ".join(text.casefold().split()).strip(" .?!")

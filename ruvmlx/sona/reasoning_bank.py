@@ -1,12 +1,12 @@
 """The reasoning bank: rated questions, found again by similarity, and the patterns that they form.
 
 Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells; cells
-with nearly the same centre form one pattern. A lookup compares the query with the centres of the cells, then
-with the entries of the nearest cells, until it has compared enough. The rows of one cell lie together, so
-that each cell is one product; new rows wait behind them, and are always compared, until `tend` sorts them in.
-Up to SCAN entries a lookup is exact.
+with nearly the same centre form one pattern. A lookup compares the query with the cells' centres, then with
+the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so each cell takes
+one matrix product. New rows follow after all cells, and every lookup compares them, until `tend` sorts them
+in. Up to SCAN entries a lookup is exact.
 
-The bank holds nothing that the store does not: it is rebuilt at start (rating_index.py).
+The bank is rebuilt from the store at start (rating_index.py).
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from .signal import INDEX, LABELS, WEIGHTS, rewards
 
 CAPACITY = 10_000  # entries that can be found; older ones are pruned, those of poor patterns first
 CELLS = 100
-SAMPLE = 4096  # entries that k-means looks at
-SCAN = 1024  # entries that a lookup compares at most, besides new ones
+SAMPLE = 4096  # most entries used by k-means
+SCAN = 1024  # most entries that a lookup compares, besides new ones
 TAIL = 128  # new entries that may wait before they are sorted in
 NEIGHBOURS = 32
 PRIOR = 4.0  # weight of the prior of V(x), in ratings
 ALIKE = 0.5  # similarity from which two questions count as one
-SIMILAR = 0.1  # least similarity of an example: 84% of one topic have it, 19% of others (starter model)
+SIMILAR = 0.1  # least similarity of an example; 84% of pairs of one topic have it, 19% of other pairs
 MERGE = 0.9  # similarity of two centres from which their cells are one pattern
 PRUNE = 0.3  # quality below which a pattern is poor
 _ITERATIONS = 8
@@ -43,14 +43,14 @@ class Pattern:
 
     @property
     def poor(self) -> bool:
-        """Its entries are the first to be pruned when the bank is full."""
+        """Is the quality so low that its entries are pruned first?"""
         return self.quality < PRUNE
 
 
 @dataclass(frozen=True)
 class Tidied:
-    """patterns: those that are left. merged: cells that joined another one's pattern. pruned: patterns
-    removed; entries: the labels of their entries by reply id.
+    """patterns: patterns left. merged: cells that joined another cell's pattern. pruned: patterns removed.
+    entries: reply id -> label of the removed patterns' entries.
     """
 
     patterns: int
@@ -76,14 +76,14 @@ class ReasoningBank:
         self._pattern = np.zeros(64, np.int16)
         self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
-        self._order = np.zeros(64, np.int64)  # of arrival
+        self._order = np.zeros(64, np.int64)  # serial number of arrival
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        self._unplaced: dict[str, int] = {}  # pruned, or without a vector: they count, but are never found
+        self._unplaced: dict[str, int] = {}  # pruned, or without a vector: counted, but not in lookups
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
-        self._starts = np.zeros(1, np.int64)  # rows [starts[c], starts[c + 1]) are of cell c
+        self._starts = np.zeros(1, np.int64)  # cell c has the rows [starts[c], starts[c + 1])
         self._pattern_of = np.zeros(1, np.int16)  # each cell's pattern
         self._tally = np.zeros((1, len(LABELS)), np.int64)  # entries by pattern and label
         self._clustered = 0  # entries at the last k-means
@@ -119,7 +119,7 @@ class ReasoningBank:
             self._append(reply_id, INDEX[label], vector)
 
     def _relabel(self, row: int, label: int) -> None:
-        """label: _DEAD removes the row."""
+        """Change a row's label and the counts. label: _DEAD removes the row."""
         for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
             if old_or_new != _DEAD:
                 self.counts[old_or_new] += change
@@ -159,7 +159,7 @@ class ReasoningBank:
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
         """The k entries most similar to a query [dimensions]: exact up to SCAN entries, approximate beyond.
 
-        among [len(LABELS) + 1]: mask of the labels to look for; the last is that of removed entries.
+        among [len(LABELS) + 1]: mask of the labels to look for; the last item is for removed entries.
         """
         rows, similarity = self._compared(query)
         similarity[~among[self._labels[rows]]] = -2.0
@@ -169,7 +169,7 @@ class ReasoningBank:
         return Neighbours(rows[best], similarity[best])
 
     def _compared(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that are compared with the query, and their similarities."""
+        """Rows of the candidates and their similarities to the query."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
             return self._numbers[:n], np.vecdot(self._vectors[:n], query)
@@ -188,14 +188,14 @@ class ReasoningBank:
         return rows, similarity
 
     def value(self, query: np.ndarray | None, without: str | None = None) -> float:
-        """V(x) in [-1, 1]: the mean reward of similar questions, shrunk to that of all, which is shrunk to
-        zero.
+        """V(x) in [-1, 1]: the mean reward of similar questions, shrunk towards that of all questions, which
+        is shrunk towards zero.
 
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
 
-        w: 1 for a rating, less for implicit feedback; r: its reward; s: similarity, of the NEIGHBOURS
-        nearest. without: the reply that is being rated; it is left out.
+        w: 1 for a rating, less for implicit feedback; r: reward; s: similarity; near: the NEIGHBOURS nearest
+        entries. without: a reply to leave out, because it is being rated.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -221,8 +221,8 @@ class ReasoningBank:
     def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
         """Ids of liked replies to similar questions, the most similar first.
 
-        Liked: a reward of at least 0.5; or up, 4 or 5 from a user who rates everything so. Implicit feedback
-        does not count.
+        Liked: a reward of at least 0.5; from a user who rates nearly everything 4 or 5, at least 0. Implicit
+        feedback does not count.
         """
         r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
@@ -255,9 +255,9 @@ class ReasoningBank:
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries in; cluster again when a quarter has been added. For idle moments.
+        """Sort new entries in; cluster again when a quarter has been added. Call it when nobody waits.
 
-        True if anything was done.
+        True if anything changed.
         """
         live, n = len(self._at), len(self._ids)
         waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)
@@ -274,8 +274,7 @@ class ReasoningBank:
     def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
         """Cluster again, merge similar patterns and prune poor ones: for the deep loop.
 
-        Pruned entries count as before, but lookups do not find them any more. `pause` may raise to leave;
-        nothing is changed then.
+        Pruned entries still count, but lookups skip them. If `pause` raises, nothing is changed.
         """
         rows = np.fromiter(self._at.values(), np.int64, len(self._at))
         if len(rows) == 0:
@@ -301,7 +300,7 @@ class ReasoningBank:
         self._clustered = live
 
     def placed(self, reply_id: str) -> bool:
-        """Can lookups find it?"""
+        """Is it an entry that lookups can find?"""
         return reply_id in self._at
 
     def _unplace(self, row: int) -> None:
@@ -345,7 +344,7 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
-    """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Seeded: equal entries, equal cells."""
+    """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Deterministic: the seed is fixed."""
     pause = pause or (lambda: None)
     centres = _spread(vectors, k, pause)
     for _ in range(_ITERATIONS):
@@ -355,7 +354,7 @@ def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = Non
 
 
 def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
-    """k-means++: draw each next centre by its distance to the earlier ones."""
+    """k-means++: draw each centre with a probability proportional to its distance from those before."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]
     distance = 1 - np.vecdot(vectors, vectors[chosen[0]])
@@ -368,7 +367,7 @@ def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarra
 
 
 def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The mean of each group, of length 1; empty groups are left out."""
+    """The mean of each cell, scaled to length 1; empty cells are left out."""
     order = np.argsort(at, kind="stable")
     _, starts = np.unique(at[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)

@@ -20,7 +20,7 @@ def texts() -> list[tuple[str, str]]:
 
 
 def digest() -> str:
-    """Identifies the text: a stored calibration of another text is not used."""
+    """Hash of the text, so that a calibration with another text is not used."""
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
@@ -31,11 +31,11 @@ def read(
     pause: Callable[[], None] | None = None,
     count: Count | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Read the texts with the model that the backend has.
+    """Read the texts with the backend's model and current LoRA.
 
     Returns the hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each
-    text's end [E, D], and how many of the first are in answers; the others are in prose. The ends are apart
-    because where a reply ends is taste: there, no model is held to the frozen one.
+    text's end [E, D], and how many of the T are in answers; the others are in prose. The ends are separate,
+    because the length of a reply is taste: KL is not measured there.
     """
     states, following, ends, answers = [], [], [], 0
     for question, answer in texts():

@@ -1,8 +1,7 @@
-"""What the background loop trains on: the ratings in force, and plain text on which nothing should change.
+"""Training data of the background loop: ratings in force, and plain text on which nothing should change.
 
-The plain text is not the reference text, which judges the result.
-
-The buffer is read from the store: nothing is copied, and a rating that is taken back is gone from here, too.
+The plain text differs from the reference text, which tests the result. The buffer is read from the store at
+each run, so it has no rating that was taken back.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
 
 @dataclass(frozen=True)
 class RatedExample:
-    """One rated reply. reward and value: r and V(x) of the objective. drawn: mean log p when it was drawn."""
+    """One rated reply. reward, value: r and V(x) (objective.py). drawn: mean log p when it was generated."""
 
     reply_id: str
     rating: str
@@ -39,7 +38,7 @@ class RatedExample:
 
     @property
     def held_out(self) -> bool:
-        """By a hash of the reply's id: the same in every run, whatever else is rated."""
+        """Is it never trained on? Decided by a hash of the id: the same in every run."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -57,7 +56,7 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """Deterministic for a seed and step: a resumed run continues as if it had not stopped."""
+        """One step's replies and plain texts, deterministic for seed and step, so that runs can resume."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
@@ -81,12 +80,12 @@ def load(
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
-    """`pause` is called after every reply and text, and may raise to leave."""
+    """Read the buffer from the store. `pause` is called after every reply and text and may raise to stop."""
     rows = history.rated_replies(LIMIT)
     pause()
     examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
-    if len(held) < 2:  # of a few ratings perhaps none has such an id
+    if len(held) < 2:  # by chance, among few ratings
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
@@ -117,6 +116,7 @@ def _examples(
     for row in rows:
         reward, value = index.standing(row.reply_id, row.rating)
         prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
+        prompt, said = prompt + said[: row.thought], said[row.thought :]
         drawn = None if row.logprob is None else row.logprob / len(said)
         text = TrainingText.cut(prompt, said)
         out.append(RatedExample(row.reply_id, row.rating, text, reward, value, row.version, drawn))

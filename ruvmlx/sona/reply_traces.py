@@ -1,7 +1,4 @@
-"""Traces of the newest replies, and the way to the trace of an older one.
-
-A rating takes its reply's trace from memory, else from the store, else from a second prefill of its tokens.
-"""
+"""Traces of replies: in memory for the newest ones, else from the store, else by a second prefill."""
 
 from collections import OrderedDict
 
@@ -20,16 +17,16 @@ _TRACES_IN_MEMORY = 4
 
 
 class ReplyTraces:
-    """Lives in the backend's thread."""
+    """The traces of one learner's replies. Lives in the backend's thread."""
 
     def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
         self._store, self._active, self._layers, self._guard = store, active, layers, guard
         self._learns = learns
         self.held: OrderedDict[str, Trace] = OrderedDict()  # by reply id, the newest last
-        self._stored: set[str] = set()  # ids of those that the store has as well
+        self._stored: set[str] = set()  # ids in `held` that are in the store, too
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Hold a reply's trace until it is settled."""
+        """Keep a reply's trace in memory, among the newest few."""
         if trace.tokens:
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
@@ -41,9 +38,9 @@ class ReplyTraces:
             self._settle(reply_id)
 
     def settle_layers(self, pause: Pause | None = None) -> None:
-        """Enforce the KL cap, then take the layer gradients of the newest replies: seconds.
+        """Enforce the KL cap, then compute the layer gradients of the newest replies: seconds.
 
-        `pause` may raise to leave.
+        `pause` may raise to stop.
         """
         if not (self._learns and self._layers.wanted(self._active.state)):
             return
@@ -69,7 +66,7 @@ class ReplyTraces:
             self._settle(reply.id)
         trace = self.held.get(reply.id) or self._read(reply, state)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
-            trace = self.replay(reply, state)  # its hidden states are those of another base
+            trace = self.replay(reply, state)  # the trace's hidden states are another base's
         self._read_layers(reply, trace, state)
         if trace.version != state.version:
             trace = trace.replayed(state.micro, state.version, self._active.backend.head)
@@ -79,7 +76,7 @@ class ReplyTraces:
     def _read_layers(
         self, reply: ReplyRow, trace: Trace, state: LearnerState, pause: Pause | None = None
     ) -> None:
-        """Complete the trace by what a rating needs of the layers below the head, and store it again."""
+        """Add the layer gradient to the trace, if ratings need it, and store the trace again."""
         if not (self._learns and self._layers.wanted(state)):
             return
         drawn = self.layer_lora_of(trace.version, state)
@@ -88,27 +85,27 @@ class ReplyTraces:
             self._store.traces.put(reply.id, trace.to_bytes())
 
     def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
-        """The layer LoRA of a version; the state's own where that version is no longer stored."""
+        """The layer LoRA of a version; the state's own if that version is no longer stored."""
         try:
             return state.layer_lora if version == state.version else self._active.load(version).layer_lora
         except NotFound:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """The stored trace. Those of other adapters are of no use; version 0 is the same for all."""
+        """The stored trace, if it is this adapter's or of version 0, which all adapters share."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
-        """Take the trace again: one prefill over the reply's prompt and tokens."""
-        if not reply.sampled_ids:
-            raise NotFound(f"reply {reply.id} has no words: it was stopped at once, or its chat was deleted.")
+        """Compute the trace again: one prefill over the reply's prompt and tokens."""
+        if not reply.rated_ids:
+            raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend
         with under(backend, self._active.replay_lora(state)):
-            states = backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1])
-        hidden = states[len(reply.prompt_ids) - 1 :]
+            states = backend.hidden_states(reply.context_ids + reply.rated_ids[:-1])
+        hidden = states[len(reply.context_ids) - 1 :]
         return Trace.from_hidden(
-            state.micro, state.version, hidden, reply.sampled_ids, backend.head, reply.logprob
+            state.micro, state.version, hidden, reply.rated_ids, backend.head, reply.logprob
         )

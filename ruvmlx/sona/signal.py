@@ -1,10 +1,10 @@
-"""Learning signals: what a rating, or implicit feedback, says about a reply.
+"""Learning signals: the reward of a reply, from a rating or from implicit feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality, 0 to 1, is the worth of the reply; latency_ratio is 1 for the usual speed, 2 for half of it. The
-reward counts speed, so it is for statistics and for the router. It does not move weights, because no change
-of weights makes a reply faster. Weights are moved by the DRO weight (objective.py), which uses quality alone.
+quality is 0 to 1; latency_ratio is 1 at the usual speed, 2 at half of it. This reward counts speed, so it
+serves statistics and the router. It does not train the adapter, because no change of weights makes a reply
+faster; the DRO weight (objective.py) does, which uses quality alone.
 
 Implicit feedback (regenerated, copied, ...) is a weak hint and may mean something else. It is recorded only
 if `implicit_feedback` is on; then it counts as a small part of a rating, and only until there is a rating.
@@ -44,7 +44,7 @@ class LearningSignal:
     kind: str  # "explicit" | "implicit"
     label: str  # a rating, or one of IMPLICIT
     quality: float  # 0 to 1
-    latency_ratio: float  # time per token over the usual one
+    latency_ratio: float  # time per token, relative to the usual one
     tier: int  # of the model: 0 (below 0.5e9 parameters) to 4
     context_tokens: int  # prompt and reply
 
@@ -55,7 +55,7 @@ class LearningSignal:
 
     @property
     def weight(self) -> float:
-        """A rating weighs 1."""
+        """1 for a rating, less for implicit feedback."""
         return float(WEIGHTS[INDEX[self.label]])
 
     def row(self) -> SignalRow:
@@ -74,7 +74,7 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """counts [len(LABELS)]: the user's labels so far; a star is ranked among them."""
+    """The signal of a label. counts [len(LABELS)]: the user's labels so far; a star is ranked among them."""
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
     return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
@@ -115,7 +115,7 @@ class Pace:
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """This reply's time per token over the median of the replies before it; then it joins them."""
+        """This reply's time per token, relative to the median of the earlier ones; then record it."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

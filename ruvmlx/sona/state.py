@@ -1,4 +1,4 @@
-"""The state of a learner: weights with their version, the base under them, and what a rating did to them."""
+"""The state of a learner: weights with their version, the base under them, and the result of a rating."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,10 @@ from .kl_probe import KLProbe
 
 @dataclass(frozen=True)
 class RatingResult:
-    """What a rating did. Log-probabilities: means per token of the rated reply, nats. kl: nats per token."""
+    """The effect of a rating. logprob_before, logprob_after: means per token of the rated reply, nats.
+
+    kl, kl_cap: nats per token. apply_us, total_us: microseconds.
+    """
 
     reply_id: str
     rating: str
@@ -29,7 +32,7 @@ class RatingResult:
 class LearnerState:
     """Weights, their version and their KL to the frozen model, nats per token.
 
-    base: id of the BaseLoRA under the MicroLoRA; 0: none. layer_lora: what ratings changed below the head.
+    base: id of the BaseLoRA under the MicroLoRA; 0: none. layer_lora: the ratings' changes below the head.
     """
 
     micro: MicroLoRA

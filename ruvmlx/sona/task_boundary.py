@@ -1,13 +1,13 @@
-"""Task boundaries: where the user begins to ask for other things, or to judge replies in another way.
+"""Task boundaries: where the user begins to ask about other things, or to judge replies differently.
 
-Two streams are watched, one value per rating: its reward, and how dissimilar the question is to those of the
-task so far (1 - cosine with their mean). Both are read in blocks, because one odd question is no new task. A
-block begins a new task when it deviates from the task's mean by more than Z standard errors,
+Each rating adds a value to two streams: its reward, and the question's dissimilarity to the task so far
+(1 - cosine with the mean of its questions). Both are tested in blocks, because one odd question is no new
+task. A block begins a new task if it deviates from the task's mean by more than Z standard errors,
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-once WARM values are known; mean and deviation by Welford (1962). Rewards are tested on both sides. By chance
-one block in forty exceeds Z = 2 on each side; such a boundary costs one anchor, nothing else.
+after WARM values; mean and deviation by Welford's method (1962). Rewards are tested on both sides. By chance
+one block in forty exceeds Z = 2 on each side; such a boundary costs no more than one anchor.
 """
 
 import math
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 Z = 2.0
-WARM = 50  # values before a boundary can be seen
+WARM = 50  # values before the first test
 BLOCK = 16
 CLIP = 3.0  # largest deviation of one value, in standard deviations
-_LEAST = 1e-3  # a deviation below this is rounding
+_LEAST = 1e-3  # smallest deviation to divide by; less is rounding
 
 
 @dataclass
 class Moments:
-    """Mean and deviation of a stream, one value at a time."""
+    """Running mean and standard deviation of a stream."""
 
     count: int = 0
     mean: float = 0.0
@@ -42,7 +42,7 @@ class Moments:
         return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
 
     def z(self, values: Sequence[float]) -> float:
-        """How far new values are above this stream's mean, in standard errors; 0 until it is warm."""
+        """Standard errors by which new values exceed the stream's mean; 0 before WARM values."""
         if self.count < WARM:
             return 0.0
         off = (np.asarray(values) - self.mean) / max(self.deviation, _LEAST)
@@ -50,7 +50,7 @@ class Moments:
 
 
 def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
-    """Indices at which a new task begins. questions [n, E]: unit vectors; a row of zeros is an unknown one.
+    """Indices at which a new task begins. questions [n, E]: unit vectors; zeros for an unknown question.
 
     A pure function: the same ratings give the same boundaries, whatever was undone in between.
     """
@@ -63,7 +63,7 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
 
 
 def _next(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
-    """Where the task that begins at `first` ends; None: it goes on."""
+    """The index at which the task that begins at `first` ends; None: it does not end."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])
     for start in range(first, len(rewards) - BLOCK + 1, BLOCK):
@@ -80,6 +80,6 @@ def _next(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | 
 
 
 def _unlike(questions: np.ndarray, total: np.ndarray) -> list[float]:
-    """1 - cosine with the mean of the questions so far, of each that is known."""
+    """1 - cosine of each known question with `total`, the sum of the questions so far."""
     length = float(np.linalg.norm(total))
     return [1.0 - float(q @ total) / length for q in questions if length > 0 and q.any()]

@@ -1,4 +1,4 @@
-"""The trace: everything that a later rating needs, gathered while the reply is generated.
+"""The trace of a reply: its gradient and hidden states, recorded for a later rating while it is generated.
 
 With u = a^T h, z = W h + s b^T u and delta = onehot(y) - softmax(z), the gradient of the reply's
 log-probability (temperature 1) is the sum over its tokens of
@@ -21,12 +21,12 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Everything that a rating needs of a reply and its adapter, computed before there is a rating.
+    """Statistics of a reply under an adapter, computed before there is a rating.
 
     gradient, information [r, A + k]: gradient and Fisher information in the coordinates of instant.py, at
-    weight 1. beside [r, A + 1]: what lora_b holds beyond what earlier ratings ask for, at a gain of 1.
-    covered: the adapter moves no other tokens than ratings do. finite: no NaN or Inf in the gradients and in
-    lora_a.
+    weight 1. beside [r, A + 1]: the part of lora_b that does not follow from earlier ratings, at a gain of 1.
+    covered: the adapter moves only tokens that ratings may move. finite: no NaN or Inf in the gradients and
+    in lora_a.
     """
 
     gradient: np.ndarray
@@ -40,7 +40,7 @@ class ReplyStats:
 class LayerGradient:
     """Gradient of a reply's log-probability with respect to the lora_b [n] of a LayerLoRA.
 
-    values [n]: summed over `tokens` tokens of the reply. frame: which LayerLoRA (lora/layer_lora.py).
+    values [n]: summed over `tokens` tokens of the reply. frame: checksum of the LayerLoRA's lora_a.
     """
 
     frame: int
@@ -52,7 +52,7 @@ class LayerGradient:
 class Trace:
     """One reply's gradient under one adapter version; `add` is called once per drawn token.
 
-    hidden [T, D] is kept so that the gradient can be taken again when the adapter has moved on.
+    hidden [T, D] is kept so that the gradient can be computed again after the adapter has changed.
     """
 
     adapter: MicroLoRA
@@ -62,15 +62,15 @@ class Trace:
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # sum of log p(y), the adapter applied
     frozen_logprob: float = 0.0  # the same without it
-    # logprob when the reply was drawn; None: this is the trace taken then.
+    # logprob when the reply was generated; None: this trace was recorded then.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
     layer_gradient: LayerGradient | None = None  # only where ratings move layers below the head
-    # logprob under the base alone; None: no layer LoRA was in force, so frozen_logprob is it.
+    # logprob under the base alone; None: without a layer LoRA it equals frozen_logprob.
     base_logprob: float | None = None
     # To first order, nats per token of the mean log p(y):
-    carried: float = 0.0  # what the layer LoRA in force at drawing time adds
-    moved: float = 0.0  # what the current layer LoRA adds beyond that
+    carried: float = 0.0  # added by the layer LoRA that the reply was generated with
+    moved: float = 0.0  # added since by changes of the layer LoRA
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -78,7 +78,7 @@ class Trace:
         self._hidden: list[np.ndarray] = []
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """hidden [D], logits [V] with the adapter applied, the token drawn from them."""
+        """Add one token: hidden [D], logits [V] with the adapter applied, the token drawn from them."""
         logprob, frozen = kernels.trace_accumulate(
             hidden,
             logits,
@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def log_ratio(self) -> float:
-        """rho: mean over tokens of log p(y) - log p_frozen(y), nats; p with all that ratings changed."""
+        """rho: mean over tokens of log p(y) - log p_frozen(y), nats; p includes the layer LoRA."""
         frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
         return (self.logprob - frozen) / len(self.tokens) + self.moved
 
@@ -109,8 +109,8 @@ class Trace:
     def importance(self) -> float:
         """(p_now(reply) / p_drawn(reply))^(1/T), at most 1.
 
-        A reply that the model would hardly write any more is pushed down less: TOPR's taper (2503.14286).
-        Per token as in GSPO (2507.18071), because over a whole reply the plain ratio is 0 or 1.
+        A reply that has become unlikely is pushed down less: TOPR's taper (arXiv 2503.14286). Per token as in
+        GSPO (arXiv 2507.18071), because the ratio of whole replies is nearly always 0 or 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
@@ -130,9 +130,9 @@ class Trace:
 
     @classmethod
     def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
-        """A reply known only by its tokens and hidden states [T, D].
+        """The trace of a reply from its tokens and hidden states [T, D].
 
-        drawn_logprob: its log-probability when it was drawn; None, when that was without an adapter.
+        drawn_logprob: its log-probability when it was generated; None: it was generated without an adapter.
         """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
@@ -166,9 +166,9 @@ class Trace:
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
-        """Read back; None if damaged or of another shape: the caller replays from the tokens.
+        """A stored trace; None if damaged or of another shape: the caller replays from the tokens.
 
-        `adapter` must be the one of the stored version, or the trace must be replayed before use.
+        `adapter` must be the stored version's, or the trace must be replayed before use.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:

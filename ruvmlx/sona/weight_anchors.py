@@ -1,6 +1,6 @@
-"""The optional part that penalises changes to weights that earlier tasks depend on, as the core sees it.
+"""The protocol of the optional part that penalises changes to weights that earlier tasks depend on.
 
-`wiring.py` passes the implementation in: elastic weight consolidation (optional/ewc.py).
+`wiring.py` passes the implementation: elastic weight consolidation (optional/ewc.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from ..pausing import Pause
 class Importance(Protocol):
     """How much a task depends on each weight."""
 
-    examples: int  # replies seen
+    examples: int  # replies added
 
     def add(self, example: Mapping[Place, Squares]) -> None:
-        """One reply's squared gradient."""
+        """Add one reply's squared gradient."""
 
     @property
     def finite(self) -> bool:
-        """No NaN or Inf."""
+        """Is it free of NaN and Inf?"""
 
     def to_bytes(self) -> bytes: ...
 
@@ -28,31 +28,31 @@ class Importance(Protocol):
 class WeightAnchors(Protocol):
     """An anchor: the base LoRA at the end of a task, and the importance of its weights for that task."""
 
-    limit: int  # anchors at most
+    limit: int  # most anchors that are kept
 
     def ids(self) -> list[int]:
-        """Of the anchors on the way to the version in use, the oldest first."""
+        """Ids of the anchors on the path to the version in use, the oldest first."""
 
     def load(self) -> Sequence[Any]:
-        """These anchors."""
+        """The anchors with these ids."""
 
     def last_version(self) -> int:
-        """The version at which the newest one was made; 0: there is none."""
+        """The version at which the newest anchor was made; 0: there is none."""
 
     def new_importance(self) -> Importance: ...
 
     def read_importance(self, data: bytes) -> Importance:
-        """Read back; CorruptFile if damaged."""
+        """A stored importance; CorruptFile if damaged."""
 
     def end_run(
         self, version: int, base: int, importance: Any, report: dict[str, Any], pruned: dict[str, str]
     ) -> bool:
-        """Write a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
+        """Store a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
 
-        False, and nothing is written, if another base is in use than the one that was measured.
+        False, and nothing is written, if the base in use is not `base`, the measured one.
         """
 
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Any], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """The penalty for the base's distance to the anchors, and its gradient by the base's factors."""
+        """Penalty on the base's distance to the anchors, and its gradient by the base's lora_a and lora_b."""

@@ -19,12 +19,12 @@ def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
     learn: bool = True, implicit: bool = False, targets: str = "head", watch: Watch = QUIET,
 ) -> Learner:  # fmt: skip
-    """The learner of one named adapter on one model. Seconds for a model that was never calibrated.
+    """The learner of one named adapter on one model. Takes seconds if the model was never calibrated.
 
-    learn: False records ratings, and the rating index follows them, but weights stay as they are.
-    implicit: the rating index also heeds what the user did with replies that were not rated.
+    learn: False records ratings and updates the rating index, but never changes weights.
+    implicit: the rating index also uses implicit feedback on replies that were not rated (signal.py).
     targets: the matrices that ratings change (lora/targets.py).
-    watch: told of the calibration.
+    watch: shows the progress of the calibration.
     """
     layers = LayerAdapter(store, model, backend, targets)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)

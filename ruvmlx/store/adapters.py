@@ -10,7 +10,7 @@ from .traces import Traces
 from .versions import Versions
 from .witness import Witness
 
-_TABLES = (  # all that have the columns fingerprint and name
+_TABLES = (  # all tables with the columns fingerprint and name
     "adapters", "adapter_heads", "bases", "attempts", "trainings", "anchors", "deep_runs", "measurements",
     "pruned", "routes", "router_cells",
 )  # fmt: skip
@@ -24,7 +24,7 @@ class NamedRow:
     fingerprint: str
     model: str  # the model's name in its newest reply; "" if it has none
     version: int  # in use
-    bytes: int  # of all its weights in the store
+    bytes: int  # size of all its weights in the store
 
 
 class Adapters:

@@ -35,7 +35,7 @@ class Bases:
         )
         if state is None:
             raise NotFound(
-                f"base {id_} of adapter {name!r} is no longer kept; `ruvmlx learn status` says what is."
+                f"base {id_} of adapter {name!r} is no longer kept; `ruvmlx learn status` lists what is."
             )
         return state
 
@@ -109,7 +109,7 @@ class Bases:
         self._witness.record("consolidation", facts)
 
     def attempts(self, fingerprint: str, name: str) -> list[Attempt]:
-        """Oldest first."""
+        """All consolidations of an adapter, oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(Attempt)} FROM attempts WHERE fingerprint = ? AND name = ? ORDER BY id",
             fingerprint,

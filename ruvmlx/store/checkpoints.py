@@ -56,5 +56,5 @@ class Checkpoints:
             self._db.replace("measurements", fingerprint=fingerprint, name=name, state=state)
 
     def delete_measurement(self, fingerprint: str, name: str) -> None:
-        """Call inside a transaction."""
+        """Delete the measurement's checkpoint. Call inside a transaction."""
         self._db.execute("DELETE FROM measurements WHERE fingerprint = ? AND name = ?", fingerprint, name)

@@ -59,7 +59,7 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Does a process of this machine still run? Our number with another token is an earlier process."""
+    """Does the process still run? Our own process number with another token means an earlier process."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN

@@ -52,7 +52,7 @@ class Messages:
         return [MessageRow(**row) for row in rows]
 
     def user_texts(self, limit: int = 200) -> list[str]:
-        """What the user wrote in all chats, newest first; each text once."""
+        """The user's messages of all chats, newest first; each text once."""
         rows = self._db.rows(
             "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.role = 'user' AND s.deleted IS NULL GROUP BY m.content ORDER BY max(m.id) DESC LIMIT ?",

@@ -1,16 +1,16 @@
-"""What is computed once per model and kept."""
+"""Data that is computed once per model: KL probes and the whitening."""
 
 from .database import Database
 
 
 class ModelData:
-    """The tables `neutral` and `whitening`, by the model's fingerprint."""
+    """The tables `neutral` (KL probes) and `whitening`, by the model's fingerprint."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """The reference text on which KL is measured, with the model's log-probabilities."""
+        """A KL probe, or a layer LoRA's calibration, both measured on the reference text, as bytes."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:
@@ -18,7 +18,7 @@ class ModelData:
             self._db.replace("neutral", fingerprint=fingerprint, data=data)
 
     def whitening(self, fingerprint: str) -> bytes | None:
-        """The transform that whitens pooled hidden states."""
+        """The whitening of pooled hidden states (sona/embedding.py), as bytes."""
         return self._db.value("SELECT data FROM whitening WHERE fingerprint = ?", fingerprint)
 
     def put_whitening(self, fingerprint: str, data: bytes) -> None:

@@ -37,6 +37,7 @@ class RatedReply:
     sampled_ids: bytes
     query: bytes | None
     logprob: float | None
+    thought: int
 
 
 class Ratings:
@@ -96,7 +97,7 @@ class Ratings:
     # -- reading -------------------------------------------------------------------------------------
 
     def in_force(self, fingerprint: str, name: str) -> list[RatingRow]:
-        """Oldest first."""
+        """The ratings in force, oldest first."""
         rows = self._db.rows(
             "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, a.parent AS version_before,"
             " t.version AS version_after, r.query"
@@ -131,7 +132,8 @@ class Ratings:
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """The newest ratings in force whose replies still have their tokens, oldest first."""
         rows = self._db.rows(
-            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.query, r.logprob"
+            "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
+            " r.logprob"
             " FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
             " ORDER BY t.id DESC LIMIT ?",
@@ -169,7 +171,7 @@ class Ratings:
         return found or 0
 
     def first_time(self, fingerprint: str, name: str) -> float | None:
-        """When the oldest rating in force was given, in seconds since 1970."""
+        """Time of the oldest rating in force, seconds since 1970."""
         return self._db.value(
             "SELECT min(created) FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force",
             fingerprint,

@@ -17,7 +17,7 @@ from .witness import Witness
 
 @dataclass(frozen=True)
 class ReplyRow:
-    """One generated reply. Each field is a column of the table `replies`."""
+    """One generated reply. Each field is a column of the table `replies`; `of` fills it by its name."""
 
     id: str
     model: str
@@ -30,9 +30,29 @@ class ReplyRow:
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, pooled hidden state of the question (sona/embedding.py)
-    logprob: float | None  # sum over the sampled tokens, with the adapter; None: sampled without an adapter
+    logprob: float | None = None  # sum over the rated tokens, with the adapter; None: sampled without one
     examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
+    thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
+
+    @property
+    def context_ids(self) -> list[int]:
+        """What stands before the tokens that a rating moves."""
+        return self.prompt_ids + self.sampled_ids[: self.thought]
+
+    @property
+    def rated_ids(self) -> list[int]:
+        """The tokens that a rating moves."""
+        return self.sampled_ids[self.thought :]
+
+    @classmethod
+    def of(cls, *facts: object, **values: Any) -> "ReplyRow":
+        """The row with these values. Other fields are read by name from the first of `facts` that has such an
+        attribute, or keep their defaults."""
+        names = [field.name for field in fields(cls)]
+        for fact in facts:
+            values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
+        return cls(**values)
 
 
 class Replies:
@@ -109,7 +129,7 @@ class Replies:
             self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
-        """[D] float32; None if it was never computed."""
+        """A question's pooled hidden state [D], float32; None if it was never computed."""
         return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
     def questions(self, session_id: str) -> list[tuple[str, bytes]]:

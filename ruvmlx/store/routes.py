@@ -39,13 +39,14 @@ class RatedRoute:
 
 
 class Routes:
-    """The tables `routes` and `router_cells`. A choice goes with its reply: its inputs hint at the words."""
+    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because its inputs hint at
+    the words."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
 
     def add(self, route: RouteRow) -> None:
-        """Call inside the transaction that adds the reply."""
+        """Add a choice. Call inside the transaction that adds the reply."""
         turns = np.asarray(route.turns, "<f4")
         self._db.insert(
             "routes",
@@ -63,7 +64,7 @@ class Routes:
         self._db.execute("DELETE FROM routes WHERE rowid <= (SELECT max(rowid) FROM routes) - ?", KEEP_ROUTES)
 
     def delete(self, reply_id: str) -> None:
-        """Call inside a transaction."""
+        """Delete a reply's choice. Call inside a transaction."""
         self._db.execute("DELETE FROM routes WHERE reply_id = ?", reply_id)
 
     def rated(self, fingerprint: str, name: str, limit: int) -> list[RatedRoute]:

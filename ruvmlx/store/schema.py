@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 3
+VERSION = 4
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -147,7 +147,11 @@ CREATE TABLE drafts (  -- replies that are being written, as far as they are kno
   process TEXT NOT NULL, reply TEXT NOT NULL
 );
 """
-_STEPS = (_V1, _V2, _V3)  # from each version to the next
+_V4 = """
+ALTER TABLE replies  -- sampled tokens at the beginning that are the model's thoughts
+  ADD COLUMN thought INTEGER NOT NULL DEFAULT 0;
+"""
+_STEPS = (_V1, _V2, _V3, _V4)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -23,7 +23,7 @@ class SignalRow:
 
 
 class Signals:
-    """The tables `signals` and `signals_dropped`. Bounded: what is dropped is counted."""
+    """The tables `signals` and `signals_dropped`. Their size is bounded; dropped signals are counted."""
 
     def __init__(self, db: Database):
         self._db = db

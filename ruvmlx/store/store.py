@@ -1,7 +1,7 @@
 """The store: one open database and its parts.
 
 A part is a plain class that reads and writes a few tables. Its constructor takes the database and the parts
-that it needs. Those are created before it, so `Store.__init__` shows the order of dependence.
+that it needs, which `Store.__init__` creates first.
 
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """

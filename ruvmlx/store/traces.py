@@ -1,4 +1,4 @@
-"""The traces of the newest replies: what a later rating needs to compute its gradient at once."""
+"""The traces of the newest replies, from which a later rating takes its gradient (sona/trace.py)."""
 
 from .database import Database
 
@@ -29,11 +29,11 @@ class Traces:
             )
 
     def delete(self, reply_id: str) -> None:
-        """Call inside a transaction."""
+        """Delete a reply's trace. Call inside a transaction."""
         self._db.execute("DELETE FROM traces WHERE reply_id = ?", reply_id)
 
     def delete_of_adapter(self, fingerprint: str, name: str) -> None:
-        """Delete the traces that an adapter's versions left. Call inside a transaction."""
+        """Delete the traces of replies written with an adapter. Call inside a transaction."""
         self._db.execute(
             "DELETE FROM traces WHERE reply_id IN"
             " (SELECT id FROM replies WHERE fingerprint = ? AND adapter = ? AND adapter_version > 0)",

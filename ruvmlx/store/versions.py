@@ -131,7 +131,7 @@ class Versions:
         return row.version
 
     def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
-        """Use an existing version (0: none) and put the ratings that led to it in force.
+        """Make an existing version (0: no adapter) the head, and put the ratings that led to it in force.
 
         NotFound if its weights were deleted. Call inside a transaction.
         """
@@ -143,7 +143,7 @@ class Versions:
         self._ratings.enforce(fingerprint, name, version)
 
     def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy a version, its ancestors and their bases to a new adapter and use it there.
+        """Copy a version, its ancestors and their bases to a new adapter, whose head it becomes.
 
         The version keeps its number. Call inside a transaction.
         """

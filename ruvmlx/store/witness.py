@@ -1,11 +1,11 @@
-"""The witness log: an append-only chain of what happened to the adapters, which shows every edit.
+"""The witness log: an append-only hash chain of the adapters' events, which makes every edit visible.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
-A row is written in the transaction of what it records, so neither exists without the other. Bodies hold ids,
-numbers and digests, never words of a chat. The chain shows damage and edits. It cannot stop someone who can
-write the file from building a whole new log. To detect that, keep a copy of the last hash elsewhere
-(`ruvmlx doctor` prints it).
+A row is written in the same transaction as the event that it records, so neither exists without the other.
+Bodies hold ids, numbers and digests, never words of a chat. The chain shows damage and edits. It cannot stop
+someone who can write the file from building a whole new log. To detect that, keep a copy of the last hash
+elsewhere (`ruvmlx doctor` prints it).
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class Witness:
         self._db = db
 
     def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row. Call inside the transaction of what it records. ValueError for NaN and infinity."""
+        """Append a row. Call inside the transaction of the event. ValueError for NaN and infinity."""
         if not self._db.in_transaction:
             raise RuntimeError("a witness row belongs into the transaction of what it records")
         last, previous = self._last()
@@ -71,7 +71,7 @@ class Witness:
         return [WitnessRow(**dict(row) | {"body": json.loads(row["body"])}) for row in rows]
 
     def check(self) -> Chain:
-        """Compute every hash again; about 4 us a row."""
+        """Compute every hash again; about 4 us per row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
         with self._db.snapshot():
             rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()
@@ -97,7 +97,7 @@ class Witness:
 
 
 def canonical(body: Mapping[str, Any]) -> str:
-    """The one way to write a body: sorted keys, no spaces. ValueError for NaN and infinity."""
+    """A body as canonical JSON: sorted keys, no spaces. ValueError for NaN and infinity."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
 
 
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 in hex: stands for weights in a body."""
+    """SHA-256 in hex, which a body holds in place of weights."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,9 +1,9 @@
-"""AdamW over the factors of a BaseLoRA, and a training that can be stored and resumed.
+"""AdamW over the factors of a BaseLoRA, in a training that can be stored and resumed.
 
     m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
     w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
 
-(Loshchilov & Hutter 2019.) float32, in NumPy: the factors are small, and one copy serves every backend.
+(Loshchilov & Hutter 2019.) In NumPy and float32: the factors are small, and this serves every backend.
 """
 
 import io
@@ -39,7 +39,7 @@ def _moved(
 
 @dataclass
 class Training:
-    """pairs: the trained factors; mean, square: their moments. facts: stored with them for the loop."""
+    """pairs: the trained factors; mean, square: their moments m, v. facts: the background loop's own data."""
 
     pairs: Pairs
     scale: float
@@ -55,7 +55,7 @@ class Training:
 
     @property
     def base(self) -> BaseLoRA:
-        """A copy: later steps do not change it."""
+        """The trained factors as a copy, which later steps do not change."""
         return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
 
     def update(
@@ -63,7 +63,7 @@ class Training:
     ) -> None:
         """One step against `grads`, whose norm is first clipped to `clip`.
 
-        `pause` is called between matrices and may raise to leave: nothing is changed then.
+        `pause` is called between matrices; if it raises, nothing is changed.
         """
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():
@@ -87,7 +87,7 @@ class Training:
 
     @classmethod
     def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
-        """None if damaged: it can be done again."""
+        """Deserialise; None if damaged: the caller trains again. `pause` may raise to stop."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays: dict[str, Any] = {}

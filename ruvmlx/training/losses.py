@@ -1,7 +1,7 @@
-"""Losses of logits, each with its gradient, and activations that are fast on a CPU, forward and backward.
+"""Losses as functions of logits, with their gradients, and activations that are fast on a CPU.
 
-reply:  mean log p(token)            d / d logits = (onehot(token) - p) / n
-kl:     mean KL(frozen || p)         d / d logits = (p - frozen) / n
+logprob:     mean log p(token)            d / d logits = (onehot(token) - p) / n
+divergence:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from ..backends.mlx import cpu_layers
 from ..platform.mx import mx
 from .slices import Stops, TrainingText
 
-Value = tuple[mx.array, mx.array]  # a number, its gradient by the logits [n, V] or their inputs [n, D]
-Measure = Callable[[mx.array, slice, Stops], Value]  # from the logits of some rows
+Value = tuple[mx.array, mx.array]  # loss [], and its gradient by logits [n, V] or hidden states [n, D]
+Measure = Callable[[mx.array, slice, Stops], Value]  # (logits of some rows, which rows, stages) -> Value
 
 
 @mx.custom_function
 def softmax(scores: mx.array) -> mx.array:
-    """Over the last axis, with an exp that is fast on a CPU."""
+    """Softmax over the last axis, with an exp that is fast on a CPU."""
     e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -42,7 +42,7 @@ def _swiglu_vjp(primals, slope, _):
 
 
 def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """p [n, V] and log of the sum of exponentials [n, 1]."""
+    """softmax(logits) [n, V] and logsumexp(logits) [n, 1]."""
     top = logits.max(axis=-1, keepdims=True)
     e = cpu_layers.exp(logits - top)
     total = e.sum(axis=-1, keepdims=True)
@@ -50,7 +50,8 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText) -> Measure:
-    """Mean log p of the answer's tokens: the sum over some rows, and those rows of the mean's gradient."""
+    """Mean log p of the answer's tokens. The Measure returns the sum over some rows, and the mean's gradient
+    by their logits."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -66,7 +67,10 @@ def logprob(text: TrainingText) -> Measure:
 def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """As `logprob`, for the mean KL. frozen [N, D]: hidden states; logits [n, V]: of some of these rows."""
+    """Mean KL(frozen || p); a Measure once `head` and `frozen` are given.
+
+    frozen [N, D]: hidden states of the untouched model. logits [n, V]: of `rows`.
+    """
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
     (p, log_total), (q, log_total_q) = _distribution(logits), _distribution(untouched)
@@ -78,7 +82,7 @@ def divergence(
 def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
     """Row sums and column sums of (x^T g)^2: x [T, in], g [T, out] -> [in], [out].
 
-    For few tokens x^T g = G [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
+    For few tokens, G = x^T g [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
     """
     x, g = x.astype(mx.float32), g.astype(mx.float32)
     (n, n_in), n_out = x.shape, g.shape[1]

@@ -1,7 +1,6 @@
-"""A pass over a text, evaluated slice by slice: between slices the caller may leave.
+"""Evaluates a pass over a text slice by slice, so that the caller can stop it between slices.
 
-A slice is some stages of a layer, or some rows of the head. The slices are the same whether or not a pause is
-given.
+A slice is a few stages of a layer, or some rows of the head. With and without a pause, slices are the same.
 """
 
 from collections import deque
@@ -12,13 +11,13 @@ from itertools import product
 from ..pausing import Pause
 from ..platform.mx import mx
 
-MAX_TOKENS = 512  # of a text: attention scores of every layer are kept for the backward pass
-SLICE = 150  # tokens x layers between two pauses: 20 ms of the starter model
+MAX_TOKENS = 512  # longest text: attention scores of every layer are kept for the backward pass
+SLICE = 150  # tokens x layers between two pauses: 20 ms with the starter model
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """tokens [T]; the loss counts those from `first` on, first >= 1."""
+    """tokens [T]; the loss is over those from index `first` on, first >= 1."""
 
     tokens: tuple[int, ...]
     first: int
@@ -36,17 +35,17 @@ class TrainingText:
 
 
 class Stops:
-    """The stages of a pass in order, with the work of each in tokens x layers."""
+    """The stages of a pass in order, each with its work in tokens x layers."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
     def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """Add a stage by its outputs: all that the next one reads."""
+        """Add a stage, given by its outputs: all arrays that the next stage reads."""
         self._stages.append((work, made))
 
     def slices(self) -> Iterator[Sequence[mx.array]]:
-        """The last stage of each slice. Yielded stages are not held any longer."""
+        """Outputs of the last stage of each slice. A yielded stage is no longer referenced here."""
         held: Sequence[mx.array] = ()
         stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
@@ -60,14 +59,14 @@ class Stops:
 
 
 def evenly(count: int, most: int) -> Iterator[slice]:
-    """Equal parts of 0 ... count - 1, of at most `most`."""
+    """Split 0 ... count - 1 into nearly equal slices of at most `most`."""
     parts = -(-count // most)
     for i in range(parts):
         yield slice(count * i // parts, count * (i + 1) // parts)
 
 
 def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """Evaluate one slice after another, so that later ones find the inputs that they need."""
+    """Evaluate the slices in order, and call `pause` after each."""
     for arrays in slices:
         mx.eval(*arrays)
         if pause is not None:
@@ -75,7 +74,7 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Tokens x layers of each stage, named by the last module whose input it makes; attention is q's."""
+    """Work of each stage in tokens x layers, by the name of one of its modules; attention is under q_proj."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,
@@ -89,7 +88,7 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
-    """Names of the gradients, slice by slice, from the last stage of the last layer down."""
+    """Names of the gradients, slice by slice, in the order of the backward pass."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

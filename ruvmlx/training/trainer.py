@@ -1,11 +1,11 @@
 """Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The model's weights are frozen.
 
-The head is linear and not trained here, so its part of the chain rule is a formula (losses.py) and one
+The head is linear and not trained here, so its part of the chain rule is a formula (losses.py) and one matrix
 product; MLX differentiates the rest. Only positions that predict an answer's token go through the head. On a
-CPU all is float32.
+CPU everything is float32.
 
-MLX computes nothing until it is asked. So a pass is described as a whole and then evaluated slice by slice
-(slices.py), forward and backward.
+MLX evaluates lazily: a pass is first built as a graph, then evaluated slice by slice (slices.py), forward and
+backward.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
 LOGITS = 1 << 21  # logits in memory at a time: 30 ms of the starter model's head
-KNOWN = 256 << 20  # bytes of cached inputs of the first trained layer
+KNOWN = 256 << 20  # bytes of the cache of inputs of the first trained layer
 TARGETS = MODULES[:7]  # attention and MLP
 
 
@@ -59,10 +59,10 @@ class LayerInput(NamedTuple):
 
 
 class Trainer:
-    """A graph of one model, and the change of its output head that is active throughout.
+    """Losses and gradients on one model's graph, with a fixed change of the output head (`set_head`).
 
-    backend: one that has the weights in MLX already, as on a GPU, lends its graph, and its base LoRA is
-    ignored. Otherwise the trainer builds a graph of its own and keeps it until `close`.
+    backend: if it has the weights in MLX, as on a GPU, its graph is used, without its base LoRA. Otherwise
+    the trainer builds a graph of its own and keeps it until `close`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Trainer:
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """Set what is added to the frozen head's logits from now on."""
+        """Set the change of the output head: the base's and micro's."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -107,7 +107,7 @@ class Trainer:
     ) -> tuple[float, Pairs]:
         """Mean log-probability of the answer, and its gradient by the base's factors, times weigh(value).
 
-        With a weight of 0 there is no gradient, and no backward pass.
+        If the weight is 0, the backward pass is skipped and no gradient returned.
         """
         return self._run(base, text, logprob(text), weigh, pause)
 
@@ -126,9 +126,9 @@ class Trainer:
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
-        """Squared gradient of a reply's mean log-probability by each matrix that the base changes.
+        """Squared gradient G of a reply's mean log-probability by each matrix that the base changes; float32.
 
-        By the matrix itself, G = sum_t x_t g_t^T [in, out], g_t the gradient by the matrix's output; float32.
+        G = sum_t x_t g_t^T [in, out], with x_t the matrix's input and g_t the gradient by its output.
         """
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
@@ -157,7 +157,7 @@ class Trainer:
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix at the answer's positions, in the untouched model; float32."""
+        """Mean input [in] of each matrix over the answer's positions, in the untouched model; float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
@@ -172,7 +172,7 @@ class Trainer:
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Zeros [T, out] added to each changed matrix's output: the gradient by them is the output's."""
+        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
@@ -219,7 +219,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """The layers' factors by flat names, with the scale in lora_b."""
+        """The layers' factors by name ("3.q_proj.a"), with the scale in lora_b."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":
@@ -236,7 +236,7 @@ class Trainer:
         return out
 
     def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the loss of its logits, and the gradient by hidden; some rows at a time."""
+        """hidden [n, D] -> the loss, and its gradient by hidden [n, D]; computed some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -268,14 +268,14 @@ class Trainer:
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """The layers from `layer_input` on -> hidden [n, D], which predicts the answer's tokens."""
+        """Run the layers from `layer_input` on: hidden states [n, D] that predict the answer's tokens."""
         layers, x = self._graph.model.layers, layer_input.x
         for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
-        """The input of layer `first`; no training changes it, so it is cached."""
+        """The input of layer `first`, cached because training does not change it."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
@@ -311,7 +311,7 @@ class Trainer:
         n, g, d = len(q), own.n_kv_heads, own.head_dim
         q, k, v = (y[None].swapaxes(1, 2) for y in own.split(q, k, v))
         q, k = own.turned_queries(q), own.turned_keys(k)
-        q = (q * own.scale).reshape(g, -1, d)  # the queries of one key and value head are one product
+        q = (q * own.scale).reshape(g, -1, d)  # one product for all queries that share a key/value head
         scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
         scores = scores + self._positions.mask(n, n).astype(q.dtype)
         p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
@@ -320,7 +320,7 @@ class Trainer:
 
 
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
-    """Several linear layers of one input and their changes: x [T, in] -> one [T, out] each."""
+    """Several linear layers with their changes, of one input: x [T, in] -> a list of [T, out]."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
     out = {name: _unwrapped(own[name])(x) for name in names}
     if found:
@@ -336,7 +336,7 @@ def _probed(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """_linear, with a probe on each output; `inputs` gets the x of each."""
+    """`_linear` with a probe added to each output; stores each probed layer's x in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:
@@ -346,5 +346,5 @@ def _probed(
 
 
 def _first(base: BaseLoRA, layers: int) -> int:
-    """The lowest layer that the base changes."""
+    """The lowest layer that the base changes; `layers` if it changes none."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)

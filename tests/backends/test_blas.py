@@ -175,10 +175,9 @@ def test_threads_leave_busy_cores_alone(monkeypatch):
 def test_load_of_others(monkeypatch):
     """All busy time less our own, over the wall time; readings within a period are not repeated."""
     samples = iter([(0.0, 100.0, 5.0), (1.0, 103.5, 6.5)])
-    monkeypatch.setattr(cpu.OtherLoad, "_sample", staticmethod(lambda: next(samples)))
     clock = iter([0.1, 1.0, 1.1])
     monkeypatch.setattr(cpu.time, "monotonic", lambda: next(clock))
-    load = cpu.OtherLoad()
+    load = cpu.OtherLoad(lambda: next(samples))
     assert [load.cores() for _ in range(3)] == [0.0, 2.0, 2.0]
 
 

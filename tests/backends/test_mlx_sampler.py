@@ -70,7 +70,7 @@ def test_candidates_and_their_order(name, sampling):
 def test_a_seed_draws_what_it_draws_in_numpy(size, sampling):
     """Another token comes only where u is within rounding of the edge between the two."""
     one, two, again, n = MLXSampler(sampling), Sampler(sampling), MLXSampler(sampling), 200
-    uniforms, drawn, others = mlx_sampler._uniforms(sampling.seed), set(), 0
+    uniforms, drawn, others = mlx_sampler.uniforms(np.random.default_rng(sampling.seed)), set(), 0
     for i in range(n):
         z = random(i % 7, size)
         token, u = int(one(mx.array(z[None])).item()), next(uniforms)
@@ -108,11 +108,11 @@ def test_draws_follow_the_exact_distribution(size, temperature):
     """20,000 draws against the exact distribution: chi-square over ids, or over 96 groups of them."""
     z, n = random(8, size, 1.5), 20_000
     exact = np.exp((z.astype(np.float64) - z.max()) / temperature)
-    uniforms = mlx_sampler._uniforms(3)
+    uniforms = mlx_sampler.uniforms(np.random.default_rng(3))
     drawn = []
     for _ in range(n // 250):
         u = mx.array([[next(uniforms)] for _ in range(250)])
-        drawn.append(np.array(mlx_sampler._drawn(mx.array(z[None]), temperature, u)))
+        drawn.append(np.array(mlx_sampler.drawn(mx.array(z[None]), temperature, u)))
     groups = np.arange(size) * min(size, 96) // size
     expected = n * np.bincount(groups, exact / exact.sum())
     counts = np.bincount(groups[np.concatenate(drawn)], minlength=len(expected))
@@ -124,13 +124,11 @@ def test_draws_follow_the_exact_distribution(size, temperature):
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53, mlx_sampler.BELOW_ONE])
-def test_the_ends_of_the_line(u, monkeypatch):
+def test_the_ends_of_the_line(u):
     """u = 0 is the first id that has a probability; the largest u the last one, never a forbidden one."""
     z = np.full(1000, -np.inf, np.float32)
     z[[7, 500, 993]] = 0
-    draw = MLXSampler(Sampling(1.0, seed=1))
-    monkeypatch.setattr(mlx_sampler.np.random, "default_rng", lambda _: Fixed(u))
-    draw._uniforms = mlx_sampler._uniforms(1)
+    draw = MLXSampler(Sampling(1.0), mlx_sampler.uniforms(Fixed(u)))
     assert int(draw(mx.array(z[None])).item()) == (7 if u == 0 else 993)
 
 

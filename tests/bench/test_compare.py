@@ -71,7 +71,7 @@ def test_what_else_differs_is_named(tmp_path, run):  # noqa: F811
 def test_what_is_no_report_is_one_line(tmp_path, run, text):  # noqa: F811
     (tmp_path / "a").write_text(text)
     code, _, err = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "missing"))
-    assert code == 2 and "no report" in err and err.count("\n") == 1
+    assert code == 2 and "is not a report" in err and err.count("\n") == 1
 
 
 PLANTED = """

@@ -124,7 +124,7 @@ def test_the_sheet_has_every_row_and_its_command():
 def test_the_table_has_every_row_and_bars_by_context():
     text = "\n".join(terminal.lines(json.loads(json.dumps(REPORT))))
     assert all(row["name"] in text for row in REPORT["rows"])
-    assert "█" in text and "   256 ours" in text and "slower on the way" in text
+    assert "█" in text and "   256 ours" in text and "slower during the run" in text
 
 
 def test_projections_follow_the_measured_share():

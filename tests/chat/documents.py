@@ -1,4 +1,4 @@
-"""Random Markdown documents of every kind that models write: whole, badly nested, and broken off."""
+"""Random Markdown documents of every kind that models write: complete, badly nested, and cut off."""
 
 import random
 
@@ -74,7 +74,7 @@ def words(rng: random.Random, most: int = 12) -> str:
 
 
 def inline(rng: random.Random) -> str:
-    """Words with emphasis, code, links, images: mostly closed again."""
+    """Words with emphasis, code, links, images; most of them are closed."""
     forms = (
         "**{}**",
         "*{}*",
@@ -114,7 +114,7 @@ def heading(rng: random.Random) -> str:
 
 
 def fence(rng: random.Random) -> str:
-    """Code between backticks or tildes, which holds shorter ones; one in five is not closed."""
+    """Code between backticks or tildes, which may contain shorter fences; one in five is not closed."""
     mark = rng.choice(("```", "~~~", "````", "~~~~~"))
     language = rng.choice(("", "python", "json", " js title=x", "no such language", "md"))
     inside = [
@@ -131,7 +131,7 @@ def fence(rng: random.Random) -> str:
 
 
 def listing(rng: random.Random, depth: int = 0) -> str:
-    """Items, loose or tight, with other blocks and lists in them."""
+    """A list, loose or tight; its items may hold other blocks and lists."""
     mark, lines = rng.choice(("-", "*", "+", "1.", "3)", "10.")), []
     for _ in range(rng.randint(1, 4)):
         lines.append(f"{mark} {inline(rng)}")
@@ -146,13 +146,13 @@ def listing(rng: random.Random, depth: int = 0) -> str:
 
 
 def quote(rng: random.Random) -> str:
-    """Also with lazy lines, and other blocks in it."""
+    """A quote, also with lazy continuation lines and with other blocks in it."""
     inner = rng.choice((paragraph, listing, fence, heading))(rng)
     return "\n".join(("> " if rng.random() < 0.9 else "") + line for line in inner.split("\n"))
 
 
 def table(rng: random.Random) -> str:
-    """With rows that are too short or too long, and sometimes no second line yet."""
+    """A table; some rows are too short or too long, and sometimes the delimiter row is missing."""
     columns = rng.randint(1, 4)
     row = lambda n: "| " + " | ".join(words(rng, 3).replace("|", "") for _ in range(n)) + " |"  # noqa: E731
     rule = "|" + "|".join(rng.choice(("---", ":-:", "--:", "-")) for _ in range(columns)) + "|"
@@ -185,7 +185,7 @@ def rule(rng: random.Random) -> str:
 
 
 def noise(rng: random.Random) -> str:
-    """Lines that begin like something, and are not finished."""
+    """Lines that begin like Markdown syntax and are not finished."""
     return "\n".join(
         rng.choice(STARTS) + (words(rng, 4) if rng.random() < 0.7 else "") for _ in range(rng.randint(1, 6))
     )
@@ -195,7 +195,7 @@ BLOCKS = (paragraph, heading, fence, listing, quote, table, html, definition, ru
 
 
 def document(seed: int) -> str:
-    """Some blocks, a blank line between most; one in four is broken off somewhere."""
+    """Some blocks, most with a blank line between; one document in four is cut off somewhere."""
     rng = random.Random(seed)
     text = "".join(
         rng.choice(BLOCKS)(rng) + rng.choice(("\n\n", "\n\n", "\n\n", "\n", "\n\n\n"))

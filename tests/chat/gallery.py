@@ -1,8 +1,8 @@
 """Shows hostile texts in every widget of the chat app, or in plain mode: `python -m tests.chat.gallery ...`.
 
-Run on a pseudo-terminal by test_terminal_safety. Each text is shown as it could come: as a reply in pieces,
-an earlier chat's messages, its title, a model's name, a note, an error's words. In front of it stands a tag
-that says where it is shown, and which text it is: "reply00007".
+Run on a pseudo-terminal by test_terminal_safety. Each text is shown in all places: as a streamed reply, an
+earlier chat's messages, its title, a model's name, a note, an error message. A tag before it names the place
+and the text: "reply00007".
 """
 
 import asyncio
@@ -40,13 +40,13 @@ LISTED = 10  # titles in the list of chats
 
 
 def tagged(place: str, n: int) -> str:
-    """Text number n as it is shown there."""
+    """Text number n with its tag for this place."""
     assert place in PLACES
     return f"{place}{n:05d} {hostile(n, random.Random(n))}"
 
 
 class Chats:
-    """Chats with hostile titles, which are their messages, too; the newest is "s"."""
+    """A store of chats whose titles and messages are hostile; the newest chat is "s"."""
 
     def __init__(self) -> None:
         self.titles = [""]
@@ -65,7 +65,7 @@ class Chats:
 
 
 class HostileRuntime(ScriptedRuntime):
-    """Every name, note and title of it is the hostile text."""
+    """A runtime in which every name, note and title is the hostile text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class HostileRuntime(ScriptedRuntime):
 
 
 class Gallery(ChatApp):
-    """The app, which shows the texts by itself and then leaves."""
+    """The app; it shows the texts by itself and then quits."""
 
     CSS_PATH = Path(app.__file__).with_name("app.tcss")
 
@@ -111,7 +111,8 @@ class Gallery(ChatApp):
         self.action_leave()
 
     async def _show(self, n: int) -> None:
-        """In all places, each in a frame; the list of chats is looked at once for all its titles."""
+        """Show each text in all places, one frame for each place; the list of chats shows all titles at
+        once."""
         self.scripted.show(n)
         text = self.scripted.text
         await self.actions.library.begin(replace(self.options, session="s"))
@@ -160,20 +161,20 @@ class Gallery(ChatApp):
 
 
 def cut(text: str) -> list[str]:
-    """A reply as it comes, in pieces: some hundred at most."""
+    """A reply in pieces, as it streams: some hundred at most."""
     step = max(7, len(text) // 100)
     return [text[start : start + step] for start in range(0, len(text), step)]
 
 
 async def chunks(text: str) -> AsyncIterator[list[Chunk]]:
-    """The same for a screen that draws only now and then."""
+    """The same pieces as chunks, for a screen that draws only now and then."""
     parts = cut(text)
     for n in range(0, len(parts), at_once := len(parts) // 2 + 1):
         yield [Chunk("".join(parts[n : n + at_once]), generated=n + 1)]
 
 
 def plain(runtime: HostileRuntime, numbers: range) -> int:
-    """The same in plain mode: every command that quotes somebody."""
+    """The same in plain mode: every command that prints somebody's text."""
     for n in numbers:
         runtime.show(n)
         runtime.replies = [cut(tagged("reply", n)), UsageError(tagged("error", n))]

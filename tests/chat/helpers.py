@@ -1,4 +1,4 @@
-"""What the chat's tests share: waiting for conditions, opening an app, reading the screen."""
+"""Helpers of the chat's tests: wait for a condition, open the app, read the screen."""
 
 import time
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ SMALL, WIDE = (80, 24), (160, 50)
 
 
 async def until(pilot, condition, seconds=60):
-    """Wait for a condition; never for a time."""
+    """Wait until a condition holds, instead of sleeping for a fixed time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"the condition did not come true:\n{screen_text(pilot.app)}"

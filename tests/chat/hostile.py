@@ -1,7 +1,7 @@
-"""Hostile texts with marks in their control sequences, and a strict look at what a terminal was sent.
+"""Hostile texts with marks in their control sequences, and a strict check of what a terminal received.
 
-A mark is a word, or a number of six digits, that only a hostile text has. It may arrive as words, where the
-sanitiser found no sequence around it; within an escape sequence that the terminal got it may not.
+A mark is a word, or a number of six digits, that only a hostile text contains. It may arrive as plain text,
+but never within an escape sequence.
 """
 
 import random
@@ -23,7 +23,7 @@ def number(n: int) -> str:
 
 
 SEQUENCES = [
-    # What a terminal does with them: clipboard, links, titles, colours, notifications, files
+    # Sequences that a terminal acts on: clipboard, links, titles, colours, notifications, files
     lambda m, n: f"{ESC}]52;c;{m}{BEL}",
     lambda m, n: f"{ESC}]52;p;{m}{ST}",
     lambda m, n: f"{ESC}]8;;https://{m}.org/{ST}link{ESC}]8;;{ST}",
@@ -43,18 +43,18 @@ SEQUENCES = [
     lambda m, n: f"{ESC}[6n{ESC}[>q{ESC}[c{ESC}[{n}n{ESC}[?{n}$p",
     lambda m, n: f"{ESC}[>{n}u{ESC}[{n}t{ESC}[{n};{n}r{ESC}[{n} q",
     lambda m, n: f"{ESC}[{n}@{ESC}[{n}L{ESC}[{n}X{ESC}[{n}b",
-    # Strings for devices, programs and nobody
+    # Strings for devices and programs, and unknown ones
     lambda m, n: f"{ESC}P{n}q#0;2;{m}{ST}",
     lambda m, n: f"{ESC}P$q{m}{ST}{ESC}P+q{m}{ST}",
     lambda m, n: f"{ESC}_G{m};AAAA{ST}",
     lambda m, n: f"{ESC}^{m}{ST}{ESC}X{m}{ST}",
     lambda m, n: f"{ESC}Ptmux;{ESC}{ESC}]52;c;{m}{BEL}{ST}",
-    # Single ones, and those of 8 bits
+    # Single control characters, and those of 8 bits
     lambda m, n: f"{ESC}c{ESC}7{ESC}8{ESC}M{ESC}D{ESC}(0{ESC}#8{ESC}=",
     lambda m, n: f"\x9b{n}m\x9b{n};{n}H",
     lambda m, n: f"\x9d52;c;{m}\x9c\x9d0;{m}\x07",
     lambda m, n: f"\x90{m}\x9c\x98{m}\x9c\x9e{m}\x9c\x9f{m}\x9c\x84\x85\x8d\x8e",
-    # In two pieces, within each other, without an end, with what breaks them
+    # Sequences in two pieces, nested, without an end, broken by other characters
     lambda m, n: f"{ESC}{ESC}]0;{m}{ESC}{BEL}",
     lambda m, n: f"{ESC}]0;{m}{ESC}[{n}m{BEL}",
     lambda m, n: f"{ESC}[{n}\n;{n}m",
@@ -77,7 +77,7 @@ OTHERS = [
     lambda m, n: "👩‍👩‍👧‍👦" * 9 + "\u200d" * 9 + "🏴\U000e0067\U000e0062\U000e007f",
     lambda m, n: "\u3000ｗｉｄｅ漢字" * 9,
     lambda m, n: "\u2028\u2029\x85 lines",
-    # What the widgets' own markup, Markdown and templates could take for theirs
+    # Text that looks like the widgets' markup, Markdown or templates
     lambda m, n: f"[red]red[/red] [@click=app.leave]{m}[/] [link=https://{m}]x[/link] [/nothing] [",
     lambda m, n: f"[$success on $error 50%]{m}[/] [bold italic blink]x \\[red] [[red]]",
     lambda m, n: f"[x](javascript:{m}) <a href='file:///etc/passwd'>x</a> ![i](data:{m}) <!-- {m} -->",
@@ -88,7 +88,7 @@ OTHERS = [
 
 
 def hostile(n: int, rng: random.Random) -> str:
-    """Text number n: a few attacks between words, or one of up to 100 kB."""
+    """Text number n: a few attacks between words, or one long attack of up to 100 kB."""
     mark = word(n), number(n)
     parts: list[str] = []
     for _ in range(rng.randint(1, 5)):
@@ -112,7 +112,7 @@ _SEQUENCE = re.compile(
     r"|[ -/]*[0-Z\\`-~]"  # two characters, or with intermediates
     r")"
 )
-# What Textual sends by itself, and nothing else; \d{1,3}: no number of a mark.
+# Exactly the sequences that Textual sends; \d{1,3} cannot match a mark.
 _ITS_OWN = re.compile(
     r"\x1b(?:"
     r"\[(?:\d{1,3}(?:;\d{1,3})*)?m"
@@ -127,13 +127,14 @@ _MARK = re.compile(r"Zq\d{5}|9\d{5}")
 
 
 def sent(raw: bytes) -> tuple[list[str], str]:
-    """The escape sequences, and the words, of what a terminal got; bytes that are no UTF-8 are an error."""
+    """The escape sequences and the plain text that a terminal received; bytes that are not UTF-8 are an
+    error."""
     text = raw.decode("utf-8")
     return [match[0] for match in _SEQUENCE.finditer(text)], _SEQUENCE.sub("", text)
 
 
 def leaks(raw: bytes, its_own: re.Pattern[str] = _ITS_OWN) -> list[str]:
-    """What should not have reached the terminal."""
+    """Everything that should not have reached the terminal."""
     sequences, words = sent(raw)
     found = [s for s in sequences if not its_own.fullmatch(s) or _MARK.search(s) or _too_far(s)]
     return found + [f"U+{ord(c):04X}" for c in words if _controls(c)]
@@ -145,7 +146,7 @@ def _too_far(sequence: str) -> bool:
 
 
 def _controls(char: str) -> bool:
-    """Anything but a letter, a sign, and the end of a line."""
+    """Is it a control, zero-width or direction character? Line ends and tabs are allowed."""
     if char in "\r\n\t":
         return False
     turns = unicodedata.bidirectional(char) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")

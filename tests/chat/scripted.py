@@ -1,4 +1,4 @@
-"""A runtime without a model: replies are scripted, ratings are counted. For tests alone."""
+"""A runtime without a model: replies are scripted, ratings are counted. Only for tests."""
 
 import itertools
 import threading
@@ -42,13 +42,13 @@ class ScriptedRuntime:
         self.adapter = "default"
         self.closed = False
         self.threads: set[int] = set()
-        self.noticed: list[tuple[str, str]] = []  # (reply, what was done with it)
+        self.noticed: list[tuple[str, str]] = []  # (reply, what the user did with it)
         self._ids = itertools.count(1)
         self._messages = itertools.count(1)
 
     @property
     def parts(self):
-        """It plays the runtime's parts by itself."""
+        """The runtime's parts: this object plays all of them."""
         return self
 
     chats = deleted_chats = learning = tiers = parts
@@ -128,7 +128,7 @@ class ScriptedRuntime:
             400.0,
             42.0,
             32 + len(shown),
-            KVStats("tiered", 32 + len(shown), 0, 0, 1 << 20, 1 << 20),
+            KVStats.all_f16("tiered", 32 + len(shown), 1 << 20, 1 << 20),
         )
 
     def settle(self, cancel=None):
@@ -161,7 +161,7 @@ class ScriptedRuntime:
         raise NotFound(f"no reply {reply_id!r}")
 
     def rated_elsewhere(self, reply_id, rating):
-        """As another process does it: no call of this one."""
+        """Change the rating as another process would, without a call of this runtime."""
         self.ratings.append((reply_id, self._rating_of(reply_id), rating))
         self._set_rating(reply_id, rating)
 
@@ -179,7 +179,7 @@ class ScriptedRuntime:
         return True
 
     def due(self):
-        """Of the loops and of the tiers."""
+        """Is training, or a review of the tiers, due? Never."""
         self._called()
         return False
 

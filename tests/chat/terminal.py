@@ -1,4 +1,4 @@
-"""A process on a pseudo-terminal, as a user has it."""
+"""A process on a pseudo-terminal."""
 
 import codecs
 import fcntl
@@ -14,9 +14,9 @@ from ruvmlx.text import Sanitizer
 
 
 class Terminal:
-    """What the process draws is read as plain words: escape sequences are taken out.
+    """Reads the process's output as plain text, without escape sequences.
 
-    `expect` looks only at what came after the last match.
+    `expect` searches only the output after the last match.
     """
 
     def __init__(self, argv, size=(80, 24), **environment):
@@ -33,7 +33,7 @@ class Terminal:
 
     @property
     def seen(self):
-        """Since the last match. Only here is what came looked at: it can be much."""
+        """The output since the last match. It is decoded only here, because it can be much."""
         fresh, self._looked_at = bytes(self.raw[self._looked_at :]), len(self.raw)
         self._seen += self._plain.feed(self._decoder.decode(fresh))
         return self._seen
@@ -57,7 +57,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _read(self):
-        """Take in what there is; False once the other side has gone."""
+        """Read the available output; False once the process has closed the terminal."""
         if not select.select([self.fd], [], [], 0.2)[0]:
             return True
         try:

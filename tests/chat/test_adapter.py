@@ -1,4 +1,4 @@
-"""/adapter: another adapter in the middle of a chat."""
+"""/adapter: switching adapters within a chat."""
 
 import io
 

@@ -20,7 +20,7 @@ BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x5
 
 
 @BOTH_SIZES
-async def test_a_reply_streams(size):
+async def test_a_reply_is_shown_word_by_word_while_it_is_written(size):
     """Words appear while more are to come; the finished reply is what was committed."""
     runtime = ScriptedRuntime(["The capital ", "is **Par", "is**."], gate=True)
     async with chatting(runtime, size) as (app, pilot):
@@ -37,12 +37,12 @@ async def test_a_reply_streams(size):
 
 
 @BOTH_SIZES
-async def test_the_status_line(size):
+async def test_after_a_reply_the_status_line_shows_speed_context_and_adapter(size):
     """After a reply: speed, time to the first token, context, version and KL."""
     async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
         await ask(app, pilot)
         status = lines_of(app.screen)[-2]
-        for part in ("42 tok/s", "TTFT 180 ms", "ctx 33/8192", "v0", "KL", "0.000/0.1"):
+        for part in ("42 tok/s", "TTFT 180 ms", "ctx 33/8192", "v0", "change", "0%"):
             assert part in status
         assert "SmolLM2-135M-Instruct" in screen_text(app)
         assert ("mlx · metal" in status) == (size == WIDE)
@@ -111,13 +111,13 @@ async def test_continue_shows_the_earlier_turns(size):
     ]
 
 
-async def test_continue_without_an_earlier_chat_begins_one():
+async def test_continue_without_an_earlier_chat_begins_a_new_one():
     """No error: there is just nothing to show yet."""
     async with chatting(ScriptedRuntime(), session="continue") as (app, _):
         assert app.query_one(Welcome)
 
 
-async def test_an_error_is_one_line_and_loses_nothing():
+async def test_an_error_before_a_reply_is_one_line_and_puts_the_message_back():
     """The error stands in the chat, the message is back in the input, and the app goes on."""
     runtime = ScriptedRuntime(UsageError("the prompt has 9,000 tokens; the context holds 8,192"), ["Fine."])
     async with chatting(runtime, WIDE) as (app, pilot):
@@ -131,7 +131,7 @@ async def test_an_error_is_one_line_and_loses_nothing():
         assert (await ask(app, pilot)).text == "Fine."
 
 
-async def test_a_refused_message_goes_before_what_was_typed_since():
+async def test_a_refused_message_is_put_back_before_text_typed_meanwhile():
     """Also a message with a slash in front comes back as it was typed; nothing is overwritten."""
     runtime = ScriptedRuntime()
     say, go_on = runtime.chats.say, threading.Event()
@@ -153,7 +153,7 @@ async def test_a_refused_message_goes_before_what_was_typed_since():
         assert not app.query(UserMessage)
 
 
-async def test_an_error_after_the_message_was_taken_leaves_it():
+async def test_an_error_after_the_message_was_saved_leaves_it_in_the_chat():
     """It is part of the chat then: it stays in sight, and can be sent again."""
     async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):
         app.chat.prompt.text = "Go"
@@ -163,7 +163,7 @@ async def test_an_error_after_the_message_was_taken_leaves_it():
         assert app.chat.prompt.text == "Go"
 
 
-async def test_progress_goes_when_the_first_token_comes():
+async def test_progress_of_the_prompt_disappears_at_the_first_token():
     """A token without text yet (a part of an emoji) does not bring "reading ..." back below the reply."""
     runtime = ScriptedRuntime(["", "中", "", ""], gate=True, free=0)
     async with chatting(runtime) as (app, pilot):
@@ -180,7 +180,7 @@ async def test_progress_goes_when_the_first_token_comes():
         await until(pilot, lambda: app.phase == "idle")
 
 
-async def test_an_error_in_a_reply_keeps_its_words():
+async def test_an_error_during_a_reply_keeps_its_words():
     """What came before the error stays readable."""
     async with chatting(ScriptedRuntime(["Half ", "a ", ValueError("boom\nline two")])) as (app, pilot):
         app.chat.prompt.text = "Go"
@@ -191,7 +191,7 @@ async def test_an_error_in_a_reply_keeps_its_words():
 
 
 @pytest.mark.parametrize("error", [ModelNotFound("no model 'x'"), CorruptFile("cut short"), OSError("disk")])
-async def test_a_failing_open_ends_the_app(error):
+async def test_an_error_while_opening_ends_the_app_with_its_exit_code(error):
     """The app leaves with the error's exit code; `run_app` prints its line."""
 
     def fail():
@@ -204,7 +204,7 @@ async def test_a_failing_open_ends_the_app(error):
     assert app.return_value == getattr(error, "exit_code", 1)
 
 
-def test_a_defect_of_the_app_is_one_line_too(monkeypatch, capsys):
+def test_an_unexpected_exception_in_the_app_is_one_line(monkeypatch, capsys):
     """Where Textual would print a traceback with every local, the user gets a line and exit code 1."""
     runtime, run = ScriptedRuntime(), ChatApp.run
 
@@ -250,7 +250,7 @@ async def test_hostile_output_never_reaches_widgets():
         assert app.is_running
 
 
-async def test_scrolling_up_stays_while_a_reply_grows():
+async def test_the_scroll_position_stays_while_a_reply_grows():
     """The scroll position is the reader's; at the end the reply is followed again."""
     runtime = ScriptedRuntime(["line\n\n"] * 60, gate=True, free=40)
     async with chatting(runtime) as (app, pilot):
@@ -274,7 +274,7 @@ async def test_scrolling_up_stays_while_a_reply_grows():
         await until(pilot, lambda: transcript.scroll_y == transcript.max_scroll_y)
 
 
-async def test_multi_line_input():
+async def test_line_breaks_and_pastes_stay_in_the_input():
     """Ctrl+J and Shift+Enter break the line; a paste keeps its newlines, is made safe and is not sent."""
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime) as (app, pilot):
@@ -288,7 +288,7 @@ async def test_multi_line_input():
 
 
 @pytest.mark.parametrize(("size", "rows"), [((40, 12), 4), ((80, 24), 8), ((40, 9), 3)])
-async def test_a_long_input_leaves_room(size, rows):
+async def test_a_long_input_takes_a_third_of_the_screen_at_most(size, rows):
     """A pasted text takes a third of the screen at most; the conversation and the keys stay in sight."""
     async with chatting(ScriptedRuntime(["It is Paris."]), size) as (app, pilot):
         await ask(app, pilot)
@@ -299,7 +299,7 @@ async def test_a_long_input_leaves_room(size, rows):
         assert "Send" in lines_of(app.screen)[-1]
 
 
-async def test_slash_commands():
+async def test_system_status_help_and_new_do_what_they_say():
     """/system, /status, /help, /new and a wrong one do what they say."""
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime, WIDE) as (app, pilot):
@@ -323,7 +323,7 @@ async def test_slash_commands():
         assert not app.query(Notice)
 
 
-async def test_quitting_while_a_reply_runs():
+async def test_quitting_during_a_reply_keeps_it_and_exits_with_0():
     """Ctrl+Q stops the reply, commits what there is, closes the runtime in its thread, leaves with 0."""
     runtime = ScriptedRuntime(["one ", "two ", "three "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
@@ -338,7 +338,7 @@ async def test_quitting_while_a_reply_runs():
     assert threading.get_ident() not in runtime.threads
 
 
-async def test_control_c():
+async def test_control_c_stops_a_reply_and_pressed_twice_quits():
     """Once stops a reply, or asks; twice leaves."""
     runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
@@ -354,7 +354,7 @@ async def test_control_c():
         await until(pilot, lambda: runtime.closed)
 
 
-async def test_quitting_while_the_model_opens():
+async def test_quitting_while_the_model_opens_closes_the_late_runtime():
     """The runtime that arrives late is closed as well."""
     runtime, arrive = ScriptedRuntime(), threading.Event()
 
@@ -374,7 +374,7 @@ async def test_quitting_while_the_model_opens():
     assert app.return_value == 0
 
 
-async def test_a_message_sent_while_the_model_opens():
+async def test_a_message_sent_while_the_model_opens_goes_out_afterwards():
     """It stays in the input, and goes out when the model is there."""
     runtime, arrive = ScriptedRuntime(["Hi."]), threading.Event()
     app = ChatApp(lambda: arrive.wait(10) and runtime)
@@ -388,7 +388,7 @@ async def test_a_message_sent_while_the_model_opens():
         app.host.close_now()
 
 
-async def test_only_useful_keys_are_offered():
+async def test_keys_are_offered_only_when_they_do_something():
     """Rating keys are shown once there is a reply, Stop while one runs, undo once there is a rating."""
     runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
     async with chatting(runtime) as (app, pilot):
@@ -410,7 +410,7 @@ async def test_only_useful_keys_are_offered():
 
 
 @pytest.mark.parametrize("theme", ["ruvmlx-dark", "ruvmlx-light", "nord"])
-async def test_themes(theme, monkeypatch):
+async def test_every_theme_draws_a_whole_conversation(theme, monkeypatch):
     """Each theme draws a whole conversation."""
     monkeypatch.setenv("TEXTUAL_THEME", theme)
     async with chatting(ScriptedRuntime(["```py\nx\n```\n\n# a\n\n- b"])) as (app, pilot):
@@ -419,7 +419,7 @@ async def test_themes(theme, monkeypatch):
         assert "• b" in screen_text(app)
 
 
-async def test_no_color(monkeypatch):
+async def test_no_color_leaves_only_grey(monkeypatch):
     """NO_COLOR leaves no colour: every pixel is grey."""
     monkeypatch.setenv("NO_COLOR", "1")
     app = ChatApp(lambda: ScriptedRuntime(["Hi `x`."]), ChatOptions())
@@ -430,7 +430,7 @@ async def test_no_color(monkeypatch):
         app.host.close_now()
 
 
-async def test_a_gpu_that_is_not_used_is_told_once():
+async def test_a_gpu_that_is_not_used_is_reported_once():
     """One notice under the welcome when the chat opens; another chat does not repeat it."""
     runtime = ScriptedRuntime(["ok"])
     runtime.backend.caveat = "Our GPU kernels are not used on this machine (append: gives NaN)."

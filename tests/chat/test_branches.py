@@ -1,4 +1,4 @@
-"""Replies written again, gone on with, questions in other words: the app and plain mode on a real runtime."""
+"""Replies written again or continued, and edited questions: the app and plain mode on a real runtime."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ BOTH_SIZES = pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x5
 
 @pytest.fixture
 def chatting(open_tiny):
-    """The app on the tiny model; replies are short and cut, and drawn by chance."""
+    """The app on the tiny model; replies are short, cut at the limit, and sampled."""
     from contextlib import asynccontextmanager
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ def chatting(open_tiny):
 
 
 async def idle_with(app, pilot, count):
-    """Wait until so many replies are shown, all of them committed."""
+    """Wait until so many replies are shown and committed."""
     await until(
         pilot,
         lambda: (
@@ -59,7 +59,7 @@ def shown(app):
 
 
 @BOTH_SIZES
-async def test_a_reply_is_written_again_and_both_can_be_seen(chatting, size):
+async def test_again_writes_a_second_reply_and_both_can_be_shown(chatting, size):
     """Ctrl+G; then the arrow keys on the selected reply flip, and each keeps its rating."""
     async with chatting(size) as (app, pilot):
         first = await ask(app, pilot, "Hello")
@@ -77,13 +77,13 @@ async def test_a_reply_is_written_again_and_both_can_be_seen(chatting, size):
         assert (
             app.chat.transcript.replies[0].message_id == old and app.focused is app.chat.transcript.replies[0]
         )
-        assert "←→ Flip" in lines_of(app.screen)[-1]
+        assert "←→ Switch" in lines_of(app.screen)[-1]
         await pilot.press("left")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
         assert len(app.query(UserMessage)) == 1
 
 
-async def test_an_earlier_question_in_other_words(chatting):
+async def test_an_edited_question_starts_a_branch_and_flipping_shows_the_old_one(chatting):
     """`e` brings it into the input; what followed is out of sight, and comes back with a flip."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "First question")
@@ -92,9 +92,9 @@ async def test_an_earlier_question_in_other_words(chatting):
         app.chat.prompt.text = "a draft"
         await pilot.press("tab", "up", "e")
         await until(pilot, lambda: app.chat.prompt.text == "First question" and app.chat.prompt.has_focus)
-        assert "In other words" in screen_text(app)
+        assert "Editing your question" in screen_text(app)
         await pilot.press("escape")
-        assert app.chat.prompt.text == "a draft" and "In other words" not in screen_text(app)
+        assert app.chat.prompt.text == "a draft" and "Editing your question" not in screen_text(app)
         await pilot.press("tab", "up", "e")
         await pilot.press("ctrl+a", "X", "enter")
         await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
@@ -104,11 +104,11 @@ async def test_an_earlier_question_in_other_words(chatting):
         await until(pilot, lambda: shown(app) == before)
 
 
-async def test_going_on_with_a_cut_reply(chatting):
+async def test_more_continues_a_cut_reply_in_place(chatting):
     """The text grows where it stands; the shorter one is beside it."""
     async with chatting(WIDE, sampling=Sampling(0.0)) as (app, pilot):
         reply = await ask(app, pilot, "Hello")
-        assert "cut at the limit of new tokens · /more goes on" in screen_text(app)
+        assert "cut at the length limit · /more continues it" in screen_text(app)
         short = reply.text
         await pilot.press("tab", "m")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
@@ -119,10 +119,10 @@ async def test_going_on_with_a_cut_reply(chatting):
         await until(pilot, lambda: shown(app)[-1] == short)
 
 
-async def test_edit_as_a_command(chatting):
+async def test_the_edit_command_replaces_the_question_or_puts_it_into_the_input(chatting):
     async with chatting() as (app, pilot):
         await send(app, pilot, "/edit x")
-        await until(pilot, lambda: "no question to put in other words" in screen_text(app))
+        await until(pilot, lambda: "no question to edit" in screen_text(app))
         await ask(app, pilot, "Hello")
         await send(app, pilot, "/edit Goodbye")
         await until(pilot, lambda: shown(app)[:1] == ["Goodbye"])
@@ -131,7 +131,7 @@ async def test_edit_as_a_command(chatting):
         await until(pilot, lambda: app.chat.prompt.text == "Goodbye")
 
 
-async def test_what_is_refused_leaves_all_as_it_was(chatting):
+async def test_a_refused_edit_leaves_the_chat_unchanged(chatting):
     """Other words that are too long: the old ones are shown again, the new ones are in the input."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
@@ -144,7 +144,7 @@ async def test_what_is_refused_leaves_all_as_it_was(chatting):
         assert shown(app) == before and app.chat.prompt.text == "word " * 700
 
 
-async def test_only_one_reply_is_written_at_a_time(open_tiny):
+async def test_again_edit_and_flip_do_nothing_during_a_reply(open_tiny):
     """Again, edit and flip wait for nobody: while a reply comes, they do nothing."""
     runtime = ScriptedRuntime(["one ", "two "], gate=True, free=1)
     app = ChatApp(lambda: runtime, ChatOptions())
@@ -160,7 +160,7 @@ async def test_only_one_reply_is_written_at_a_time(open_tiny):
         app.host.close_now()
 
 
-async def test_the_input_remembers(chatting):
+async def test_up_and_down_recall_sent_messages(chatting):
     """Up and down go through what was sent, from the first and the last line; a draft is kept."""
     async with chatting() as (app, pilot):
         await ask(app, pilot, "one")
@@ -181,7 +181,7 @@ async def test_the_input_remembers(chatting):
 
 
 def plain(runtime, *lines, **options):
-    """What the linear mode answers."""
+    """Run plain mode on these lines: (exit code, output)."""
     sink = io.StringIO()
     known = dict(sampling=Sampling(0.0), max_new_tokens=4)
     code = PlainChat(
@@ -190,7 +190,7 @@ def plain(runtime, *lines, **options):
     return code, sink.getvalue()
 
 
-def test_plain_mode_does_it_all(open_tiny, capsys):
+def test_plain_mode_has_all_branch_commands(open_tiny, capsys):
     with open_tiny() as runtime:
         code, said = plain(runtime, "Hello", "/again", "/prev", "/more", "/edit Bye", "/edit", "/next")
         assert code == 0, capsys.readouterr().err
@@ -224,7 +224,7 @@ async def test_flipping_at_random_shows_what_the_store_has(chatting):
             assert places == [(t.branch, t.branches) for t in turns if t.role == "assistant"], what
 
 
-async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
+async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch):
     """The old reply is there again."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
@@ -234,7 +234,7 @@ async def test_an_error_while_it_is_written_again(chatting, monkeypatch):
             raise UsageError("not today")
             yield
 
-        runtime = app.host._opened()
+        runtime = app.host.holder.opened
         monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")

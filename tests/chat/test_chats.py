@@ -31,7 +31,7 @@ def rows(app):
 
 
 @BOTH_SIZES
-async def test_choose_a_chat(chatting, three, size):  # noqa: F811
+async def test_the_list_of_chats_opens_the_selected_one(chatting, three, size):  # noqa: F811
     """Ctrl+O lists them, the newest first; Enter opens the one under the bar, with its system prompt."""
     async with chatting(size) as (app, pilot):
         await pilot.press("ctrl+o")
@@ -43,7 +43,7 @@ async def test_choose_a_chat(chatting, three, size):  # noqa: F811
         assert not isinstance(app.screen, ChatsScreen)
 
 
-async def test_search(chatting, three):  # noqa: F811
+async def test_typing_in_the_list_searches_all_messages(chatting, three):  # noqa: F811
     """What is typed is searched in all that was said; the place is shown."""
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
@@ -52,7 +52,7 @@ async def test_search(chatting, three):  # noqa: F811
         await until(pilot, lambda: rows(app) == ["Tell me of zebras"])
         assert "and of the needle in zebras" in screen_text(app)
         await pilot.press(*"qqq")
-        await until(pilot, lambda: "Nothing has these words" in screen_text(app))
+        await until(pilot, lambda: "No chat has these words" in screen_text(app))
         await pilot.press("enter", "escape")
         await until(pilot, lambda: not isinstance(app.screen, ChatsScreen))
         await send(app, pilot, "/chats pelic")
@@ -60,7 +60,7 @@ async def test_search(chatting, three):  # noqa: F811
 
 
 @pytest.mark.parametrize("keys", [("ctrl+o",), ("ctrl+p",)], ids=["chats", "palette"])
-async def test_what_is_pasted_is_safe_in_every_input(chatting, keys):  # noqa: F811
+async def test_pasted_text_is_sanitised_in_every_input(chatting, keys):  # noqa: F811
     """Also where it is not the prompt that takes it."""
     async with chatting() as (app, pilot):
         await pilot.press(*keys)
@@ -69,7 +69,7 @@ async def test_what_is_pasted_is_safe_in_every_input(chatting, keys):  # noqa: F
         await until(pilot, lambda: app.screen.query_one(Input).value == "lion")
 
 
-async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa: F811
+async def test_a_chat_can_be_renamed_deleted_and_restored(chatting, three, open_tiny):  # noqa: F811
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
         await until(pilot, lambda: rows(app))
@@ -97,7 +97,7 @@ async def test_rename_delete_and_bring_back(chatting, three, open_tiny):  # noqa
 
 
 @pytest.mark.parametrize("keys", [["ctrl+t"], ["ctrl+x"], ["enter"], ["enter", "enter"]], ids="-".join)
-async def test_keys_faster_than_the_search(chatting, three, keys):  # noqa: F811
+async def test_an_action_waits_for_the_search_typed_before_it(chatting, three, keys):  # noqa: F811
     """An action is for what the words typed before it ask for, not for what was listed till then."""
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
@@ -114,7 +114,7 @@ async def test_keys_faster_than_the_search(chatting, three, keys):  # noqa: F811
             await until(pilot, lambda: app.chat.state.session == three[1])
 
 
-async def test_deleting_the_chat_that_is_open(chatting, three):  # noqa: F811
+async def test_deleting_the_open_chat_begins_a_new_one(chatting, three):  # noqa: F811
     """A new one begins."""
     async with chatting(session=three[0]) as (app, pilot):
         assert app.chat.state.session == three[0]
@@ -128,7 +128,7 @@ async def test_deleting_the_chat_that_is_open(chatting, three):  # noqa: F811
         assert not app.query(UserMessage)
 
 
-async def test_commands(chatting, three, tmp_path):  # noqa: F811
+async def test_title_fork_open_export_and_import_work_in_the_app(chatting, three, tmp_path):  # noqa: F811
     """/title, /fork, /open, /export and /import in the app."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
@@ -156,7 +156,7 @@ async def test_commands(chatting, three, tmp_path):  # noqa: F811
         assert app.is_running
 
 
-async def test_a_chat_that_is_not_there(open_tiny):
+async def test_an_unknown_session_is_an_error_with_its_exit_code(open_tiny):
     """`chat --session nope` says so, with the exit code of the error."""
     app = ChatApp(open_tiny, ChatOptions(session="nope"))
     async with app.run_test() as pilot:
@@ -164,7 +164,7 @@ async def test_a_chat_that_is_not_there(open_tiny):
     assert app.return_value == 1 and "nope" in str(app.failure)
 
 
-def test_plain_mode(open_tiny, three, tmp_path, capsys):
+def test_plain_mode_has_the_same_chat_commands(open_tiny, three, tmp_path, capsys):
     """The same by commands; the list is numbered."""
     with open_tiny() as runtime:
         code, said = plain(

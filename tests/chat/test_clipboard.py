@@ -1,4 +1,4 @@
-"""What is copied goes through the system's tool; over SSH through the terminal."""
+"""Copied text goes through the system's tool; over SSH through the terminal."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ CODE = "See:\n\n```python\nprint('a')\n```\n\n> ~~~\n> two\n> ~~~\n\n- x\n\n    
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """A PATH with nothing but programs that keep what they are given."""
+    """A PATH that holds only fake clipboard tools, which write their input to files."""
 
     def make(name, script="cat > $0.got"):
         path = tmp_path / name
@@ -43,14 +43,14 @@ def tools(tmp_path, monkeypatch):
         ({"SSH_CONNECTION": "c"}, "darwin", None),
     ],
 )
-def test_which_tool(tools, environment, platform, expected):
+def test_the_tool_of_the_platform_is_chosen(tools, environment, platform, expected):
     for name in ("pbcopy", "wl-copy", "xclip", "xsel", "clip.exe"):
         tools(name)
     found = clipboard.tool(environment | os.environ, platform)
     assert (found and found[0]) == expected
 
 
-def test_a_tool_that_is_not_there_is_not_chosen(tools):
+def test_a_tool_that_is_not_installed_is_not_chosen(tools):
     tools("xsel")
     assert clipboard.tool({"DISPLAY": ":0"} | os.environ, "linux")[0] == "xsel"
 
@@ -62,7 +62,7 @@ def test_text_reaches_the_tool(tools):
 
 
 @pytest.mark.parametrize("script", ["exit 1", "sleep 9"])
-def test_a_tool_that_fails_or_hangs(tools, monkeypatch, script):
+def test_a_tool_that_fails_or_hangs_falls_back_to_the_terminal(tools, monkeypatch, script):
     """The terminal is asked then; where there is none either, one line says so."""
     monkeypatch.setattr(clipboard, "SECONDS", 0.3)
     tools("xclip", script)
@@ -72,13 +72,13 @@ def test_a_tool_that_fails_or_hangs(tools, monkeypatch, script):
         clipboard.copy("x")
 
 
-def test_code_blocks():
+def test_code_blocks_of_a_reply_are_found():
     assert code_blocks(CODE) == ["print('a')", "two", "three"]
     assert code_blocks("none `here`") == []
     assert code_blocks("```\nnot closed") == ["not closed"]
 
 
-async def test_copy_of_a_reply_and_of_its_code(monkeypatch):
+async def test_copy_takes_the_whole_reply_or_one_code_block(monkeypatch):
     """/copy takes all of it, /copy N and `c` a block; what was copied is told to the runtime."""
     copied = []
     monkeypatch.setattr(clipboard, "copy_with_tool", lambda text: copied.append(text) or True)

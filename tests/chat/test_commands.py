@@ -32,26 +32,26 @@ from .scripted import ScriptedRuntime
         ("", None),
     ],
 )
-def test_parse(text, command):
+def test_a_known_word_after_a_slash_is_a_command_anything_else_a_message(text, command):
     """A command is a slash and one known word; anything else is a message."""
     assert parse(text) == command
 
 
 @pytest.mark.parametrize("text", ["/foo", "/undo now", "/quit please"])
-def test_parse_refuses(text):
+def test_an_unknown_command_is_a_one_line_error(text):
     """A wrong command is an error of one line, never a message to the model."""
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
 
 
-def test_an_escaped_slash_is_text():
+def test_a_doubled_slash_sends_a_message_with_a_slash():
     """ "//undo" sends "/undo"."""
     assert message_text("//undo") == "/undo"
     assert message_text("1/2") == "1/2"
 
 
-def test_ratings():
+def test_a_rating_is_up_down_or_1_to_5_with_a_note():
     """up, down and 1 to 5, with a note after them."""
     assert parse_rating("up too  long ") == ("up", "too  long")
     assert parse_rating("5") == ("5", "")
@@ -86,7 +86,7 @@ def test_both_chats_have_every_command(name):
     assert callable(row.step) and (not row.app or callable(app.actions.method(row.app)))
 
 
-async def test_the_palette_does_what_it_says():
+async def test_the_palette_runs_a_command_or_puts_it_into_the_input():
     """Ctrl+P, a few letters, Enter: a new chat; a command that wants words is put into the input."""
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime) as (app, pilot):

@@ -24,7 +24,7 @@ def learned(open_tiny):
     return chat
 
 
-def test_untouched_is_the_model_as_it_came(open_tiny, learned):
+def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, learned):
     """Greedy: token for token the reply of a runtime without an adapter; the other side differs."""
     with open_tiny() as runtime:
         for _ in range(20):
@@ -42,7 +42,7 @@ def test_untouched_is_the_model_as_it_came(open_tiny, learned):
 
 @BOTH_SIZES
 @pytest.mark.parametrize("side", [0, 1])
-async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):  # noqa: F811
+async def test_choosing_a_reply_rates_it_up(chatting, learned, monkeypatch, size, side):  # noqa: F811
     """Both replies are shown before it is told which is which; the chosen one stays, rated up."""
     monkeypatch.setattr(compare, "order", lambda: [True, False])
     async with chatting(size, session=learned) as (app, pilot):
@@ -63,7 +63,7 @@ async def test_choosing_is_a_rating(chatting, learned, monkeypatch, size, side):
         assert turns[-1].rating == "up" and turns[-1].id == candidates[side].message
 
 
-async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F811
+async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned):  # noqa: F811
     """Esc chooses neither; /choose may do so later."""
     async with chatting(session=learned) as (app, pilot):
         await send(app, pilot, "/compare Which way?")
@@ -78,10 +78,10 @@ async def test_a_new_question_neither_and_later(chatting, learned):  # noqa: F81
         assert "‹ 1/2 ›" in screen_text(app)
 
 
-async def test_stopped(chatting, learned):  # noqa: F811
+async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, learned):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
-        runtime = app.host._opened()
+        runtime = app.host.holder.opened
         say_it = runtime.chats.say
 
         def slowly(*args, **given):
@@ -101,7 +101,7 @@ async def test_stopped(chatting, learned):  # noqa: F811
         await until(pilot, lambda: "no two replies" in screen_text(app))
 
 
-async def test_nothing_to_compare(chatting):  # noqa: F811
+async def test_without_anything_learned_there_is_nothing_to_compare(chatting):  # noqa: F811
     async with chatting(sampling=Sampling(0.0)) as (app, pilot):
         await ask(app, pilot, "Hello")
         await send(app, pilot, "/compare")
@@ -109,13 +109,16 @@ async def test_nothing_to_compare(chatting):  # noqa: F811
         assert not isinstance(app.screen, CompareScreen)
 
 
-def test_plain_mode(open_tiny, learned, capsys):
+def test_plain_mode_compares_and_chooses(open_tiny, learned, capsys):
     with open_tiny() as runtime:
         code, said = plain(runtime, "/compare", "/choose 2", session=learned)
         assert code == 0, capsys.readouterr().err
         lines = said.splitlines()
         assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
-        assert "You chose the reply with" in said and "Rated up: log-probability" in said
+        assert (
+            "You chose the reply with" in said
+            and "Rated up: this reply is likelier now (log-probability" in said
+        )
         assert (
             runtime.chats.turns(learned)[-1].rating == "up" and runtime.chats.turns(learned)[-1].branch == 3
         )
@@ -123,6 +126,6 @@ def test_plain_mode(open_tiny, learned, capsys):
         assert code == 1 and said == "" and capsys.readouterr().err.count("Error: ") == 2
 
 
-def test_the_order_is_drawn():
+def test_the_order_of_the_two_replies_is_random():
     """A user cannot learn which side is which."""
     assert {tuple(compare.order()) for _ in range(60)} == {(True, False), (False, True)}

@@ -27,7 +27,7 @@ def test_type_stream_stop_rate_quit_continue(chat):
     terminal.expect("Paris")
     terminal.expect("Choose")
     terminal.send("\x19")  # Ctrl+Y
-    terminal.expect(r"▲ up · log-prob -\d\.\d+ → -\d\.\d+ per token · KL 0\.\d+ of 0\.1 · [\d.]+ ms · v1")
+    terminal.expect(r"▲ up · likelier \(log-prob -\d\.\d+ → -\d\.\d+\) · change \d+% · [\d.]+ ms · v1")
     terminal.send("Write a long story about the sea.\r")
     terminal.expect("Stop")
     terminal.expect("tok/s")
@@ -91,5 +91,5 @@ def test_plain_in_a_pipe(starter_file, home):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Assistant: ")
     assert "Paris" in done.stdout
-    assert "Rated down: log-probability" in done.stdout
+    assert "Rated down: this reply is less likely now (log-probability" in done.stdout
     assert "\x1b" not in done.stdout

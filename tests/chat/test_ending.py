@@ -1,4 +1,4 @@
-"""The app in a terminal that ends it: a signal, or the window is closed. What was said is kept."""
+"""The app is ended by a signal or by closing the window: the conversation is kept."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def kept(tmp_path):
 
 @pytest.fixture
 def terminal(kept):
-    """The app in the middle of a reply."""
+    """A terminal with the app in the middle of a reply."""
     terminal = Terminal([sys.executable, "-c", PROGRAM.format(kept=str(kept))])
     terminal.expect("learns from what you think")
     terminal.send("Hi\r")
@@ -43,7 +43,9 @@ PARTIAL = "[('Hi', None), ('one two ', 'cancelled')]\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal(terminal, kept, signum):
+def test_a_signal_keeps_the_reply_restores_the_screen_and_names_itself_in_the_exit_code(
+    terminal, kept, signum
+):
     """The partial reply is committed, the screen is left as it was, the exit code names the signal."""
     os.kill(terminal.pid, signum)
     assert terminal.wait() == 128 + signum
@@ -52,7 +54,7 @@ def test_a_signal(terminal, kept, signum):
     assert "Traceback" not in terminal.seen
 
 
-def test_the_window_is_closed(terminal, kept):
+def test_closing_the_window_keeps_the_reply_and_ends_the_process(terminal, kept):
     """There is nothing left to draw on; the reply is kept, and the process is gone."""
     os.close(terminal.fd)
     status = os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1])
@@ -60,7 +62,7 @@ def test_the_window_is_closed(terminal, kept):
     assert status == 128 + signal.SIGHUP
 
 
-def test_its_own_quit_is_no_error(terminal, kept):
+def test_quitting_during_a_reply_exits_with_0(terminal, kept):
     """Ctrl+Q in a reply: 0."""
     terminal.send("\x11")
     assert terminal.wait() == 0

@@ -1,4 +1,4 @@
-"""Every slash command of the table, in both modes: what the app does, plain mode does."""
+"""Every slash command of the table works in both modes, the app and plain mode."""
 
 import io
 import re
@@ -20,7 +20,7 @@ from .helpers import ask, until
 ARGUMENTS = {
     "rate": "up a note",
     "rollback": "0",
-    "edit": "In other words?",
+    "edit": "Say it differently?",
     "compare": "A question",
     "choose": "1",
     "copy": "",
@@ -43,8 +43,7 @@ def typed(name):
 
 @pytest.fixture
 def there(tmp_path, monkeypatch, open_tiny):
-    """A folder of its own for files; no clipboard; and a store with a rating, so that there is something to
-    compare with."""
+    """A folder for files, no clipboard, and a store with a rating, so that a comparison is possible."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ruvmlx.apps.chat.clipboard.copy", lambda text: None)
     monkeypatch.setattr("ruvmlx.apps.chat.clipboard.copy_with_tool", lambda text: True)
@@ -59,7 +58,7 @@ def say(runtime, chat):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_plain_mode(name, open_tiny, there, capsys):
+def test_every_command_works_in_plain_mode(name, open_tiny, there, capsys):
     """It is obeyed, and answered in words: no error, no control character, nothing that moves."""
     lines, sink = ["Hello", *typed(name)], io.StringIO()
     options = ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
@@ -72,7 +71,7 @@ def test_in_plain_mode(name, open_tiny, there, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_in_the_app(name, open_tiny, there):
+async def test_every_command_works_in_the_app(name, open_tiny, there):
     """It is obeyed: no error is shown, and the app goes on (or leaves)."""
     app = ChatApp(open_tiny, ChatOptions(sampling=Sampling(1.5), max_new_tokens=4, learn_when_idle=False))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -86,7 +85,7 @@ async def test_in_the_app(name, open_tiny, there):
 
 
 async def type_in(app, pilot, line):
-    """Enter it, let it do its work, and close what it opened."""
+    """Enter a command, wait for its work, and close the screen that it opened."""
     app.chat.prompt.text = line
     await pilot.press("enter")
     await pilot.pause()
@@ -98,7 +97,7 @@ async def type_in(app, pilot, line):
 
 
 def rests(app):
-    """Is all done, or does it wait for somebody to choose?"""
+    """Is all work done, or does the app wait for a choice?"""
     if isinstance(app.screen, CompareScreen):
         return not app.screen._busy
     busy = [w for w in app.workers if not w.is_finished and w.group != "sense"]  # that goes on with the panel

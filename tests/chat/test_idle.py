@@ -1,4 +1,4 @@
-"""Idle time in the chat app: it learns, yields to the first key, goes on later, and never ends the chat."""
+"""Idle time in the chat app: it learns, stops at the first key, continues later, and never ends the chat."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def rated(open_tiny):
-    """`opening`, on enough ratings for the background loop to be due."""
+    """`opening`, with enough ratings that the background loop is due."""
     with open_tiny() as runtime:
         for i in range(17):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
@@ -75,7 +75,7 @@ def opening(open_tiny, settings=QUICK, hook=lambda done: None):
 
 @asynccontextmanager
 async def idling(open_it, size=SMALL, **options):
-    """The app on a runtime that its own thread opens, and its pilot; closed as by Ctrl+Q."""
+    """The app, with a runtime that its own thread opens, and its pilot; closed as by Ctrl+Q."""
     app = ChatApp(open_it, ChatOptions(**options))
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.phase == "idle")
@@ -97,9 +97,9 @@ def status_line(app):
 
 
 @pytest.mark.parametrize("objection", ["", "a test says no"])
-async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch, objection):
+async def test_idle_training_reports_its_result_once(rated, open_tiny, monkeypatch, objection):
     """Promoted or refused: one line that stays until a key is pressed, and it is not done twice."""
-    monkeypatch.setattr(promotion, "_objection", lambda *_: objection)
+    monkeypatch.setattr(promotion, "objection", lambda *_: objection)
     wanted = objection or "learned in the background: held-out loss"
     async with idling(rated()) as (app, pilot):
         await until(pilot, lambda: wanted in status_line(app), 60)
@@ -113,7 +113,7 @@ async def test_it_learns_and_says_what_came_of_it(rated, open_tiny, monkeypatch,
     assert not stored(open_tiny, lambda runtime: runtime.learning.due())
 
 
-async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, monkeypatch):
+async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(rated, open_tiny, monkeypatch):
     """The steps that were done are not done again; meanwhile the chat answers."""
     steps, seen = [], []
 
@@ -137,7 +137,7 @@ async def test_a_key_pauses_it_and_the_next_idle_time_goes_on(rated, open_tiny, 
     assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
 
 
-async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny):
+async def test_idle_training_resumes_after_a_restart(rated, open_tiny):
     """Ctrl+Q while it trains: the store opens, holds the run, and the next app finishes it."""
     steps, settings = [], replace(QUICK, steps=24)
     async with idling(rated(settings, steps.append)) as (app, pilot):
@@ -151,7 +151,7 @@ async def test_closed_in_the_middle_it_goes_on_after_a_restart(rated, open_tiny)
     assert steps == list(range(1, 25))
 
 
-async def test_switched_off_it_never_learns(rated, open_tiny):
+async def test_with_learn_when_idle_off_nothing_is_trained(rated, open_tiny):
     async with idling(rated(), learn_when_idle=False) as (app, pilot):
         for _ in range(10):
             await pilot.pause(SOON)
@@ -160,7 +160,7 @@ async def test_switched_off_it_never_learns(rated, open_tiny):
     assert stored(open_tiny, lambda runtime: runtime.learning.due())
 
 
-async def test_how_long_a_key_waits_while_it_trains(rated, monkeypatch):
+async def test_a_key_pressed_during_idle_training_is_taken(rated, monkeypatch):
     """Figures for the log (-s): the key in the input, and the runtime's thread free for a call. No limit."""
     shown, free = [], []
     async with idling(rated(replace(QUICK, steps=100_000))) as (app, pilot):
@@ -182,7 +182,7 @@ def figures(ms):
     return f"median {ordered[len(ordered) // 2]:.1f} ms, longest {ordered[-1]:.1f} ms of {len(ordered)}"
 
 
-def test_what_was_stopped_builds_no_training_graph(open_tiny, rated, monkeypatch):
+def test_a_stopped_deep_run_builds_no_training_graph(open_tiny, rated, monkeypatch):
     """Stopped while it anchors: the run ends there. With few ratings nothing of the sort is loaded."""
     cancel = threading.Event()
     cancel.set()
@@ -209,7 +209,9 @@ def test_what_was_stopped_builds_no_training_graph(open_tiny, rated, monkeypatch
         (["--learn-when-idle", "off"], "on", "on", False),
     ],
 )
-def test_the_setting(monkeypatch, home, flags, environment, file, learns):
+def test_learn_when_idle_comes_from_flag_then_environment_then_file(
+    monkeypatch, home, flags, environment, file, learns
+):
     """Flag before environment before file; on where nothing is said."""
     given = {}
     monkeypatch.setattr(chat, "run_chat", lambda open_runtime, **options: given.update(options) or 0)
@@ -224,7 +226,7 @@ def test_the_setting(monkeypatch, home, flags, environment, file, learns):
 
 
 class Restful(ScriptedRuntime):
-    """Plays `lessons`, one each idle time: a report, an exception, or "wait" until it is cancelled."""
+    """Plays `lessons`, one in each idle time: a report, an exception, or "wait" until it is cancelled."""
 
     def __init__(self, *lessons, kv=(), replies=()):
         super().__init__(*replies)
@@ -247,7 +249,7 @@ class Restful(ScriptedRuntime):
             progress(1, 12, 0.5)
             assert cancel.wait(10)
             self.paused = True
-            return {"promoted": False, "reason": "stopped after 1 of 12 steps; it goes on from there"}
+            return {"promoted": False, "reason": "stopped after 1 of 12 steps; the next run continues it"}
         lesson = self.lessons.pop(0)
         if isinstance(lesson, Exception):
             raise lesson
@@ -271,7 +273,7 @@ class Restful(ScriptedRuntime):
     ],
     ids=["key", "click", "paste", "call", "rating", "message", "command"],
 )
-async def test_whatever_is_wanted_stops_it(disturb):
+async def test_any_request_stops_idle_training(disturb):
     """Nothing waits for the lesson to end by itself, and nothing is said of a pause."""
     runtime = Restful("wait", {**REPORT}, replies=[["Hi."]])
     async with chatting(runtime) as (app, pilot):
@@ -283,7 +285,7 @@ async def test_whatever_is_wanted_stops_it(disturb):
     assert len(runtime.threads) == 1
 
 
-async def test_it_does_not_begin_while_a_reply_comes():
+async def test_idle_training_does_not_begin_during_a_reply():
     runtime = Restful(replies=[["One ", "two ", "three."]])
     runtime.gate = True
     async with chatting(runtime) as (app, pilot):
@@ -299,7 +301,7 @@ async def test_it_does_not_begin_while_a_reply_comes():
         assert app.chat.transcript.replies[-1].text == "One two three."
 
 
-async def test_an_error_is_one_line_and_it_is_tried_less_often(monkeypatch):
+async def test_errors_of_idle_training_are_one_line_and_delay_the_next_try(monkeypatch):
     """The chat goes on; every failure in a row doubles the time to the next try, a success ends that."""
     monkeypatch.setattr(idle, "LOOK_EVERY", 0.01)
     runtime, said = Restful(), []
@@ -315,7 +317,7 @@ async def test_an_error_is_one_line_and_it_is_tried_less_often(monkeypatch):
         assert (await ask(app, pilot)).text == "Fine."
 
 
-async def test_the_kv_cache_is_reviewed_too():
+async def test_idle_time_reviews_the_kv_tiers():
     """Only a change is worth a line; a review that gets nowhere is not tried again and again."""
     same = {"measured": 4, "changed": False, "reason": "the fastest"}
     runtime = Restful(kv=[same, same | {"measured": 0}])
@@ -323,11 +325,11 @@ async def test_the_kv_cache_is_reviewed_too():
         await until(pilot, lambda: app.idle_learner.stuck == 2)
         assert app.chat.status.background in ("", "measuring the KV cache in the background")
         runtime.kv = [same | {"changed": True}]
-        await until(pilot, lambda: "KV cache another way: the fastest" in status_line(app))
+        await until(pilot, lambda: "other cache precisions: the fastest" in status_line(app))
         assert app.idle_learner.stuck == 0
 
 
-async def test_leaving_does_not_wait_for_it():
+async def test_quitting_does_not_wait_for_idle_training():
     runtime = Restful("wait")
     async with chatting(runtime) as (app, pilot):
         await until(pilot, lambda: "step 1 of 12" in status_line(app))
@@ -339,7 +341,7 @@ async def test_leaving_does_not_wait_for_it():
 # -- what is done with replies -----------------------------------------------------------------------
 
 
-async def test_copying_out_of_a_reply_is_noticed():
+async def test_copying_text_of_a_reply_is_an_implicit_signal():
     """The reply's text selected and copied; what was copied of the input is nobody's."""
     runtime = ScriptedRuntime(["Some words."], ["Others."])
     async with chatting(runtime) as (app, pilot):
@@ -356,7 +358,7 @@ async def test_copying_out_of_a_reply_is_noticed():
 
 
 @pytest.mark.parametrize("implicit", [False, True])
-async def test_signals_count_only_where_they_are_wanted(open_tiny, implicit):
+async def test_implicit_signals_are_recorded_only_with_implicit_feedback_on(open_tiny, implicit):
     """A reply that is copied and then talked on about: recorded where `implicit_feedback` is on."""
     async with idling(
         lambda: open_tiny(implicit_feedback=implicit), max_new_tokens=4, learn_when_idle=False

@@ -1,4 +1,4 @@
-"""A chat of many messages: the newest are shown, earlier ones come when the reader goes there."""
+"""A chat of many messages: the newest are shown; scrolling up loads earlier ones."""
 
 import pytest
 from ruvmlx.apps.chat import transcript
@@ -24,11 +24,11 @@ def shown(app):
 
 
 def words(app):
-    """Lines without the scrollbar."""
+    """The text lines of the screen, without the scrollbar."""
     return [line[:60].rstrip() for line in lines_of(app.screen)]
 
 
-async def test_the_newest_are_shown():
+async def test_a_long_chat_opens_at_its_newest_turns():
     """Opening costs the same however long the chat is, and ends at its end."""
     async with chatting(long_chat(200), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 199" in screen_text(app))
@@ -38,7 +38,7 @@ async def test_the_newest_are_shown():
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
-async def test_earlier_ones_come_at_the_top(size):
+async def test_scrolling_to_the_top_loads_earlier_turns(size):
     """Some at a time, with what is on the screen staying where it is, until there are no more."""
     async with chatting(long_chat(70), size, session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
@@ -60,7 +60,7 @@ async def test_earlier_ones_come_at_the_top(size):
         assert shown(app) == 140
 
 
-async def test_nothing_moves_on_the_screen():
+async def test_loading_earlier_turns_moves_nothing_on_the_screen():
     """Every frame that is drawn has the same lines: the reader sees no jump."""
     async with chatting(long_chat(70), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
@@ -77,7 +77,7 @@ async def test_nothing_moves_on_the_screen():
         assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
 
 
-async def test_page_up_where_all_fits():
+async def test_page_up_loads_earlier_turns_when_all_fits():
     """What does not fill the screen cannot be scrolled; Page Up brings the earlier ones all the same."""
     async with chatting(long_chat(70), (80, 400), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
@@ -85,7 +85,7 @@ async def test_page_up_where_all_fits():
         await until(pilot, lambda: shown(app) > NEWEST)
 
 
-async def test_choosing_goes_on_into_the_earlier_ones():
+async def test_selecting_upwards_loads_earlier_replies():
     """Up from the first reply on the screen chooses the one before it; a rating that it has shows."""
     runtime = long_chat(70)
     async with chatting(runtime, session="continue") as (app, pilot):
@@ -101,7 +101,7 @@ async def test_choosing_goes_on_into_the_earlier_ones():
         await until(pilot, lambda: "▲ up" in screen_text(app))
 
 
-async def test_a_new_chat_forgets_the_earlier_ones():
+async def test_a_new_chat_shows_no_turns_of_the_old_one():
     """Nothing of the old chat comes into the new one."""
     async with chatting(long_chat(70), session="continue") as (app, pilot):
         app.chat.prompt.text = "/new"
@@ -113,7 +113,7 @@ async def test_a_new_chat_forgets_the_earlier_ones():
 
 
 async def say(app, pilot, n):
-    """Question n of a scripted chat; its reply is shown whole."""
+    """Ask question n of a scripted chat and wait until its reply is complete."""
     app.chat.prompt.text = f"question {n}"
     await pilot.press("enter")
     wanted = f"reply {n}\n"
@@ -128,7 +128,7 @@ async def say(app, pilot, n):
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
-async def test_a_chat_that_grows_keeps_so_many(monkeypatch, size, full):
+async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size, full):
     """However many turns: what is shown, and held in memory for it, is bounded; nothing moves on the screen
     when the oldest go, and they are back where the reader goes there."""
     if size is WIDE and not full:
@@ -161,7 +161,7 @@ async def test_a_chat_that_grows_keeps_so_many(monkeypatch, size, full):
         assert [m.text for m in app.chat.transcript.messages][::2] == [f"question {n}" for n in range(turns)]
 
 
-async def test_who_reads_elsewhere_is_left_alone(monkeypatch):
+async def test_no_turn_is_removed_while_the_reader_looks_at_earlier_ones(monkeypatch):
     """While the reader has scrolled up, or chosen an old reply, nothing is taken away; later it is."""
     monkeypatch.setattr(transcript, "NEWEST", 4)
     monkeypatch.setattr(transcript, "EARLIER", 2)

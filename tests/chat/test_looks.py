@@ -1,4 +1,4 @@
-"""Themes, no motion, and keys of one's own."""
+"""Themes, no motion, and the user's own keys."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ from .scripted import ScriptedRuntime
         ("nord", {}, "nord"),
     ],
 )
-def test_which_theme(monkeypatch, wanted, environment, expected):
+def test_the_theme_comes_from_setting_then_environment(monkeypatch, wanted, environment, expected):
     for name in ("TEXTUAL_THEME", "COLORFGBG"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -36,7 +36,7 @@ def test_which_theme(monkeypatch, wanted, environment, expected):
     assert theme.preferred(wanted) == expected
 
 
-async def test_high_contrast():
+async def test_the_contrast_theme_has_7_to_1_everywhere():
     """Every character on the screen has at least the contrast that WCAG's AAA asks of text, 7 to 1."""
     async with chatting(ScriptedRuntime(["Hi `x`.\n\n> quote\n\n```py\ny\n```"]), theme="contrast") as (
         app,
@@ -61,14 +61,14 @@ def _luminance(color):
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-async def test_without_motion():
+async def test_with_motion_off_nothing_is_animated():
     async with chatting(ScriptedRuntime(), motion=False) as (app, _):
         assert app.animation_level == "none" and app.chat.prompt.cursor_blink is False
     async with chatting(ScriptedRuntime()) as (app, _):
         assert app.chat.prompt.cursor_blink is True
 
 
-async def test_keys_of_ones_own():
+async def test_a_changed_key_works_and_the_old_one_does_not():
     """The new key works and is shown; the old one does nothing any more."""
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime, keys="rate_up=f5,quit=ctrl+x") as (app, pilot):
@@ -82,7 +82,7 @@ async def test_keys_of_ones_own():
         await until(pilot, lambda: runtime.closed)
 
 
-async def test_keys_of_ones_own_hold_in_every_screen():
+async def test_changed_keys_work_in_every_screen():
     """In the lists and the comparison, too, and their hints show them."""
     runtime = ScriptedRuntime()
     runtime.store = SimpleNamespace(chats=SimpleNamespace(all=lambda: []))
@@ -106,7 +106,7 @@ async def test_keys_of_ones_own_hold_in_every_screen():
         await until(pilot, lambda: runtime.closed)
 
 
-async def test_the_theme_is_remembered(home):
+async def test_a_theme_chosen_in_the_palette_is_saved(home):
     """One that is chosen in the palette is there at the next start; the one of the start is not written."""
     async with chatting(ScriptedRuntime(), theme="light") as (app, pilot):
         assert not (home / "config.toml").exists()
@@ -120,7 +120,7 @@ async def test_the_theme_is_remembered(home):
         assert app.theme == "ruvmlx-dark"
 
 
-async def test_a_theme_that_cannot_be_remembered(monkeypatch):
+async def test_a_theme_that_cannot_be_saved_is_used_and_reported(monkeypatch):
     """It is used all the same, and one line says so."""
 
     def save(name, value):
@@ -134,7 +134,7 @@ async def test_a_theme_that_cannot_be_remembered(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["nothing=f3", "again=hyper+x", "again=nokey", "again=a", "again="])
-def test_wrong_keys(wrong):
+def test_wrong_keys_are_a_one_line_error(wrong):
     """One line; a bare letter would be missing in the input."""
     with pytest.raises(UsageError) as caught:
         keys.parse(wrong, ChatApp.bindings_with_names())

@@ -1,4 +1,4 @@
-"""Streamed Markdown ends as the one-shot render, wherever the stream was cut."""
+"""Streamed Markdown looks as if rendered in one piece, wherever the stream was cut."""
 
 import random
 
@@ -36,7 +36,7 @@ class Host(App[None]):
 
 
 def rendered(widget: Widget) -> list:
-    """Every widget below with its place and its rows of characters and styles."""
+    """Every descendant widget with its region and its rows of characters and styles."""
     own = (type(widget).__name__, widget.region, [widget.render_line(y) for y in range(widget.size.height)])
     return [own, *(row for child in widget.children for row in rendered(child))]
 
@@ -52,7 +52,7 @@ async def streamed(markdown, pilot, text, rng):
 
 
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
-async def test_random_chunkings_end_as_one_shot(number):
+async def test_documents_in_random_pieces_end_as_in_one_piece(number):
     """200 and more cuts over all documents, compared widget by widget, row by row, style by style."""
     text, rng = DOCUMENTS[number], random.Random(number)
     async with Host().run_test(size=(80, 60)) as pilot:
@@ -69,7 +69,7 @@ async def test_random_chunkings_end_as_one_shot(number):
 SIZES = ((80, 60), (130, 60))  # cells: the second is not a multiple of the first
 
 
-async def test_random_documents_in_random_pieces(full):
+async def test_random_documents_in_random_pieces_end_as_in_one_piece(full):
     """1,000 documents (--full) of every kind, cut anywhere: each ends as in one go, at two widths."""
     async with Host().run_test(size=SIZES[0]) as pilot:
         markdown = pilot.app.query_one(ReplyMarkdown)
@@ -86,7 +86,7 @@ async def test_random_documents_in_random_pieces(full):
 
 
 async def at(pilot, size, markdown):
-    """What is rendered at another size, once all is laid out: a scrollbar may take its turn, too."""
+    """The rendering at another size, after the layout has settled, which a scrollbar may delay."""
     await pilot.resize_terminal(*size)
     await until(pilot, lambda: size[0] - 2 <= markdown.region.width <= size[0])
     shown, before = rendered(markdown), None
@@ -96,7 +96,7 @@ async def at(pilot, size, markdown):
     return shown
 
 
-def test_the_random_documents_have_every_kind():
+def test_random_documents_have_every_kind_of_block():
     """Of every block and every inline form there are some among the first few hundred."""
     kinds = {t.type for seed in range(300) for t in flat(parser().parse(document(seed)))}
     assert kinds >= {
@@ -112,7 +112,7 @@ def flat(tokens):
         yield from flat(token.children or [])
 
 
-async def test_what_entities_hide_is_sanitised():
+async def test_control_characters_in_entities_are_sanitised():
     """A direction override or a carriage return that Markdown decodes does not reach a widget."""
     async with Host().run_test() as pilot:
         markdown = pilot.app.query_one(ReplyMarkdown)
@@ -150,5 +150,5 @@ async def test_the_language_of_code_is_not_guessed(monkeypatch):
 @pytest.mark.parametrize(
     ("info", "language"), [("python", "python"), ("JS title=x", "js"), ("", "text"), ("klingon", "text")]
 )
-def test_known_languages(info, language):
+def test_a_known_language_of_a_code_block_is_found(info, language):
     assert known_language(info) == language

@@ -1,4 +1,4 @@
-"""Models and adapters in a chat, on real small models: lists, pickers, changes, what is refused."""
+"""Models and adapters in a chat, on small real models: lists, pickers, switches, refusals."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ONE, TWO, NO_PLACE, CUT = "first/one", "second/two", "third/no-place", "fourth/c
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache with two models that can be used and two that cannot, and nothing else on the machine."""
+    """A cache with two usable models and two unusable ones; the machine has no other models."""
     hub = tmp_path / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -90,7 +90,7 @@ async def changed(app, pilot, to):
 
 
 @BOTH_SIZES
-async def test_another_model_goes_on_with_the_chat(chatting, size):
+async def test_another_model_continues_the_chat(chatting, size):
     """F3, a few letters, Enter; the chat is still there, and the new model answers in it."""
     async with chatting(size) as (app, pilot):
         await ask(app, pilot, "Hello there")
@@ -105,7 +105,7 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
         await changed(app, pilot, TWO)
         assert app.chat.state.session == session and shown(app) == ["Hello there", first]
         await until(pilot, lambda: f"Model: {TWO}" in screen_text(app))
-        assert "It reads this chat anew." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
+        assert "It reads this chat again." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
         await ask(app, pilot, "And you?")
         assert len(app.chat.transcript.replies) == 2
         turns = await app.host.call(
@@ -114,7 +114,7 @@ async def test_another_model_goes_on_with_the_chat(chatting, size):
         assert turns == [ONE, TWO]
 
 
-async def test_a_rating_belongs_to_the_model_that_wrote(chatting):
+async def test_a_reply_of_another_model_cannot_be_rated(chatting):
     """Rating another model's reply is refused by one line, and changes nothing; with that model it works."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
@@ -143,7 +143,7 @@ async def test_a_rating_belongs_to_the_model_that_wrote(chatting):
         ("9", "numbered from 1 to 4"),
     ],
 )
-async def test_a_model_that_cannot_be_used_leaves_the_chat_as_it_was(chatting, name, why):
+async def test_a_model_that_fails_to_open_leaves_the_chat_unchanged(chatting, name, why):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         await send(app, pilot, f"/model {name}")
@@ -153,25 +153,25 @@ async def test_a_model_that_cannot_be_used_leaves_the_chat_as_it_was(chatting, n
         assert len(app.chat.transcript.replies) == 2
 
 
-async def test_escape_keeps_the_old_model(chatting, monkeypatch):
+async def test_escape_while_another_model_loads_keeps_the_old_one(chatting, monkeypatch):
     """While the new one is loaded; and what is sent meanwhile goes to the old one then."""
     async with chatting() as (app, pilot):
         await ask(app, pilot, "Hello")
-        waits = app.host._holder._opener
+        waits = app.host.holder.opener
 
         def slow(model, adapter, watch):
             while True:
                 watch.progress(Progress("Loading slowly", 1, 3, 1.0))
                 time.sleep(0.02)
 
-        app.host._holder._opener = Opener(slow, ONE)
+        app.host.holder.opener = Opener(slow, ONE)
         await send(app, pilot, f"/model {TWO}")
         await until(pilot, lambda: "Loading slowly: 0 kB of 0 kB" in screen_text(app))
         assert "esc Stop" in screen_text(app) and app.phase == "opening"
         await pilot.press("ctrl+y")
         await send(app, pilot, "What now?")
         assert app.chat.prompt.text == "What now?"
-        app.host._holder._opener = waits
+        app.host.holder.opener = waits
         await pilot.press("escape")
         await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
         assert any("stopped before the model was open" in said for said in notices(app))
@@ -191,7 +191,7 @@ async def test_deleted_chats_survive_a_change_of_the_model(chatting):
         await until(pilot, lambda: app.chat.state.session == first and shown(app)[:1] == ["Hello"])
 
 
-async def test_the_list_of_models(chatting):
+async def test_broken_models_cannot_be_selected_and_new_names_can_be_fetched(chatting):
     """What is broken cannot be chosen; a new name can be fetched."""
     async with chatting() as (app, pilot):
         await send(app, pilot, "/models")
@@ -207,7 +207,7 @@ async def test_the_list_of_models(chatting):
         assert app.chat.model == ONE
 
 
-async def test_adapters_are_chosen(chatting):
+async def test_only_adapters_of_this_model_can_be_selected(chatting):
     """F4: none, those of this model, and those of others, which cannot be chosen; a new name begins one."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
@@ -217,7 +217,7 @@ async def test_adapters_are_chosen(chatting):
         await changed(app, pilot, TWO)
         await pilot.press("f4")
         await until(pilot, lambda: listed(app) == ["none", "default", "default"])
-        assert f"of {ONE}" in screen_text(app)
+        assert f"belongs to {ONE}" in screen_text(app)
         await pilot.press(*"poems", "enter")
         await until(pilot, lambda: "Adapter: poems@0." in screen_text(app))
         await send(app, pilot, "/adapters")
@@ -226,7 +226,7 @@ async def test_adapters_are_chosen(chatting):
         await until(pilot, lambda: "No adapter: this chat does not learn." in screen_text(app))
 
 
-async def test_choices_of_a_comparison_do_not_outlive_the_model(chatting):
+async def test_a_change_of_the_model_ends_a_comparison(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         app.chat.state.candidates = ["left", "right"]
@@ -236,7 +236,7 @@ async def test_choices_of_a_comparison_do_not_outlive_the_model(chatting):
 
 
 @BOTH_SIZES
-async def test_the_first_run_says_what_is_used(chatting, size, home):
+async def test_the_first_run_shows_model_backend_memory_and_folders(chatting, size, home):
     """Model, size, backend, memory, where data lie; they stay until the first message."""
     async with chatting(size, first_run=True) as (app, pilot):
         await until(pilot, lambda: "your data" in screen_text(app))
@@ -249,7 +249,7 @@ async def test_the_first_run_says_what_is_used(chatting, size, home):
         assert app.query_one(Welcome).plan is None
 
 
-async def test_escape_leaves_before_the_model_is_open(cache):
+async def test_escape_while_the_first_model_opens_exits_as_interrupted(cache):
     """One line and the exit code of an interruption; Ctrl+C does the same."""
     for key in ("escape", "ctrl+c"):
 
@@ -266,7 +266,7 @@ async def test_escape_leaves_before_the_model_is_open(cache):
         assert isinstance(app.failure, Interrupted) and app.return_value == 130
 
 
-def test_the_plans_columns_fit(monkeypatch, tiny):
+def test_the_lines_of_the_plan_are_equally_long(monkeypatch, tiny):
     """At any width; every line is as long as the others, so they stand below each other when centred."""
     from ruvmlx.backends.select import Choice
     from ruvmlx.models.facts import Facts
@@ -293,7 +293,7 @@ def plain(*lines):
     return code, sink.getvalue()
 
 
-def test_plain_mode(cache, capsys):
+def test_plain_mode_lists_and_switches_models(cache, capsys):
     """The same by commands: the list is numbered, the chat goes on, what is refused is one line."""
     code, said = plain(
         "/models", "Hi", "/model", f"/model {TWO}", "/up", "More", "/up", f"/model {NO_PLACE}", "/model 9",
@@ -303,9 +303,9 @@ def test_plain_mode(cache, capsys):
     assert lines[0] == "1. first/one, in use, safetensors, 16.0 bits, 164 k parameters, 328 kB"
     assert lines[1].startswith("2. fourth/cut-short, safetensors, 331 kB") and "sound safetensors" in lines[1]
     assert f"Model: {ONE} (safetensors, 16.0 bits" in said and "/models lists others." in said
-    assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat anew.") == 2
+    assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat again.") == 2
     assert said.count("Assistant: ") == 2 and said.count("Rated up") == 1
-    assert "default, version 1, of second/two." in said and "default, in use, version 0." in said
+    assert "default, version 1, belongs to second/two." in said and "default, in use, version 0." in said
     errors = capsys.readouterr().err
     assert (
         errors.count("Error: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors
@@ -313,7 +313,7 @@ def test_plain_mode(cache, capsys):
     assert "numbered from 1 to 4" in errors and code == 1
 
 
-def test_a_model_that_lies_elsewhere_is_listed_as_the_one_in_use(cache, tiny):
+def test_a_model_outside_the_cache_is_listed_as_in_use(cache, tiny):
     first, *others = models.models(tiny)
     assert first.in_use and first.name == str(tiny.path) and len(others) == 4
     assert models.find_model("2", tiny) == ONE and models.find_model("owner/x", tiny) == "owner/x"

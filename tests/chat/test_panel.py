@@ -1,4 +1,4 @@
-"""The side panel: what was learned and what the machine does."""
+"""The side panel: learning and the machine."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401
 
 
 @BOTH_SIZES
-async def test_the_panel_follows_what_is_learned(chatting, size):  # noqa: F811
+async def test_ratings_undo_and_rollback_update_the_panel(chatting, size):  # noqa: F811
     """F2 shows it; a rating, undo and rollback change it; F2 hides it."""
     async with chatting(size) as (app, pilot):
         await ask(app, pilot, "What is blue?")
@@ -39,7 +39,7 @@ async def test_the_panel_follows_what_is_learned(chatting, size):  # noqa: F811
         await until(pilot, lambda: "of default" not in screen_text(app))
 
 
-async def test_without_an_adapter(open_tiny, chatting):  # noqa: F811
+async def test_the_panel_can_be_shown_without_an_adapter(open_tiny, chatting):  # noqa: F811
     async with chatting() as (app, pilot):
         await send(app, pilot, "/adapter none")
         await until(pilot, lambda: "does not learn" in screen_text(app))
@@ -47,7 +47,7 @@ async def test_without_an_adapter(open_tiny, chatting):  # noqa: F811
         await until(pilot, lambda: "Learning" in screen_text(app) and "Machine" in screen_text(app))
 
 
-def test_the_same_in_words(open_tiny):
+def test_the_learning_command_prints_what_the_panel_shows(open_tiny):
     with open_tiny() as runtime:
         _, said = plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
     assert "Learning: version 1 of default" in said
@@ -56,7 +56,7 @@ def test_the_same_in_words(open_tiny):
         r"Machine: memory [\d.]+ [MG]iB\nMachine: budget [\d.]+ [MG]iB, peak [\d.]+ [MG]iB", said
     )
     assert re.search(r"Machine: hot \d+ .?i?B, \d+ tokens\n", said) and "▰" not in said
-    assert "Version 0 is in use, from 0 ratings." in said
+    assert "Version 0 is in use; it learned from 0 ratings." in said
 
 
 def test_a_rating_counts_down_to_the_training(open_tiny):
@@ -75,7 +75,7 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
         assert all(spoken_lines(Overview.of(runtime), None))
 
 
-async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch):  # noqa: F811
+async def test_the_panel_reads_the_sensors_without_the_runtime(chatting, monkeypatch):  # noqa: F811
     """Heat, power and memory are looked at again and again, in a thread, and no idle work is disturbed."""
     now, threads = [SensorReading(41.0)], set()
 
@@ -99,7 +99,7 @@ async def test_it_follows_the_machine_without_the_runtime(chatting, monkeypatch)
         assert not disturbed and threading.get_ident() not in threads
 
 
-KV = KVStats("tiered", 319, 1792, 2048, 50 << 20, 94 << 20, 7 << 20, 21 << 20, 22 << 20)
+KV = KVStats("tiered", (2048, 1792, 319), 50 << 20, 94 << 20, (22 << 20, 21 << 20, 7 << 20))
 HELD = MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
 
 
@@ -121,7 +121,7 @@ def test_every_tier_with_its_bytes_and_every_part_with_its_name():
 
 
 @pytest.mark.parametrize("height", range(12, 40))
-def test_what_matters_fits(height):
+def test_in_a_low_panel_details_go_first(height):
     """Details go first, then the older of the recent ratings; tiers, memory and heat stay."""
     recent = [(f"▲ {i}", "q") for i in range(8)]
     machine = [*overview.cache_rows(KV), *overview.memory_rows(HELD), ("heat", "50 °C")]

@@ -1,4 +1,4 @@
-"""The linear mode, in a process of its own: pipes, exit codes, Ctrl-C, a terminal."""
+"""Plain mode in its own process: pipes, exit codes, Ctrl-C, a terminal."""
 
 import os
 import shlex
@@ -44,12 +44,13 @@ def chat(lines, *replies, **options):
     )
 
 
-def test_lines_in_words_out():
+def test_each_line_of_input_is_a_message_and_its_end_exits_with_0():
     """Each line is a message; answers are labelled; commands work; the end of input ends it with 0."""
     done = chat("Hi\n\n/up\n/undo\n//etc/hosts?\n", ["Hel", "lo."], ["A file."])
     assert done.stdout == (
         "Assistant: Hello.\n"
-        "Rated up: log-probability -1.234 to -1.198 per token, KL 0.004 of 0.1, 0.04 ms, version 1.\n"
+        "Rated up: this reply is likelier now (log-probability -1.234 to -1.198 per token). The model has "
+        "changed by 4% of what is allowed (KL 0.004 of 0.1). 0.04 ms, version 1.\n"
         "Last rating taken back: 0 left, version 0.\n"
         "Assistant: A file.\n"
     )
@@ -57,14 +58,14 @@ def test_lines_in_words_out():
     assert done.returncode == 0
 
 
-def test_a_gpu_that_is_not_used_is_told_once():
+def test_a_gpu_that_is_not_used_is_reported_once_on_stderr():
     """On stderr: stdout has replies alone."""
     done = chat("Hi\n", ["Hello."], setup="runtime.backend.caveat = 'Our GPU kernels are not used.'")
     assert done.stdout == "Assistant: Hello.\n"
     assert done.stderr == "Note: Our GPU kernels are not used.\nclosed\n"
 
 
-def test_nothing_that_moves():
+def test_no_control_character_reaches_a_pipe():
     """No escape, no bell, no carriage return reaches a pipe, whatever the model says."""
     done = chat("Hi\n", ["\x1b[2J\x1b]0;t\x07red", "\x1b[", "31m", " \x9b1mtext\nnext\rline\u202e\b"])
     assert done.stdout == "Assistant: red text\nnext\nline\n"
@@ -89,7 +90,7 @@ def test_errors_are_one_line_and_the_chat_goes_on():
     assert done.returncode == 2
 
 
-def test_a_failing_open():
+def test_an_error_while_opening_is_one_line_with_its_exit_code():
     """One line on stderr, the error's own exit code."""
     code = (
         "import sys\nfrom ruvmlx import errors\nfrom ruvmlx.apps.chat import run_chat\n"
@@ -99,7 +100,7 @@ def test_a_failing_open():
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "ruvmlx: no model here\n")
 
 
-def test_a_reader_that_leaves():
+def test_a_closed_pipe_ends_the_chat_without_a_traceback():
     """`| head -1`: no traceback, the runtime is closed."""
     setup = "runtime.replies = [['word ' * 50] * 200] * 5"
     process = subprocess.Popen(
@@ -138,7 +139,7 @@ def started(*replies, **options):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_keeps_the_partial_reply(signum):
+def test_a_signal_during_a_reply_keeps_its_words(signum):
     """Told to end in the middle of a reply: its words are committed, then it ends as a shell expects."""
     process = started(["one ", "two ", "three "], setup=ON_CLOSE)
     assert process.stdout.read(19) == "Assistant: one two "
@@ -150,7 +151,7 @@ def test_a_signal_keeps_the_partial_reply(signum):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_at_the_prompt(signum):
+def test_a_signal_at_the_prompt_ends_quietly(signum):
     """It ends quietly, and the runtime is closed."""
     terminal = Terminal(command())
     terminal.expect("You: ")
@@ -170,7 +171,7 @@ def test_an_ignored_hangup_stays_ignored():
     assert process.returncode == 0
 
 
-def test_a_terminal_that_is_closed(tmp_path):
+def test_a_closed_terminal_keeps_the_words_of_the_reply(tmp_path):
     """Its window goes in the middle of a reply: the words are kept."""
     kept = tmp_path / "kept"
     setup = ON_CLOSE.replace("file=sys.stderr", f"file=open({str(kept)!r}, 'w')")
@@ -185,7 +186,7 @@ def test_a_terminal_that_is_closed(tmp_path):
     assert status == 128 + signal.SIGHUP
 
 
-def test_a_reader_that_leaves_in_a_reply():
+def test_a_pipe_closed_during_a_reply_keeps_its_words():
     """The reply is stopped there, not thrown away."""
     more_than_a_pipe_holds = "runtime.free = 10_000; runtime.replies = [['word ' * 50] * 10_000]"
     process = started(setup=ON_CLOSE + more_than_a_pipe_holds)
@@ -197,7 +198,7 @@ def test_a_reader_that_leaves_in_a_reply():
     assert process.wait(60) == 0
 
 
-def test_a_full_disk():
+def test_a_full_disk_is_an_error():
     """Not to be able to write is an error, unlike a reader that leaves."""
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
@@ -210,21 +211,21 @@ def test_a_full_disk():
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
-def test_closed_streams(closed):
+def test_closed_streams_are_an_end_of_input_or_unread_output(closed):
     """A stream that was never there is an end of input, or output that nobody reads."""
     line = f"{shlex.join(command(['ok']))} {closed}"
     done = subprocess.run(["sh", "-c", line], input="Hi\n", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "closed\n")
 
 
-def test_undecodable_input():
+def test_input_that_is_no_utf8_is_replaced():
     """Bytes that are no UTF-8 are replaced; the chat goes on."""
     done = subprocess.run(command(["ok"]), input=b"caf\xe9\n", capture_output=True, timeout=60)
     assert done.stdout == b"Assistant: ok\n"
     assert done.returncode == 0
 
 
-def test_control_c_stops_a_reply_then_leaves():
+def test_control_c_stops_a_reply_and_at_the_prompt_quits():
     """During a reply Ctrl-C keeps the words and asks again; at the prompt it ends with 0."""
     terminal = Terminal(command(["one ", "two ", "three "], ["Next."], gate=True))
     terminal.expect("You: ")
@@ -256,7 +257,7 @@ def test_control_c_between_replies_waits_for_the_commit():
     assert done.returncode == 0
 
 
-def test_continue_tells_the_story_so_far():
+def test_continue_prints_the_earlier_turns():
     """In a terminal -c prints the earlier turns; /up rates the newest of them."""
     setup = """
     from threading import Event
@@ -272,13 +273,13 @@ def test_continue_tells_the_story_so_far():
     assert terminal.wait() == 0
 
 
-def test_sigint_is_given_back():
+def test_the_handler_of_sigint_is_restored_at_the_end():
     """After the chat the process handles SIGINT as before."""
     setup = "import atexit, signal; atexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))"
     assert chat("", setup=setup).stdout == signal.default_int_handler.__name__ + "\n"
 
 
-def test_it_needs_no_screen():
+def test_plain_mode_does_not_import_textual():
     """Textual is not imported: the linear mode starts without it."""
     code = "import sys, ruvmlx.apps.chat.plain; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""Ratings in the chat app: keys, commands, what they did, and taking them back."""
+"""Ratings in the chat app: keys, commands, their effect, and undo."""
 
 import time
 
@@ -33,7 +33,8 @@ async def test_rating_shows_its_effect_on_one_line(size, keys, mark, after):
         reply = await ask(app, pilot)
         await pilot.press(*keys)
         await until(pilot, lambda: reply.effect)
-        wanted = f"{mark} · log-prob -1.234 → {after} per token · KL 0.004 of 0.1 · 0.04 ms · v1"
+        how = "likelier" if float(after) > -1.234 else "less likely"
+        wanted = f"{mark} · {how} (log-prob -1.234 → {after}) · change 4% · 0.04 ms · v1"
         await until(pilot, lambda: any(wanted in line for line in lines_of(app.screen)))
         assert "v1" in lines_of(app.screen)[-2]
 
@@ -51,7 +52,7 @@ async def test_an_earlier_reply_can_be_chosen():
         assert app.chat.prompt.text == "x"
 
 
-async def test_undo():
+async def test_undo_takes_ratings_back_newest_first():
     """Ctrl+R takes ratings back, the last first, until there is none."""
     async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
         reply = await ask(app, pilot)
@@ -69,7 +70,7 @@ async def test_undo():
         await until(pilot, lambda: "no rating to take back" in screen_text(app))
 
 
-async def test_rating_before_any_reply():
+async def test_rating_before_any_reply_does_nothing_and_says_why():
     """Nothing happens, and a word says why."""
     runtime = ScriptedRuntime()
     async with chatting(runtime) as (app, pilot):
@@ -80,7 +81,7 @@ async def test_rating_before_any_reply():
         assert runtime.ratings == []
 
 
-async def test_without_an_adapter():
+async def test_without_an_adapter_the_chat_works_and_does_not_learn():
     """A runtime that does not learn chats all the same."""
     runtime = ScriptedRuntime(["Hi."])
 
@@ -95,7 +96,7 @@ async def test_without_an_adapter():
         assert reply.rating is None
 
 
-async def test_a_rating_while_a_reply_comes_does_not_hit_the_one_before():
+async def test_a_rating_during_a_reply_does_not_rate_the_one_before():
     """Keys and commands wait for the reply; a reply that is selected can be rated all the same."""
     runtime = ScriptedRuntime(["One."], ["Two ", "is ", "long."], gate=True)
     runtime.free = 1
@@ -155,7 +156,7 @@ async def test_a_rating_that_fails_during_a_reply_leaves_the_reply_alone():
         assert app.chat.transcript.replies[-1].text == "Two is long."
 
 
-async def test_the_effect_is_seen_when_the_reply_is_not():
+async def test_the_effect_of_rating_a_reply_out_of_sight_is_in_the_status_line():
     """A rating of a reply that is scrolled away: the status line says what it did, for a while."""
     async with chatting(ScriptedRuntime(["line\n\n" * 40])) as (app, pilot):
         reply = await ask(app, pilot)
@@ -168,7 +169,7 @@ async def test_the_effect_is_seen_when_the_reply_is_not():
         await until(pilot, lambda: "tok/s" in lines_of(app.screen)[-2])
 
 
-async def test_a_rating_of_another_process():
+async def test_a_rating_by_another_process_is_shown():
     """It shows when the app has the focus again, when a key is pressed after a while, after a reply."""
     runtime = ScriptedRuntime(["One."], ["Two."])
     async with chatting(runtime) as (app, pilot):
@@ -205,7 +206,7 @@ async def test_undo_takes_back_what_another_process_rated():
         await until(pilot, lambda: "no rating to take back" in screen_text(app))
 
 
-async def test_a_look_that_fails_is_silent():
+async def test_a_busy_store_while_refreshing_is_not_reported():
     """A busy store is no news as long as nothing was asked of it."""
     runtime = ScriptedRuntime(["One."])
     async with chatting(runtime) as (app, pilot):
@@ -226,7 +227,7 @@ async def test_a_look_that_fails_is_silent():
         assert reply.rating == "up"
 
 
-async def test_undo_to_the_same_rating_drops_the_effect():
+async def test_undo_to_an_equal_rating_removes_the_shown_effect():
     """Rated up twice and taken back once it is up still, but what the second rating did holds no more."""
     async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
         reply = await ask(app, pilot)
@@ -240,7 +241,7 @@ async def test_undo_to_the_same_rating_drops_the_effect():
         assert any(line.strip() == "▲ up" for line in lines_of(app.screen))
 
 
-async def test_undo_elsewhere_leaves_other_effects():
+async def test_undo_leaves_the_shown_effects_of_other_replies():
     """What a rating did to one reply stands while another reply's rating is taken back."""
     async with chatting(ScriptedRuntime(["One."], ["Two."])) as (app, pilot):
         first = await ask(app, pilot)

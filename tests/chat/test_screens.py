@@ -1,6 +1,6 @@
 """The main screens of the app, character by character, in a small and a wide terminal.
 
-After a change that is wanted: `pytest tests/chat/test_screens.py --write-screens`; then look at what differs.
+After an intended change, run `pytest tests/chat/test_screens.py --write-screens` and read the diff.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def newest(rows):
 
 
 class Shelf:
-    """Three chats of long ago."""
+    """Three old chats."""
 
     def all(self):
         titles = ("Sorting rows by time", "Was kostet die Welt?", "日本語のテキスト " * 9)
@@ -62,7 +62,7 @@ class Settled(ScriptedRuntime):
 
 
 async def welcome(app, pilot):
-    """As it opens."""
+    """The app after its start."""
 
 
 async def reply(app, pilot):
@@ -76,7 +76,7 @@ async def rated(app, pilot):
 
 
 async def chosen(app, pilot):
-    """A reply has the focus; its keys are told at the bottom."""
+    """A reply has the focus; the bottom line shows its keys."""
     await reply(app, pilot)
     await pilot.press("tab")
 
@@ -111,7 +111,7 @@ async def helping(app, pilot):
 
 @pytest.fixture
 def written(request):
-    """The kept screen of that name, or None when they are to be written."""
+    """The stored screen of that name, or None with --write-screens."""
     writes = request.config.getoption("--write-screens")
 
     def look(name, shown):

@@ -31,16 +31,18 @@ def take(name, runtime, state, argument=""):
     return COMMANDS[name].step(runtime, state, argument)
 
 
-def test_a_rating_is_told_and_taken_back(runtime, state):
+def test_a_rating_is_reported_and_can_be_undone(runtime, state):
     """/undo changes what was learned, so the app shows the ratings anew; `flash` is its answer."""
-    assert take("rate", runtime, state, "up too long").words.startswith("Rated up: log-probability")
+    assert take("rate", runtime, state, "up too long").words.startswith(
+        "Rated up: this reply is likelier now (log-probability"
+    )
     undone = take("undo", runtime, state)
     assert undone.learned and undone.flash == undone.words == "Last rating taken back: 0 left, version 0."
     with pytest.raises(NotFound):
         take("undo", runtime, state)
 
 
-def test_nothing_to_rate(runtime, state):
+def test_rating_an_empty_chat_is_refused(runtime, state):
     state.session = runtime.chats.new_chat()
     runtime.last_reply_id = None
     with pytest.raises(NotFound, match="no reply to rate yet"):
@@ -63,7 +65,7 @@ def test_the_system_prompt_is_shown_changed_and_removed(runtime, state):
     assert state.system is None and runtime.chats.turns(state.session)[0].role == "user"
 
 
-def test_a_deleted_chat_is_remembered(runtime, state):
+def test_restore_opens_the_deleted_chat_once(runtime, state):
     """/delete opens a new chat; /restore opens the deleted one, once."""
     put_away, brought_back = [], []
     runtime.soft_delete, runtime.restore = put_away.append, brought_back.append
@@ -76,11 +78,11 @@ def test_a_deleted_chat_is_remembered(runtime, state):
     back = take("restore", runtime, state)
     assert back.opens == first and back.retell and back.words == "Chat: Greeting"
     assert brought_back == [first] and state.deleted == []
-    with pytest.raises(NotFound, match="nothing was deleted"):
+    with pytest.raises(NotFound, match="no chat was deleted"):
         take("restore", runtime, state)
 
 
-def test_a_question_in_other_words(runtime, state):
+def test_edit_shows_the_question_or_asks_for_a_reply_to_new_words(runtime, state):
     """Without words the question is shown; with words a reply to them is asked for."""
     assert take("edit", runtime, state).words.startswith("Your question: Hi\n")
     asked = {}
@@ -90,6 +92,6 @@ def test_a_question_in_other_words(runtime, state):
     assert asked["text"] == "Hello?" and asked["instead_of"] == 1 and asked["max_new_tokens"] == 1024
 
 
-def test_leaving(runtime, state):
+def test_quit_ends_the_chat(runtime, state):
     assert take("quit", runtime, state).leaves
     assert "/rate up|down|1-5 [NOTE]" in take("help", runtime, state).words

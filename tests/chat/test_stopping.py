@@ -1,7 +1,8 @@
-"""Esc at random tokens of the real model: idle soon, the words kept, each next turn as if nothing was cached.
+"""Esc at random tokens of the real model: it is idle soon, keeps the words, and the next turn equals an
+uncached one.
 
-`pytest tests/chat/test_stopping.py --full -s` does it 1,000 times. The test prints how long the app took; the
-benchmark that measures it, from the key to the terminal, is `ruvmlx bench chat`.
+`pytest tests/chat/test_stopping.py --full -s` does it 1,000 times. The test prints how long the app took;
+`ruvmlx bench chat` measures it from the key to the terminal.
 """
 
 import random
@@ -34,7 +35,7 @@ def backend(starter):
 
 
 class Pressing:
-    """Presses Esc when token number `at` has been given to the app, and looks when the app is idle."""
+    """Presses Esc when the app has got token number `at`, and notes when the app is idle."""
 
     def __init__(self, app):
         self.app, self.at, self.took = app, 0, []
@@ -59,7 +60,7 @@ class Pressing:
             self._pressed = 0.0
 
 
-async def test_esc_at_random_tokens(starter, backend, home, full):
+async def test_esc_at_random_tokens_keeps_the_words_that_were_shown(starter, backend, home, full):
     """Greedy. The words that were shown are those that were kept; and every reply, with the stopped ones
     before it in its cache, has the tokens of a run that reads its whole prompt anew, ties aside."""
 
@@ -103,8 +104,9 @@ async def new_chat(app, pilot):
 
 
 def ties_against_uncached(model, backend, reply):
-    """Every token must be that of an engine that has no session yet. A prompt read in other pieces rounds
-    otherwise (0.001 nats): where two tokens are as likely, the other one is a tie, and gone on from."""
+    """Check every token against an engine without a session; return the number of ties. A prompt read in
+    other pieces rounds differently (0.001 nats): if two tokens are equally likely, the other one counts as a
+    tie, and the check continues from it."""
     done, ties = 0, 0
     while done < len(reply.sampled_ids):
         written = reply.sampled_ids[done:]

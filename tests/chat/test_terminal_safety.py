@@ -1,4 +1,4 @@
-"""What a terminal gets when a model, its name, titles, notes and pastes are hostile: the bytes of a pty."""
+"""The bytes that a terminal receives when a model, its name, titles, notes and pastes are hostile."""
 
 import os
 import random
@@ -42,7 +42,7 @@ FORBIDDEN = ("]52;", "cm0gLXJm", "Zm9v", "]0;pwned", "\x1b[3J", "\x1bc", "\x1b[6
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_control_of_theirs_reaches_the_terminal(kind):
+def test_no_control_sequence_of_hostile_text_reaches_the_terminal(kind):
     """The words arrive; sequences that only the hostile text holds do not."""
     terminal = Terminal([sys.executable, "-c", PROGRAM.format(reply=HOSTILE[kind])])
     terminal.expect("learns from what you think")
@@ -58,7 +58,8 @@ def test_no_control_of_theirs_reaches_the_terminal(kind):
 
 
 def shown(mode, full, few=120):
-    """Numbers of texts, and what a terminal got that showed them: few, or with --full all 10,000."""
+    """The numbers of the shown texts (few; with --full all 10,000), and the bytes that the terminal
+    received."""
     parts = [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from zip(parts, pool.map(lambda part: _shown(mode, part), parts), strict=True)
@@ -73,20 +74,20 @@ def _shown(mode, numbers):
 
 
 def seen(raw, places):
-    """The texts that were in sight, by place."""
+    """Place -> numbers of the texts that were visible there."""
     words = sent(raw)[1]
     return {place: set(re.findall(rf"{place}(\d{{5}})", words)) for place in places}
 
 
 @pytest.mark.parametrize("attack", SEQUENCES)
-def test_the_look_finds_what_is_sent(attack):
+def test_the_check_finds_every_control_sequence(attack):
     """Every sequence, sent as it is, is found; so it can be trusted when it finds nothing."""
     raw = attack(word(7), number(7))
     if "\x1b" in raw or re.search("[\x80-\x9f]", raw):
         assert leaks(raw.encode())
 
 
-def test_the_texts_are_what_they_should_be():
+def test_hostile_texts_have_every_kind_and_length():
     """All kinds are among the first few hundred, and the longest have 100 kB."""
     texts = [hostile(n, random.Random(n)) for n in range(1000)]
     assert max(map(len, texts)) >= 90_000
@@ -94,7 +95,7 @@ def test_the_texts_are_what_they_should_be():
         assert any(attack(word(n), number(n)) in text for n, text in enumerate(texts))
 
 
-def test_every_widget_shows_hostile_texts(full):
+def test_every_widget_shows_hostile_texts_sanitised(full):
     """Replies, messages, titles, names, notes, notices, errors, the panel, the input: 10,000 texts in each
     (--full), and no sequence of theirs, nor any mark in one, nor a control character is sent."""
     for numbers, raw in shown("app", full):
@@ -103,7 +104,7 @@ def test_every_widget_shows_hostile_texts(full):
             assert len(texts) >= IN_SIGHT * len(numbers), place
 
 
-def test_plain_mode_shows_hostile_texts(full):
+def test_plain_mode_shows_hostile_texts_sanitised(full):
     """The same, and it sends no sequence at all."""
     for numbers, raw in shown("plain", full):
         assert sent(raw)[0] == [] and leaks(raw) == []
@@ -115,7 +116,7 @@ def test_plain_mode_shows_hostile_texts(full):
 
 @pytest.fixture
 def hostile_store(home, full):
-    """Chats with hostile titles, and one chat of hostile messages; its id."""
+    """Make chats with hostile titles and one chat of hostile messages; return its id."""
     store = Store(home / "ruvmlx.db")
     texts = [hostile(n, random.Random(n)) for n in range(10_000 if full else 200)]
     texts = ["".join(c for c in text if not "\ud800" <= c <= "\udfff") for text in texts]  # no UTF-8 has them
@@ -141,7 +142,7 @@ def hostile_store(home, full):
         ("adapters", "use", "\x1b]0;Zq00001qZ\x07"),
     ],
 )
-def test_the_command_line_shows_hostile_texts(verb, hostile_store, home):
+def test_the_command_line_shows_hostile_texts_sanitised(verb, hostile_store, home):
     """Tables, search results and error lines; JSON has its own way to write what is not printable."""
     terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home))
     terminal.wait(600)

@@ -1,4 +1,4 @@
-"""Only what is near the window is placed, and nobody can tell."""
+"""Only widgets near the window are placed, and the screen looks the same."""
 
 import gc
 
@@ -24,7 +24,7 @@ def long_chat(seed):
 
 
 async def screens(runtime, size, steps):
-    """The conversation's height, and the screen at each place in it."""
+    """The conversation's height, and the screen at each scroll position."""
     async with chatting(runtime, size, session="continue", motion=False) as (app, pilot):
         found, transcript = [], app.chat.transcript
         for share in steps:
@@ -36,7 +36,7 @@ async def screens(runtime, size, steps):
 
 
 @pytest.mark.parametrize("seed,size", [(1, SMALL), (2, WIDE)], ids=["80x24", "160x50"])
-async def test_it_looks_the_same_as_when_all_is_placed(monkeypatch, size, seed):
+async def test_a_windowed_reply_looks_as_if_all_widgets_were_placed(monkeypatch, size, seed):
     steps = [0.5, 0.52, 0.1, 0.9, 0.0, 1.0, 0.31]
     near = await screens(long_chat(seed), size, steps)
     assert near[0].height > 10 * size[1]
@@ -44,7 +44,7 @@ async def test_it_looks_the_same_as_when_all_is_placed(monkeypatch, size, seed):
     assert near == await screens(long_chat(seed), size, steps)
 
 
-async def test_what_is_far_costs_nothing():
+async def test_widgets_out_of_sight_are_not_in_the_compositor():
     """The compositor has few of a long reply's widgets, the same number while it grows."""
     async with chatting(ScriptedRuntime(["x"]), SMALL) as (app, pilot):
         reply, placed = ReplyMessage(), []
@@ -59,7 +59,7 @@ async def test_what_is_far_costs_nothing():
         assert max(placed) < 400 and placed[-1] < placed[1] + 20
 
 
-def test_garbage_is_found_by_the_full_search_and_left_to_python_in_the_end():
+def test_a_full_collection_finds_garbage_and_leaving_restores_pythons_own():
     class Cycle:
         def __init__(self):
             self.me = self

@@ -16,7 +16,7 @@ FIELDS = {"name", "base", "rank", "version", "bytes"}
 
 @pytest.fixture
 def tiny_cli(run, tiny_folder, monkeypatch, open_tiny):  # noqa: F811
-    """Run a verb on the tiny model, with its neutral text measured already."""
+    """Run a verb on the tiny model, whose neutral text is already measured."""
     open_tiny().close()
     monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))
     monkeypatch.setenv("RUVMLX_BACKEND", "reference")
@@ -31,7 +31,7 @@ def tiny_cli(run, tiny_folder, monkeypatch, open_tiny):  # noqa: F811
 
 @pytest.fixture
 def learned(tiny_cli):
-    """The same, two ratings later."""
+    """The same, after two ratings."""
     for rating in ("up", "down"):
         tiny_cli("generate", "hi", "--max-tokens", "4", "--ignore-eos", "--temp", "0", "--raw")
         assert tiny_cli("rate", "last", rating)[0] == 0

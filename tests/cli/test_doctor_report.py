@@ -1,4 +1,4 @@
-"""`doctor --report`: what it tells, what it never tells, and that it ends in time."""
+"""`doctor --report`: what it contains, what it never contains, and that it ends in time."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SECRETS = (PERSON, "kowalczyk", HOST, TOKEN, *CHAT.split(), TITLE, SYSTEM, ADAPT
 
 @pytest.fixture
 def planted(tiny_folder, tmp_path, monkeypatch):
-    """A user whose every name and word tells something; returns the model's folder."""
+    """Plant personal data in all names and words of a user; return the model's folder."""
     home = tmp_path / PERSON
     model = home / "payslips 2024" / "embezzled-llm"
     shutil.copytree(tiny_folder, model)
@@ -199,7 +199,7 @@ def test_a_player_that_takes_too_long_is_ended_and_opened_again(tiny_folder):
     try:
         with pytest.raises(PlayerError) as late:
             player.call(speed.Deadline(0), "generate", [60, 61], 4, "f16")
-        assert late.value.public == "took longer than it may"
+        assert late.value.public == "took too long"
         first, others = player.call(speed.Deadline(60), "generate", [60, 61], 4, "f16")
         assert first > 0 and len(others) == 3
         with pytest.raises(PlayerError) as failed:  # a token outside the vocabulary
@@ -210,7 +210,7 @@ def test_a_player_that_takes_too_long_is_ended_and_opened_again(tiny_folder):
 
 
 class Steady:
-    """A runtime of known speed, in seconds a token; nothing waits."""
+    """A runtime of known speed, in seconds a token, which never sleeps."""
 
     def __init__(self, reading: float, decoding: float):
         self.reading, self.decoding = reading, decoding

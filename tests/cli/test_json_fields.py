@@ -1,4 +1,4 @@
-"""The fields of every verb's JSON: none that was ever printed goes away (json_fields.json).
+"""The fields of every verb's JSON: no field of json_fields.json may disappear.
 
 `pytest tests/cli/test_json_fields.py --write-fields` adds new ones.
 """
@@ -16,7 +16,7 @@ REPLY = ("--max-tokens", "4", "--ignore-eos", "--temp", "0")
 
 
 def paths(value, at="") -> set[str]:
-    """ "checks[].name": the path of every field."""
+    """The path of every field, such as "checks[].name"."""
     if isinstance(value, dict):
         return {at}.union(*(paths(part, f"{at}.{name}") for name, part in value.items()))
     if isinstance(value, list):
@@ -26,7 +26,7 @@ def paths(value, at="") -> set[str]:
 
 @pytest.fixture
 def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
-    """Verb -> what it printed, over a life with a model."""
+    """Verb -> its JSON, in a run through chats, ratings and training."""
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 3)
     chat = tmp_path / "chat.json"

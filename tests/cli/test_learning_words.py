@@ -1,4 +1,4 @@
-"""`learn status` and `rate` for people: who knows no KL and no adapter understands each line."""
+"""`learn status` and `rate` for people who know neither KL nor adapters."""
 
 from types import SimpleNamespace
 

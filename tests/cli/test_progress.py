@@ -1,4 +1,4 @@
-"""What a terminal sees of an opening, and that nothing else sees anything."""
+"""Progress of opening a model: shown on a terminal, and nowhere else."""
 
 import io
 import os
@@ -22,7 +22,7 @@ NATIVE = Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU")
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when a test moves it."""
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     return clock

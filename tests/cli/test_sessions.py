@@ -23,7 +23,7 @@ def test_sessions_of_plain_chat(starter_file, process):
 
 @pytest.fixture
 def chats(home):
-    """A store with two chats; the second has a reply that was written twice."""
+    """A store with two chats; the second one has two alternative replies."""
     store = Store(home / "ruvmlx.db")
     first, second = store.chats.new("m"), store.chats.new("m", "be brief")
     store.messages.add_user(first, "Tell me of zebras\x1b]0;x\x07")
@@ -75,7 +75,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
     assert back["id"] == second and back["turns"] == 3
     assert run("sessions", "restore", first[:8])[1].startswith(first)
-    assert run("sessions", "restore") == (0, "", "no deleted chat can come back.\n")
+    assert run("sessions", "restore") == (0, "", "no deleted chat can be restored.\n")
     code, _, err = run("sessions", "restore", "unknown")
     assert code == 1 and err.count("\n") == 1 and "sessions restore" in err
     assert "for good" in run("sessions", "rm", first, "--now")[2]

@@ -1,4 +1,4 @@
-"""Several requests at once: each gets the reply that it would get alone."""
+"""Several requests at once: each gets the same reply as alone."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from tests.models.make_models import make_safetensors_model
 
 from .test_engine import GREEDY, request
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """4 bits: there a row of the native backend's batch has the same bits as alone."""
+    """A 4-bit model: with it, a row of the native backend's batch has the same bits as alone."""
     folder = tmp_path_factory.mktemp("packed") / "m"
     return load_model(str(make_safetensors_model(folder, max_context=512, bits=4, group_size=32)))
 

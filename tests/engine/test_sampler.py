@@ -1,9 +1,22 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import UsageError
-from ruvmlx.sampling import Sampler, candidates, log_softmax, top_ids
+from ruvmlx.sampling import (
+    FILTERS,
+    Distribution,
+    Filter,
+    ReplyOptions,
+    Sampler,
+    candidates,
+    largest_first,
+    log_softmax,
+    top_ids,
+)
+from ruvmlx.settings import SAMPLING
 
 
 def logits(n=1237, seed=0):
@@ -62,6 +75,18 @@ def test_top_ids_is_a_sort_with_ties_by_id():
     assert top_ids(z, 10).tolist() == [1, 2, 3, 0]
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 17, 1001, 5003])
+@pytest.mark.parametrize("ties", [False, True])
+def test_largest_first_is_a_stable_sort_of_all_floats(size, ties):
+    """With equal values, both zeros, numbers below the normal ones, and infinities."""
+    values = logits(size)
+    if ties:
+        values = np.round(values) * np.float32(-1)  # has both zeros
+    values[::5] *= np.float32(1e-40)
+    values[::7], values[3::11] = -np.inf, np.inf
+    np.testing.assert_array_equal(largest_first(values), np.argsort(-values, kind="stable"))
+
+
 @pytest.mark.parametrize(
     "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": 1}, {"top_k": -2}, {"seed": -1},
             {"temperature": float("nan")}],
@@ -69,3 +94,35 @@ def test_top_ids_is_a_sort_with_ties_by_id():
 def test_values_that_mean_nothing_are_refused(bad):
     with pytest.raises(UsageError, match="it must be"):
         Sampler(Sampling(**bad))
+
+
+def test_every_filter_is_an_option_and_its_off_value_excludes_nothing():
+    z = logits()
+    for f in FILTERS:
+        assert Sampling().__dict__[f.option] == f.off
+        assert candidates(z, Sampling(**{f.option: f.off}))[0].size == z.size
+
+
+@pytest.mark.parametrize("value", [0.01, 0.4, 0.95])
+@pytest.mark.parametrize("f", [f for f in FILTERS if f.sorts], ids=lambda f: f.option)
+def test_a_filter_of_sorted_ids_says_the_same_of_the_most_likely_alone(f, value):
+    """The sampler sorts few ids at first: the answer about those must not depend on the others."""
+    logprobs = np.sort(log_softmax(logits()))[::-1]
+    keep = kept(f, logprobs, value)
+    n = np.count_nonzero(keep)
+    assert 0 < n < keep.size
+    assert keep[:n].all()
+    assert np.array_equal(kept(f, logprobs[: n + 5], value), keep[: n + 5])
+
+
+def kept(f: Filter, logprobs: np.ndarray, value: float) -> np.ndarray:
+    def before(p):
+        return np.cumsum(p, dtype=np.float64) - p
+
+    return f.keep(Distribution(logprobs, np, np.exp, before), value)
+
+
+def test_an_option_has_one_name_in_settings_sampler_and_api():
+    names = [field.name for field in fields(Sampling)]
+    assert sorted([*SAMPLING, "seed"]) == sorted(names)
+    assert sorted(ReplyOptions.__annotations__) == sorted([*names, "max_tokens"])

@@ -1,5 +1,5 @@
-"""The MLX backend's stream: a step ahead of its reader, and nothing of that is seen in the reply, the cache,
-the session or the trace."""
+"""The MLX backend's stream runs one step ahead of its reader, without any effect on the reply, the cache, the
+session or the trace."""
 
 import threading
 
@@ -24,7 +24,7 @@ from tests.sona.test_trace import random_adapter
 
 from .test_engine import GREEDY, request
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 CACHES = {"plain": None, "tiered": SMALL}
 SEEDED = Sampling(0.9, top_p=0.95, seed=11)
 LONG = 2300
@@ -32,7 +32,7 @@ LONG = 2300
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """ "full": sees everything; "window": the last 48 tokens."""
+    """ "full": attends to all tokens; "window": to the last 48 tokens."""
     folder, more = tmp_path_factory.mktemp("stream"), {"max_context": LONG}
     full, window = (
         make_safetensors_model(folder / name, **more, **shape)
@@ -59,7 +59,8 @@ def full(models):
 
 
 class Synchronous:
-    """A backend without its stream: the engine draws every token, and feeds it when the next is wanted."""
+    """A backend without its stream: the engine draws every token, and feeds it when the next one is
+    needed."""
 
     def __init__(self, backend):
         self._backend = backend
@@ -81,7 +82,7 @@ def engines(models, backend, policy=None) -> tuple[LLMInferenceEngine, LLMInfere
 
 
 class Events:
-    """mlx.core as the stream sees it: what is submitted and waited for is noted, in order."""
+    """Replaces mlx.core in the stream, and records submissions and waits in order."""
 
     def __init__(self, patch):
         self.seen, self._number = [], stream._number
@@ -106,7 +107,7 @@ class Events:
 
 
 def events_of(backend, monkeypatch, n=6) -> list[str]:
-    """Of n tokens after a prompt of two chunks."""
+    """The events of n tokens after a prompt of two chunks."""
     with monkeypatch.context() as patch:
         seen = Events(patch).seen
         tokens = backend.stream(backend.new_cache(), None, SEEDED, n)
@@ -196,8 +197,8 @@ def test_the_prompts_end_is_known_without_waiting_for_it(models, full):
 
 
 def state(engine, session="s"):
-    """All that is left of a reply."""
-    held = engine.sessions._sessions[session]
+    """Everything that a reply leaves behind."""
+    held = engine.sessions.get(session)
     cache = held.cache
     assert len(held.tokens) == cache.offset
     pages = [p and p.tier for p in cache.pages] if hasattr(cache, "pages") else None
@@ -226,7 +227,7 @@ def test_the_tiers_of_the_real_policy(models, full):
 
 
 def ended(engine, how, at, tokenizer, monkeypatch, ids):
-    """A reply of `at` tokens to `ids`, ended in some way, and the turn after it."""
+    """A reply of `at` tokens to `ids`, ended in this way, and the turn after it."""
     fields = {"prompt": None, "input_ids": ids, "session_id": "s", "max_new_tokens": 90}
     if how == "limit":
         fields["max_new_tokens"] = at
@@ -250,7 +251,7 @@ def ended(engine, how, at, tokenizer, monkeypatch, ids):
 
 
 def force(patch, drawn):
-    """Every sampler draws these."""
+    """Make every sampler draw these tokens."""
     from ruvmlx.sampling import Sampler
 
     def ours(self, logits):
@@ -347,7 +348,7 @@ def test_nan_is_an_error(models, policy):
     except RuvmlxError as e:
         line = str(e)
     assert "answered NaN or infinity" in line and "\n" not in line
-    assert not engine.sessions._sessions and backend.pool.pages == [0, 0, 0]
+    assert not len(engine.sessions) and backend.pool.pages == [0, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -367,7 +368,7 @@ def test_a_failing_step_drops_the_session(models, full, monkeypatch):
         for chunk in engine.stream(request(session_id="s")):
             if chunk.generated == 3:
                 patch.setitem(layer, "mlp", lambda x: 1 / 0)
-    assert not engine.sessions._sessions
+    assert not len(engine.sessions)
     assert engine.generate(request(session_id="s")).token_ids == want
 
 
@@ -407,8 +408,8 @@ def test_replies_change_threads(models, full, policy):
 
 
 def stopped(engine, some) -> list[int]:
-    """The tokens of a reply that its reader leaves after 37."""
+    """The tokens of a reply whose reader stops after 37."""
     for chunk in engine.stream(some):
         if chunk.generated == 37:
             break
-    return engine.sessions._sessions["s"].tokens[len(some.input_ids) :]
+    return engine.sessions.get("s").tokens[len(some.input_ids) :]

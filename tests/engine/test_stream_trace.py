@@ -1,4 +1,4 @@
-"""Adapter and trace of a stream: as if every token's logits had been in hand."""
+"""Adapter and trace of a stream equal those computed from every token's logits."""
 
 import functools
 

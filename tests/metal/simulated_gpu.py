@@ -52,7 +52,7 @@ class SimulatedGPU:
     def _take_over(self, patch: pytest.MonkeyPatch) -> None:
         for name, value in (("kind", "metal"), ("device", mx.Device(mx.cpu))):
             patch.setattr(
-                GPU, name, property(lambda gpu, v=value: "" if gpu._given_up and v == "metal" else v)
+                GPU, name, property(lambda gpu, v=value: "" if gpu.given_up and v == "metal" else v)
             )
         for name in ("name", "system"):
             patch.setattr(GPU, name, property(lambda _, n=name: getattr(self, n)))

@@ -74,7 +74,7 @@ RUNAWAYS = [
     grown("'{0}{0}{0}'.format(n.x)"),
     grown("'{a}{a}'.format(a=n.x)"),
     grown("'{a}{a}'.format_map({'a': n.x})"),
-    grown("'{0}{0}{0}' | format(n.x) ~ n.x"),
+    grown("'%s%s' | format(n.x, n.x)"),
     "{{ '%1000000000d' % 1 }}",
     "{{ '%*d' % (1000000000, 1) }}",
     "{{ '{:>1000000000}'.format('a') }}",

@@ -43,13 +43,13 @@ def prove(files):
 
 @pytest.fixture(scope="module")
 def bench(starter_file):
-    return command._bench(resolve({"threads": 1}), lambda line: None)
+    return command.open_bench(resolve({"threads": 1}), lambda line: None)
 
 
 @pytest.fixture
 def prove_here(files, bench, monkeypatch):
     """The same within this process, which reads the neutral text only once."""
-    monkeypatch.setattr(command, "_bench", lambda settings, say: bench)
+    monkeypatch.setattr(command, "open_bench", lambda settings, say: bench)
 
     def run(*arguments):
         return CliRunner().invoke(command.prove, [*files, *arguments])

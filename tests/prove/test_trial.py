@@ -4,6 +4,7 @@ import pytest
 
 from apps.prove import trial
 from apps.prove.trial import Arm, Bench, TrialSetup, heldout_replies, within_reach
+from ruvmlx.runtime import Runtime
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
 
@@ -52,9 +53,9 @@ class NoText:
     "arm,asked", [(Arm("off", system="Be brief."), False), (Arm("off", examples=1), True), (Arm(), True)]
 )
 def test_only_what_learns_or_remembers_is_rated(bench, monkeypatch, arm, asked):
-    rated, plain = [], trial._rated
-    monkeypatch.setattr(trial, "_rated", lambda *args: rated.append(args[-1]) or plain(*args))
+    rated, plain = [], Runtime.rate
+    monkeypatch.setattr(Runtime, "rate", lambda *args: rated.append(args[-1]) or plain(*args))
     bench.neutral = NoText()
     (point,) = trial.run(bench, setting(prompts=PROMPTS[:3]), arm, 0, lambda line: None)
-    assert rated == ([1] if asked else [])
+    assert len(rated) == (1 if asked else 0)
     assert point.ratings == 1 and len(point.scores) == 3

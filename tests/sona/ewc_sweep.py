@@ -1,12 +1,12 @@
-"""Two tasks, one after the other: what is left of the first, by the strength of EWC's penalty.
+"""Trains two tasks in turn and measures how much of the first remains, by the strength of EWC's penalty.
 
     python -m tests.sona.ewc_sweep [--strengths 0,1e3,...] [--seeds 0,1,...] [--steps N] [--kept FILE]
 
 The starter model learns to answer questions about food IN CAPITALS, then questions about the sky as a list:
-two styles that cannot both be had, on topics that tell them apart. Each is trained as the background loop
-trains, its settings and its KL to the frozen model on plain text, on liked replies; at the end of the first
-the deep loop's anchor is made. The second is trained with the first's replies among the others, as replay has
-them, and without. Found for each: mean nll per token of replies not trained on, of both tasks, and the KL.
+two styles that exclude each other, distinguished by topic. Each is trained on liked replies as the background
+loop does, with its settings and its KL to the frozen model on plain text. After the first, the deep loop's
+anchor is made. The second is trained with replay of the first's replies, and without. Reported for each: mean
+nll per token of held-out replies of both tasks, and the KL.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SKY = [
     ("Why do we have seasons?", "The earth's axis leans. The north is warm first. Then the south is."),
 ]  # fmt: skip
 Pairs = Sequence[tuple[str, str]]  # question, liked reply
-HELD_OUT = 4  # of each, the last
+HELD_OUT = 4  # replies of each task: the last ones
 NEW, OLD, PLAIN = replay.BATCH
 
 
@@ -78,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Found:
-    """nll per token of both tasks' held-out replies, and mean KL(frozen || p) on plain text; nats."""
+    """nll per token of both tasks' held-out replies, and mean KL(frozen || p) on plain text, in nats."""
 
     first: float
     second: float
@@ -86,7 +86,7 @@ class Found:
 
 
 class Sweep:
-    """One model, and the two tasks as its tokens."""
+    """One model, and the two tasks as token ids."""
 
     def __init__(
         self, model: Model, settings: TrainingSettings, first: Pairs = FIRST, second: Pairs = SECOND
@@ -117,7 +117,7 @@ class Sweep:
     def train(
         self, base: BaseLoRA, new: Task, old: Task | None, anchors: Sequence[Anchor], seed: int
     ) -> BaseLoRA:
-        """One consolidation. old: a task whose replies replay has."""
+        """One consolidation. old: the task whose replies are replayed."""
         rng = np.random.default_rng([seed, 7])
         run = Training({p: (a.copy(), b.copy()) for p, (a, b) in base.pairs.items()}, base.scale)
         for step in range(self.settings.steps):
@@ -169,7 +169,7 @@ def _add(grads: dict, more: dict) -> None:
 def sweep(
     model: Model, settings: TrainingSettings, strengths: Sequence[float], seed: int, log=None
 ) -> list[dict]:
-    """A row per strength and kind of replay; those before and after the first task come first."""
+    """One row for each strength, with and without replay; first the rows before and after the first task."""
     one, rows = Sweep(model, settings), []
 
     def note(what: str, replayed: bool, strength: float, base: BaseLoRA) -> None:

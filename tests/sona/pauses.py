@@ -1,12 +1,12 @@
-"""How long the background loop goes without asking whether somebody needs the machine.
+"""Measures how long the background loop runs between two checks whether the user needs the machine.
 
     python -m tests.sona.pauses [--kept FOLDER] [--steps N] [--top N] [--stops]
 
 Forty replies of the starter model are rated (a few of them to long questions) and consolidated on one thread.
-Between every two calls of the pause hook it takes the processor time of this process, which waiting and other
-programs are not part of, and the places in the code that the two calls came from. Shown are the longest gaps
-by those places. --kept: where the rated replies are kept for the next time. --stops: stop it once at every
-such place as well, and show how long it takes to return from there.
+For every two consecutive calls of the pause hook it records this process's CPU time, without waiting and
+other programs, and the places in the code that called. It prints the longest gaps by those places. --kept:
+folder in which the rated replies are kept for the next run. --stops: also stop the loop once at every such
+place, and print how long it takes to return.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LENGTHS = (20, 45, 90)  # tokens of a reply
 
 @dataclass(frozen=True)
 class Gap:
-    """Processor time between two pauses, seconds. start, end: functions that asked, "begin" and "end"."""
+    """CPU seconds between two pauses. start, end: the functions that asked, or "begin" and "end"."""
 
     seconds: float
     start: str
@@ -38,9 +38,9 @@ class Gap:
 
 
 class Watch(threading.Event):
-    """A cancel event that notes when it was asked, and from where.
+    """A cancel event that records when it was asked, and by which code.
 
-    known: places; it is set at the first one that is not among them, which is added. None: never.
+    known: places. It is set at the first place that is not among them, and adds that place. None: never set.
     """
 
     def __init__(self, known: set[str] | None = None):
@@ -58,7 +58,7 @@ class Watch(threading.Event):
         return super().is_set()
 
     def finish(self) -> None:
-        """The last gap: to the end of the run."""
+        """Record the last gap, which ends with the run."""
         self._note("end")
 
     def _note(self, place: str) -> None:
@@ -81,7 +81,7 @@ def _caller() -> str:
 
 
 def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
-    """(from -> to, how many, the three longest, sum) of each kind of gap, the longest first."""
+    """(start -> end, count, the three longest, sum) of each kind of gap, the longest first."""
     kinds = defaultdict(list)
     for gap in gaps:
         kinds[f"{gap.start}  ->  {gap.end}"].append(gap.seconds)
@@ -90,7 +90,7 @@ def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
 
 
 def rate_forty(runtime, count: int = 40) -> None:
-    """Replies of several lengths, every tenth to a question of some 400 tokens."""
+    """Rate replies of several lengths; every tenth answers a question of some 400 tokens."""
     from ruvmlx.engine import GenerationRequest, Sampling
     from ruvmlx.models.model import Message
 
@@ -128,8 +128,8 @@ def main(arguments: list[str]) -> None:
 def measure(
     kept: Path, scratch: Path, given: argparse.Namespace
 ) -> tuple[Watch, float, dict, dict[str, float]]:
-    """-> the gaps of one consolidation, its processor time in seconds, its report; seconds to return from
-    each place that it was stopped at."""
+    """(gaps of one consolidation, its CPU seconds, its report, seconds to return from each place of a
+    stop)."""
     from ruvmlx.backends.native.backend import NativeBackend
     from ruvmlx.models import starter
     from ruvmlx.models.load import load_model
@@ -153,7 +153,7 @@ def measure(
         _copy(kept / "new.db", file)
     _copy(file, scratch / "run.db")
     with Runtime(Store(scratch / "run.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
-        runtime.learner.sync()  # as in a chat: what is read once has been
+        runtime.learner.sync()  # as in a chat: one-time measurements are done
         model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
         report = runtime.consolidate(None, watch, TrainingSettings(steps=given.steps))

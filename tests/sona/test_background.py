@@ -1,4 +1,4 @@
-"""The background loop on a tiny model: it learns, refuses, stops, resumes and never leaves a mess."""
+"""The background loop on a tiny model: it learns, refuses, stops, resumes and cleans up."""
 
 import threading
 from dataclasses import replace
@@ -34,13 +34,13 @@ def tiny_backend(tiny):
 
 @pytest.fixture(autouse=True)
 def steady(monkeypatch):
-    """One BLAS thread throughout: how a sum is split decides its last bit."""
+    """One BLAS thread: the split of a sum decides its last bit."""
     monkeypatch.setattr(trainer.BLAS, "fixed", True)
     trainer.BLAS.set_threads(1)
 
 
 def answer(runtime, i) -> str:
-    """One of two replies to a question, under an id that is the same in every run: so is what is held out."""
+    """One of two replies to a question. Its id is the same in every run, so the held-out replies are, too."""
     request = GenerationRequest(
         request_id=f"reply-{i}",
         prompt="question",
@@ -56,9 +56,9 @@ def answer(runtime, i) -> str:
 
 @pytest.fixture
 def rated(open_tiny, monkeypatch):
-    """A runtime with 14 ratings: one reply is liked again and again, another one never.
+    """A runtime with 14 ratings: one reply is always liked, another one never.
 
-    The ratings have hardly moved the weights: much is left to be learned.
+    The ratings have hardly moved the weights, so much remains to be learned.
     """
     rule = instant.RULE
     slow = [replace(push, step=0.1 * push.step) for push in (rule.tokens, rule.along)]
@@ -123,10 +123,10 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
         return [chunk.response for chunk in rated.chats.say(chat, "and now?", **given)][-1].cached_tokens
 
     assert cached() == 0 and cached() > 0
-    monkeypatch.setattr(promotion, "_objection", lambda *_: "a test")
+    monkeypatch.setattr(promotion, "objection", lambda *_: "a test")
     assert not consolidate(rated)[0]["promoted"]
     assert cached() > 0
-    monkeypatch.setattr(promotion, "_objection", lambda *_: "")
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
     assert consolidate(rated)[0]["promoted"]
     assert cached() == 0 and cached() > 0
 
@@ -146,7 +146,7 @@ def test_too_few_ratings(open_tiny):
             runtime.rate(reply(runtime, seed=i), "up")
         before = weights(runtime)
         report, _ = consolidate(runtime)
-        assert not report["promoted"] and "it takes 10" in report["reason"]
+        assert not report["promoted"] and "training needs 10" in report["reason"]
         assert weights(runtime) == before and runtime.learner.history.attempts() == []
 
 

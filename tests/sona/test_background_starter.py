@@ -1,4 +1,5 @@
-"""Consolidation of the starter model, native backend: it fits, stays within its limits and can be undone."""
+"""Consolidation of the starter model, native backend: it improves the fit, stays within its limits and can be
+undone."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The bandit: exact posteriors, honest probabilities, less regret than choosing by chance."""
+"""The bandit: exact posteriors, honest probabilities, less regret than random choices."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,8 @@ def test_the_default_arm_is_preferred_at_first_and_the_same_seed_draws_the_same(
 
 
 def regret(rng, n, uniform) -> float:
-    """Against always knowing: two kinds of question, each with an arm that the user likes 40 points more."""
+    """Regret against a perfect choice: two kinds of question, each with an arm that the user likes 40 points
+    more."""
     arms = [Regression.prior(4, bandit.DEFAULT_MEAN), Regression.prior(4, bandit.OTHER_MEAN)]
     lost = 0.0
     for _ in range(n):

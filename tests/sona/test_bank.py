@@ -1,4 +1,4 @@
-"""The bank against plain recomputation: what it finds, what it says a question is worth, what it forgets."""
+"""The bank against plain recomputation: lookups, values of questions, forgetting."""
 
 import random
 
@@ -20,7 +20,8 @@ def questions(n, width, seed=0, topics=200) -> np.ndarray:
 
 
 def with_topics(n, width, seed=0, topics=200) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors as questions are: topics, some frequent, a few intents in each, words. And the topics."""
+    """Vectors distributed like questions (topics, some frequent, with a few intents each, and noise), and the
+    topics."""
     rng = np.random.default_rng(seed)
     world = np.random.default_rng(99)
     topic, intent = (
@@ -33,7 +34,7 @@ def with_topics(n, width, seed=0, topics=200) -> tuple[np.ndarray, np.ndarray]:
 
 
 def value_ref(query, past, without=None) -> float:
-    """V(x) by going through every rating. past: reply id -> (label, vector or None)."""
+    """V(x) computed from every rating. past: reply id -> (label, vector or None)."""
     past = {reply_id: entry for reply_id, entry in past.items() if reply_id != without}
     given = [label for label, _ in past.values() if label in objective.RATINGS]
 
@@ -319,7 +320,7 @@ def test_ratings_without_learning_are_recorded_and_the_weights_stay(open_tiny):
 
 
 def of_three_topics() -> tuple[ReasoningBank, np.ndarray]:
-    """Two are liked and one is not, 30 entries each; the first two are nearly one."""
+    """Three topics of 30 entries: two are liked and nearly equal, one is not liked."""
     rng, bank = np.random.default_rng(0), ReasoningBank(33)
     axes = np.eye(33)
     middle = np.repeat([axes[0] + axes[3], axes[0] + 1.1 * axes[3], axes[1] - axes[2]], 30, axis=0)

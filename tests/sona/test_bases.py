@@ -1,4 +1,4 @@
-"""Versions on bases: exact KL, restarts, undo and rollback bit for bit, ratings before and after."""
+"""Versions with base LoRAs: exact KL, restarts, undo and rollback bit for bit, ratings before and after."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from .test_learner import reply, weights
 
 @pytest.fixture(scope="session")
 def tiny_backend(tiny):
-    """Quick enough to read the reference text again under every base."""
+    """A model small enough to read the reference text again with every base."""
     return NativeBackend(tiny, threads=1)
 
 
 def promote(runtime, seed=3, size=0.02) -> BaseLoRA:
-    """A small random base under the micro in use."""
+    """Install a small random base below the micro in use."""
     learner, base = runtime.learner, random_base(runtime.model.config, seed, size=size)
     learner.sync()
     kl = learner.active.probe_base(base).probe.kl(learner.micro)
@@ -181,7 +181,7 @@ def test_the_cap_with_a_base(open_tiny):
 
 
 class Counting:
-    """A KLProbe that notes every look at the distance."""
+    """A KLProbe that counts the measurements of the distance."""
 
     def __init__(self, probe, calls):
         self._probe, self._calls = probe, calls

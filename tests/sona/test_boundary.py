@@ -1,4 +1,4 @@
-"""Task boundaries: Welford against NumPy, a change is seen, sameness seldom is taken for one."""
+"""Task boundaries: Welford against NumPy; changes are detected, with few false alarms."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ from .test_bases import promote
 
 @pytest.fixture
 def learned(rated):  # noqa: F811
-    """The same ratings, and a base to hold on to."""
+    """The same ratings, and a base to anchor."""
     promote(rated)
     return rated
 
@@ -55,14 +55,14 @@ def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
 def test_too_few_ratings(open_tiny):
     with open_tiny() as runtime:
         report = runtime.learning.loops.deepen()
-        assert not report["anchored"] and "it takes 10" in report["reason"]
+        assert not report["anchored"] and "at least 10 rated replies" in report["reason"]
         assert runtime.learner.history.deep.last_run() is None and not runtime.learning.due()
 
 
 def test_the_same_task_is_not_anchored_twice(learned):
     assert learned.learning.loops.deepen()["anchored"]
     report = learned.learning.loops.deepen()
-    assert not report["anchored"] and "since the last anchor; there are 0" in report["reason"]
+    assert not report["anchored"] and "since the last one; there are 0" in report["reason"]
     assert len(learned.learner.anchors.load()) == 1
 
 
@@ -75,7 +75,7 @@ def test_an_undo_takes_the_anchor_back(learned):
 
 
 class After(threading.Event):
-    """Set from the n-th time on that it is asked."""
+    """An event that is set after n queries."""
 
     def __init__(self, n):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Questions as vectors: alike ones are near, whatever the chat."""
+"""Questions as vectors: similar questions are near, whatever the chat."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def pooled_ref(hidden) -> np.ndarray:
 
 
 def whitened_ref(states, x, k) -> np.ndarray:
-    """By the eigenvectors of the whole covariance matrix."""
+    """Whitening by the eigenvectors of the whole covariance matrix."""
     states = states.astype(np.float64)
     centred = states - states.mean(axis=0)
     values, vectors = np.linalg.eigh(centred.T @ centred)

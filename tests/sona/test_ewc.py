@@ -1,4 +1,4 @@
-"""The penalty against full matrices; the Fisher against gradients of every example."""
+"""EWC's penalty against full matrices; its Fisher information against the gradients of every example."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def dense_fisher(fisher, place) -> np.ndarray:
 
 
 def penalty_ref(base, anchors, strength) -> float:
-    """By every element of every matrix."""
+    """The penalty, summed over every element of every matrix."""
     return sum(
         strength / 2 * np.sum(dense_fisher(x.fisher, p) * (dense(base, p) - dense(x.base, p)) ** 2)
         for x in anchors
@@ -66,7 +66,7 @@ def gradient_ref(base, anchors, strength) -> dict:
 
 
 def two_anchors() -> list[Anchor]:
-    """The second one's base lacks a matrix and has another scale."""
+    """Two anchors; the second one's base lacks a matrix and has another scale."""
     return [
         Anchor(a_base(1), a_fisher(5)),
         Anchor(a_base(2, scale=0.7, places=[("q_proj", 0), ("down_proj", 1)]), a_fisher(6, count=1)),

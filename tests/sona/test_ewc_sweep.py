@@ -1,4 +1,4 @@
-"""Two tasks on a random model: with the penalty the second one costs less of the first."""
+"""Two tasks on a random model: with the penalty, learning the second costs less of the first."""
 
 from dataclasses import replace
 

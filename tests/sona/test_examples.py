@@ -1,4 +1,4 @@
-"""Liked replies as examples in the prompt: which, where, how many, and never unasked."""
+"""Liked replies as examples in the prompt: which, where, how many, and only if switched on."""
 
 import threading
 
@@ -14,7 +14,7 @@ from .test_bank import reply
 
 
 def liked(runtime, question, answer, rating="up") -> str:
-    """A rated reply with a text of our own."""
+    """Store a rated reply with this text."""
     reply_id = reply(runtime, question)
     runtime.rate(reply_id, rating)
     runtime.store.db.execute(
@@ -24,7 +24,7 @@ def liked(runtime, question, answer, rating="up") -> str:
 
 
 def asked(runtime, *texts, **fields):
-    """The prompt that a question leads to, and the examples in it."""
+    """The prompt for a question, and the examples in it."""
     messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
     request = GenerationRequest(messages=messages, max_new_tokens=3, ignore_eos=True, **fields)
     *_, last = runtime.generate(request)

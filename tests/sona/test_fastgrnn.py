@@ -13,7 +13,7 @@ INPUTS, HIDDEN, ARMS = 5, 7, 3
 
 
 def noisy_cell(rng) -> fastgrnn.FastGRNNCell:
-    """Nothing in it is zero."""
+    """A cell without zeros."""
     cell = fastgrnn.fresh(INPUTS, HIDDEN)
     return replace(
         cell, **{f.name: getattr(cell, f.name) + 0.3 * rng.standard_normal(getattr(cell, f.name).shape)
@@ -27,7 +27,7 @@ def noisy_lora(rng) -> RouterLoRA:
 
 
 def conversations(rng, n=11) -> list[np.ndarray]:
-    """Of 0 to 6 turns."""
+    """Conversations of 0 to 6 turns."""
     return [rng.standard_normal((i % 7, INPUTS)) for i in range(n)]
 
 
@@ -41,7 +41,7 @@ def priors() -> list[Regression]:
 
 
 def numeric(f, array: np.ndarray, eps=1e-6) -> np.ndarray:
-    """Central differences of f(array) by every element."""
+    """Central differences of f by every element of the array."""
     out = np.zeros(np.shape(array))
     for i in np.ndindex(out.shape):
         up, down = np.array(array), np.array(array)

@@ -22,7 +22,7 @@ def probe(tiny, tiny_backend):
 
 @pytest.fixture
 def trace(engine, tiny, probe):
-    """Of a reply by a model that learned nothing yet."""
+    """The trace of a reply by a model that has learned nothing yet."""
     return traced_reply(engine, MicroLoRA.fresh(probe.directions, tiny.config.vocab_size), 0.7)
 
 
@@ -46,8 +46,8 @@ def test_no_weight_no_update(trace, probe):
 
 
 def slow_lora_b(rated, probe) -> np.ndarray:
-    """The formula of instant.py, float64 and one coordinate at a time, from (trace, weight) of every rating:
-    what lora_b says of probe.tokens, [r, A]."""
+    """instant.py's formula in float64, one coordinate at a time, from the (trace, weight) of every rating.
+    Returns lora_b's columns of probe.tokens, [r, A]."""
     tokens, features = list(probe.tokens), probe.features.astype(np.float64)
     said = np.zeros((2, len(tokens)))
     theta = np.zeros((2, features.shape[1]))
@@ -155,7 +155,7 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(probe):
 
 
 def pushed(evidence, probe) -> np.ndarray:
-    """What the evidence asks for, without a cap."""
+    """The lora_b that the evidence gives, without a cap."""
     return probe.coordinates.solver.block(evidence, instant.RULE)
 
 
@@ -182,7 +182,8 @@ def strong_evidence(probe, size=1.0) -> np.ndarray:
 
 
 def slow_said(probe, adapter, block) -> float:
-    """KL over the whole vocabulary of what is said, by every answer's own probabilities, float64."""
+    """KL of tokens other than end-of-reply, over the whole vocabulary, from each answer's own probabilities,
+    float64."""
     p = np.exp(log_softmax_rows(probe.head(probe.contexts[: probe.answers]))).astype(np.float64)
     push = np.zeros((2, p.shape[1]))
     push[:, probe.tokens] = block[:, :-1]
@@ -228,7 +229,7 @@ def test_what_is_held_back_leaves_no_trace(trace, probe):
 
 
 def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
-    """From an adapter with the evidence `before` to one with this."""
+    """Update an adapter whose evidence was `before` to this evidence."""
     block = instant.asked(adapter, evidence, probe) + instant.beside(adapter, before, probe)
     return instant.UncappedUpdate(adapter, block, evidence, probe.coordinates.covers(adapter))
 

@@ -7,6 +7,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
+from ruvmlx.sona import objective
 from ruvmlx.store import Store
 from ruvmlx.store import traces as traces_module
 from ruvmlx.store import versions as versions_module
@@ -147,7 +148,7 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
     """The other one commits between our look at the store and our commit: we start again from its weights."""
     with open_tiny() as one, open_tiny() as two:
         mine, other = reply(one), reply(two, seed=2)
-        weigh, calls = one.learner._weight, []
+        weigh, calls = one.learner.rating_index.weigh, []
 
         def slow(*args):
             if not calls:
@@ -155,7 +156,7 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
             calls.append(args)
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner, "_weight", slow)
+        monkeypatch.setattr(one.learner.rating_index, "weigh", slow)
         assert one.rate(mine, "up").adapter_version == 2
         assert len(calls) == 2
         assert one.learner.history.adapter(2).parent == 1
@@ -194,7 +195,7 @@ def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(op
         a, b = reply(runtime, seed=1), reply(runtime, seed=2)
         runtime.rate(a, "up")
         with monkeypatch.context() as m:
-            m.setattr(runtime.learner, "_weight", lambda *_: 0.0)
+            m.setattr(objective, "dro_weight", lambda *_: 0.0)
             assert not runtime.rate(b, "5").applied
         runtime.undo()
         version = runtime.rate(b, "1").adapter_version

@@ -1,4 +1,4 @@
-"""NaN, infinity and absurd numbers in every layer of an update: nothing is committed, nothing changes."""
+"""NaN, infinity and absurd numbers in every array of an update: nothing is committed, nothing changes."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ POISONS = (np.nan, np.inf, -np.inf, 1e30, -1e30)
 
 
 def arrays(runtime, trace) -> dict[str, np.ndarray]:
-    """What a rating reads, by layer; each may be written to."""
+    """The arrays that a rating reads, by name; each may be overwritten."""
     micro, said = runtime.learner.micro, trace.stats
     return {
         "hidden": trace._hidden[len(trace._hidden) // 2],
@@ -27,7 +27,7 @@ def arrays(runtime, trace) -> dict[str, np.ndarray]:
 
 
 def state(runtime) -> tuple:
-    """All that a rating would change."""
+    """Everything that a rating would change."""
     store = runtime.store
     tables = ("ratings", "adapters", "witness")
     return runtime.status(), *(store.db.value(f"SELECT COUNT(*) FROM {table}") for table in tables)
@@ -43,7 +43,7 @@ def rated(open_tiny):
 
 
 def refused(runtime, reply_id, rating) -> None:
-    """The rating is an error of one line, and leaves everything as it was."""
+    """The rating fails with one line, and everything stays as it was."""
     before, bytes_before = state(runtime), runtime.learner.micro.to_bytes()
     with pytest.raises(RuvmlxError) as error:
         runtime.rate(reply_id, rating)

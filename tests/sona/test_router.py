@@ -1,4 +1,4 @@
-"""The router in the runtime: off unless asked for, learned from ratings, taken back exactly, never lost."""
+"""The router in the runtime: off by default, learns from ratings, undone exactly, never lost."""
 
 import threading
 
@@ -27,13 +27,13 @@ def reply(runtime, text="hello there", seed=1, n=9):
 
 
 def learned(router) -> bytes:
-    """All that it knows, as bytes."""
+    """The router's whole state, as bytes."""
     router.sync()
     return b"".join(a.precision.tobytes() + a.moment.tobytes() + bytes([a.count]) for a in router._arms)
 
 
 def forced(monkeypatch, arm):
-    """Every choice is this arm."""
+    """Make every choice this arm."""
     monkeypatch.setattr(
         router_module.bandit, "choose", lambda beliefs, rng: (arm, np.full(len(beliefs), 1 / len(beliefs)))
     )
@@ -208,7 +208,7 @@ def routed(home):
 
 
 def add(store, history, route: Route, rating: str, latency_ratio=1.0) -> str:
-    """A reply made by a choice, and its rating."""
+    """Store a reply made by a choice, and its rating."""
     reply_id = f"r{store.db.value('SELECT count(*) FROM replies'):05d}"
     row = ReplyRow(reply_id, "m", MODEL, history.name, 0, [1], [2], "q", "t", "stop", None, None,
                    latency_ratio=latency_ratio)  # fmt: skip
@@ -228,7 +228,7 @@ def question(rng, kind: int) -> np.ndarray:
 
 
 def lost(router, store, history, rng, n, uniform=False) -> float:
-    """Regret a reply of a user who wants what was learned for one topic, the untouched model for another."""
+    """Regret per reply, for a user who wants the adapter for one topic and the original model for another."""
     total = 0.0
     for _ in range(n):
         kind = int(rng.integers(2))
@@ -308,7 +308,8 @@ def test_only_the_newest_ratings_count(routed, monkeypatch):
 
 
 def trained_on(store, history, rng, n, liked) -> None:
-    """The arm is right by whether the topic is that of the turn before: only a state knows."""
+    """The right arm depends on whether the topic is the previous turn's, which only a recurrent state
+    knows."""
     for _ in range(n):
         kinds = rng.integers(2, size=2)
         turns = np.concatenate([question(rng, int(k)) for k in kinds])

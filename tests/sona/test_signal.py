@@ -1,4 +1,4 @@
-"""Signals: what they are worth, where they are kept, and that weak ones stay weak."""
+"""Signals: their reward, where they are stored, and that implicit ones stay weak."""
 
 import random
 import threading

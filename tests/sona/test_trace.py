@@ -9,7 +9,7 @@ from ruvmlx.sona.trace import Trace
 
 
 def random_adapter(config, rank=2, seed=3) -> MicroLoRA:
-    """An adapter that really changes the logits: neither factor is zero."""
+    """An adapter that changes the logits: neither factor is zero."""
     rng = np.random.default_rng(seed)
     a = rng.normal(size=(config.hidden_size, rank)).astype(np.float32) * 0.1
     b = rng.normal(size=(rank, config.vocab_size)).astype(np.float32) * 0.1

@@ -1,4 +1,4 @@
-"""The message tree, search, forks, and chats that are put away."""
+"""The message tree, search, forks, and deleted chats."""
 
 import os
 import random
@@ -23,7 +23,8 @@ def said(store, chat):
 
 
 def exchange(store, chat, question, *replies):
-    """A question with several replies; the last one is shown. Ids of the question and of its replies."""
+    """Add a question with several replies, of which the last is shown; return the ids of question and
+    replies."""
     store.messages.add_user(chat, question)
     asked, ids = store.messages.branch(chat)[-1].id, []
     for text in replies:
@@ -182,7 +183,7 @@ def test_the_index_forgets_what_is_deleted(store, home):
 
 
 def long_chat(store, messages):
-    """A chat of one branch, deleted two days ago."""
+    """A chat with one branch, deleted two days ago."""
     chat = store.chats.new("m")
     roles = ("assistant", "user")
     rows = [

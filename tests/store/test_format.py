@@ -1,7 +1,7 @@
-"""The format of the store: files written before open with everything in them, and the log's bytes stay.
+"""The format of the store: older files open with everything in them, and the log's bytes stay the same.
 
 store_v3.db.gz was written by `fill` before the store was split into parts; store_v3.json is what was read
-back then. A change of the schema adds files of its own; these stay as they are.
+from it then. A change of the schema adds new files; these stay as they are.
 """
 
 import gzip
@@ -25,7 +25,7 @@ GONE = "4194305:x"  # a process number above any that exists
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Call it to let time and ids count up from the start: two runs write the same bytes then."""
+    """Call it to restart time and ids from the beginning, so that two runs write the same bytes."""
     return lambda: freeze(monkeypatch.setattr)
 
 
@@ -48,7 +48,7 @@ def reply(reply_id: str, **fields) -> ReplyRow:
 
 
 def fill(store) -> None:
-    """A row or more in every table, by way of every call that writes."""
+    """Write at least one row to every table, through every method that writes."""
     chat, other = store.chats.new("tiny", "be brief"), store.chats.new("tiny", title="birds")
     write_chats(store, chat, other)
     rate(store)
@@ -56,18 +56,18 @@ def fill(store) -> None:
     store.model_data.put_reference_text(MODEL, b"neutral text")
     store.model_data.put_whitening(MODEL, b"whitening")
     report = {"reason": "a test", "context": 1}
-    store.kv.put_choice(MODEL, "native", KVChoiceRow(64, 512, report, 5.0))
-    store.kv.add_measured(MODEL, "native", KVMeasured("r1", 64, 512, 8, 0.5, 0.25, 4000.5, 5000.25))
+    store.kv.put_choice(MODEL, "native", KVChoiceRow((64, 512), report, 5.0))
+    store.kv.add_measured(MODEL, "native", KVMeasured("r1", (64, 512), 8, 0.5, 0.25, 4000.5, 5000.25))
     store.routes.put_cell(MODEL, "default", b"cell", {"loss": 0.5})
     store.witness.note("policy", {"cap": 0.01})
 
 
 def write_chats(store, chat: str, other: str) -> None:
-    """Branches, a fork, a chat put away, one deleted, and a reply that was cut off by a crash."""
+    """Branches, a fork, a soft-deleted chat, a deleted one, and a reply that a crash cut off."""
     turns = np.arange(6, dtype=np.float32).reshape(2, 3)
     for reply_id, hot in (("r1", 256), ("r2", 64)):
         store.messages.add_user(chat, f"question {reply_id}")
-        seen = KVObservation(reply_id, MODEL, "native", hot, 2048, 77, 300, 200, 100, 1234.5, 0.25, 1)
+        seen = KVObservation(reply_id, MODEL, "native", (hot, 2048), 77, (100, 200, 300), 1234.5, 0.25, 1)
         route = RouteRow(reply_id, MODEL, "default", "plain", 0.75, turns, {"plain": 0.75, "examples": 0.25})
         store.replies.add(reply(reply_id), chat, seen, route)
         store.traces.put(reply_id, reply_id.encode())
@@ -89,7 +89,7 @@ def write_chats(store, chat: str, other: str) -> None:
 
 
 def rate(store) -> None:
-    """Five versions, of which the last is undone; one stands on a base; signals."""
+    """Five versions, of which the last is undone and one has a base; and signals."""
     for version, (reply_id, rating) in enumerate([("r1", "up"), ("r2", "2"), ("r1", "down")]):
         with store.transaction():
             made = store.versions.add(MODEL, "default", version, f"state {version}".encode(), 0.01, 0.5)
@@ -125,13 +125,24 @@ def learn(store) -> None:
 
 
 def everything(store) -> dict:
-    """What every call that reads returns, as JSON."""
+    """The results of every method that reads, as JSON."""
     store.drafts.recover()
     found = {"chain": store.witness.check(), "log": store.witness.rows(), "integrity": store.integrity()}
     found |= chats(store) | rated(store) | measured(store)
     for name in ("default", "saved", "taken", "removed"):
         found[name] = learned(store, name)
     return json.loads(json.dumps(found, default=plain))
+
+
+def by_name(row) -> dict:
+    """A row of the KV tables with its values by the names of the tiers, as the file has them."""
+    if row is None:
+        return None
+    tiers = {"lengths": ("hot", "warm"), "tier_bytes": ("cold_bytes", "warm_bytes", "hot_bytes")}
+    values = dict(vars(row))
+    for field in tiers.keys() & values.keys():
+        values |= zip(tiers[field], values.pop(field), strict=True)
+    return values
 
 
 def chats(store) -> dict:
@@ -166,9 +177,9 @@ def measured(store) -> dict:
     return {
         "neutral": store.model_data.reference_text(MODEL),
         "whitening": store.model_data.whitening(MODEL),
-        "observations": store.kv.observations(MODEL, "native", 9),
-        "measured": store.kv.measured(MODEL, "native"),
-        "choice": store.kv.choice(MODEL, "native"),
+        "observations": [by_name(row) for row in store.kv.observations(MODEL, "native", 9)],
+        "measured": [by_name(row) for row in store.kv.measured(MODEL, "native")],
+        "choice": by_name(store.kv.choice(MODEL, "native")),
         "long": store.kv.long_replies(MODEL, 5),
         "tokens": store.replies.tokens("r1"),
     }
@@ -214,7 +225,7 @@ def known() -> dict:
 
 
 def as_then(found, then):
-    """`found` without the fields that rows have got since."""
+    """`found` without the fields that were added to rows later."""
     if isinstance(then, dict) and isinstance(found, dict):
         return {name: as_then(found.get(name), value) for name, value in then.items()}
     if isinstance(then, list) and isinstance(found, list) and len(then) == len(found):

@@ -1,4 +1,4 @@
-"""kill -9 while ratings pour in: none that was acknowledged is lost, and the adapter always loads."""
+"""kill -9 during many ratings: no acknowledged rating is lost, and the adapter always loads."""
 
 import os
 import random

@@ -1,5 +1,5 @@
-"""kill -9 at random moments of rating, training, copying and undoing, one life after another on one store:
-what was acknowledged is there, the log's chain holds, and the adapter loads.
+"""kill -9 at random moments of rating, training, copying and undoing, many times on one store: acknowledged
+work is there, the log's chain holds, and the adapter loads.
 """
 
 import os
@@ -34,7 +34,7 @@ def say(*words):
 
 def live(seed):
     from ruvmlx.sona import background, promotion
-    background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
+    background.SAVE_EVERY, promotion.objection = 1, lambda *a: ""  # every base is promoted
     settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
     with Runtime(Store(store_file()), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
         for i in range(10_000):
@@ -87,7 +87,7 @@ class Lives:
         self._parent.communicate()
 
     def one(self, seed: int) -> list[str]:
-        """What the process said before it was killed."""
+        """Run one process until it is killed; return its output."""
         said = []
         child = int(self._ask(str(seed), "born").split()[1])
         if self._rng.random() < 0.8:  # some die before they have done anything

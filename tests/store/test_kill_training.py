@@ -1,4 +1,4 @@
-"""kill -9 while it trains, saves and promotes: no rating is lost, and what is there always loads."""
+"""kill -9 during training, saving and promotion: no rating is lost, and the store always loads."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona import background, promotion
 from ruvmlx.store import Store
-background.SAVE_EVERY, promotion._objection = 1, lambda *a: ""  # every base is promoted
+background.SAVE_EVERY, promotion.objection = 1, lambda *a: ""  # every base is promoted
 model = load_model(sys.argv[1])
 chosen = Settings(kv_disk=None)
 runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), chosen)

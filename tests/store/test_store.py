@@ -2,6 +2,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,6 +36,17 @@ def test_replies_come_back_as_they_were(store):
     back = store.replies.get("r1")
     assert (back.prompt_ids, back.sampled_ids, back.text) == ([1, 2], [3, 70000], "yo")
     np.testing.assert_array_equal(back.query, [0.5, -1])
+
+
+def test_a_row_takes_named_values_then_the_first_fact_of_a_columns_name_then_the_default():
+    """None is a fact that knows nothing; an attribute that is no column is left out."""
+    known = vars(a_reply("named", text="named"))
+    del known["model"], known["fingerprint"], known["logprob"]
+    first = SimpleNamespace(text="first", model="first", seconds=1)
+    second = SimpleNamespace(model="second", fingerprint="second")
+    row = ReplyRow.of(None, first, second, **known)
+    assert (row.id, row.text, row.model, row.fingerprint) == ("named", "named", "first", "second")
+    assert row.logprob is None
 
 
 def test_last_is_the_newest_and_a_beginning_is_enough(store):
@@ -153,7 +165,7 @@ def test_a_damaged_store_is_said_and_not_touched(tmp_path):
 
 
 def of_an_older_format(path, version):
-    """A store as an older ruvmlx made it, with one chat of four messages."""
+    """A store in an older format, with one chat of four messages."""
     db = sqlite3.connect(path)
     for step in schema._STEPS[:version]:
         db.executescript(step)

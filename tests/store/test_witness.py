@@ -1,4 +1,4 @@
-"""The witness log: appended with what it records, and no edit of it goes unseen."""
+"""The witness log: written in the transaction of each event, and every edit of it is detected."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def store(path):
 
 @pytest.fixture
 def tamper(path):
-    """Run SQL past the guards, as someone with the file in hand would."""
+    """Run SQL without the guards, as anyone with access to the file could."""
 
     def run(sql: str, *args) -> None:
         db = sqlite3.connect(path)

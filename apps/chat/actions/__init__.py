@@ -1,4 +1,4 @@
-"""What the app can do, one class a subject, and how a slash command finds its action."""
+"""What the app can do, one class for each subject, and how a slash command finds its action."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ class Actions:
         self.select = SelectActions(chat)
 
     async def submit(self, text: str) -> None:
-        """What the user sends: a message or a command."""
+        """Send a message, or carry out a command."""
         try:
             command = parse(text)
         except RuvmlxError as error:
@@ -51,12 +51,12 @@ class Actions:
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
-            self.start(command)  # the app goes on while a reply is written
+            self.start(command)  # the app stays usable while a reply is written
         else:
             await self.obey(command)
 
     def choose(self, entry: PaletteEntry) -> None:
-        """An entry of the palette."""
+        """Carry out an entry of the palette."""
         prompt = self._chat.prompt
         if entry.types:
             prompt.focus()
@@ -74,19 +74,17 @@ class Actions:
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
     def _wait(self) -> None:
-        """What is sent while the model opens goes out by itself, unless it is changed before."""
+        """A message sent while the model opens is kept and sent later, unless the user changes it before."""
         chat = self._chat
         chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
-        chat.status.flash(
-            "It is sent when the model is open" if chat.waiting else "Still replying: Esc stops"
-        )
+        chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")
 
     def start(self, command: Command) -> None:
-        """Obey without waiting for the end."""
+        """Start the command; do not wait for its end."""
         self._chat.start(lambda: self.obey(command))
 
     async def obey(self, command: Command) -> None:
-        """Do what a slash command says; its error is shown."""
+        """Carry out a slash command; show its error."""
         try:
             row = COMMANDS[command.name]
             if row.app:
@@ -99,7 +97,7 @@ class Actions:
             await self._chat.show_error(error)
 
     def command(self, name: str, argument: str = "") -> None:
-        """A key that does the same as a slash command."""
+        """Carry out a slash command by a key."""
         self.start(Command(name, argument))
 
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
@@ -108,7 +106,7 @@ class Actions:
         return found
 
     def offers(self, path: str, argument: str = "") -> bool:
-        """Would this method do anything now? Keys for which it would not are not shown."""
+        """Would this method do anything now? If not, its key is not shown."""
         chat, what = self._chat, argument if path == "command" else path
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":

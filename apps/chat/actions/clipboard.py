@@ -1,4 +1,4 @@
-"""Copying out of the conversation. What is copied of replies says a little about them."""
+"""Copying from the conversation. A copied reply counts as implicit feedback."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,20 +17,20 @@ class ClipboardActions:
         self._chat, self._rate = chat, rate
 
     def copy(self, argument: str = "") -> None:
-        """The chosen reply, or one of its code blocks."""
+        """Copy the chosen reply, or one of its code blocks."""
         reply = self._chat.chosen()
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
         number = parse_number(argument, len(blocks), "code blocks")
-        self._chat.app.copy_to_clipboard(reply.text if number is None else blocks[number - 1])
+        self._chat.app.copy_to_clipboard(reply.answer if number is None else blocks[number - 1])
         self._rate.notice([reply.reply_id], "copied")
         self._chat.status.flash(
             "Copied" if number is None else f"Copied code block {number} of {len(blocks)}"
         )
 
     def copy_next_code(self) -> None:
-        """The chosen reply's first code block; the next one if repeated."""
+        """Copy the chosen reply's first code block; when repeated, the next one."""
         reply = self._chat.chosen()
         blocks = reply.code_blocks if reply else []
         if reply is None or not blocks:
@@ -40,7 +40,7 @@ class ClipboardActions:
         self.copy(str(reply.copied))
 
     def copy_selected_text(self) -> bool:
-        """What is selected in the input or on the screen; False if nothing is."""
+        """Copy the selection in the input or on the screen; False if there is none."""
         app = self._chat.app
         text = self._chat.prompt.selected_text or app.screen.get_selected_text()
         if text:

@@ -1,4 +1,4 @@
-"""Comparisons in the app: /compare, and /choose for users who left the screen without choosing."""
+"""Comparisons in the app: /compare, and /choose for a user who closed the screen without choosing."""
 
 from functools import partial
 

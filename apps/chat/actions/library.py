@@ -1,4 +1,4 @@
-"""Saved chats in the app: showing the one that is open, and choosing another one."""
+"""Saved chats in the app: show the open chat, and choose another one."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ class LibraryActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def begin(self, options: ChatOptions) -> None:
-        """Show a session: the first, or another one later."""
+        """Show a session: the first one, or later another one."""
         chat = self._chat
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
         chat.state.system = system_prompt_of(opened.turns) or options.system
@@ -28,7 +28,7 @@ class LibraryActions:
         chat.send_waiting()
 
     def show(self, opened: Opened) -> None:
-        """All but the conversation."""
+        """Show everything but the conversation."""
         chat = self._chat
         chat.state.session = opened.session
         chat.model = chat.prompt.heading = opened.model
@@ -39,12 +39,12 @@ class LibraryActions:
         self._rate.show_learned(opened.learned)
 
     async def open(self, session: str) -> None:
-        """Go on with another session."""
+        """Switch to another session."""
         self._write.cancel_edit()
         await self.begin(replace(self._chat.options, session=session, system=None))
 
     def choose(self, words: str = "") -> None:
-        """The list of all chats, or of those with these words."""
+        """Show the list of all chats, or of those with these words."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:

@@ -22,7 +22,7 @@ from .write import WriteActions
 
 
 class _ShownWatch(Watch):
-    """Passes an opening on to the app's thread, where it is made."""
+    """Passes the progress of opening a model to the thread that made this watch: the app's."""
 
     def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
         self._show, self._loop = show, asyncio.get_running_loop()
@@ -45,7 +45,7 @@ class ModelActions:
         use_adapter: Callable[[str], Awaitable[None]],
     ) -> None:
         self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
-        self._plan: Plan | None = None  # of the first opening
+        self._plan: Plan | None = None  # of the first model
 
     # The first model
 
@@ -68,7 +68,7 @@ class ModelActions:
     # Another model
 
     async def use_as_typed(self, argument: str) -> None:
-        """The model of that name, or number in the list; without an argument the list."""
+        """Switch to the model with that name, or number in the list; without an argument, show the list."""
         if not argument:
             self.choose()
             return
@@ -77,7 +77,7 @@ class ModelActions:
         self._chat.start(partial(self._switch, name))
 
     def choose(self, words: str = "") -> None:
-        """The list of models."""
+        """Show the list of models."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:
@@ -91,7 +91,7 @@ class ModelActions:
         return await self._chat.host.call_between(lambda runtime: runtime.model)
 
     async def _switch(self, name: str) -> None:
-        """The chat stays. So does the model, unless the new one can be used."""
+        """Switch models in the same chat. If the new model cannot be used, the old one stays."""
         chat = self._chat
         self._write.cancel_edit()
         chat.phase = "opening"
@@ -99,7 +99,7 @@ class ModelActions:
         try:
             await chat.host.switch(name, chat.state.session, _ShownWatch(self._show_switch))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            await self._stay(error)
+            await self._after_failed_switch(error)
         else:
             await self._changed()
         finally:
@@ -112,7 +112,7 @@ class ModelActions:
         if self._chat.phase == "opening":
             self._chat.status.background = models.opening_line(what)
 
-    async def _stay(self, error: Exception) -> None:
+    async def _after_failed_switch(self, error: Exception) -> None:
         chat = self._chat
         if chat.phase == "closing":
             return
@@ -122,7 +122,7 @@ class ModelActions:
             chat.app.end(error)
 
     async def _changed(self) -> None:
-        """Show what is another model's now."""
+        """Show the facts of the new model."""
         chat = self._chat
         chat.state.model_changed()
         if chat.phase == "closing":
@@ -135,7 +135,7 @@ class ModelActions:
         await self._warn()
 
     async def _warn(self) -> None:
-        """One line where the machine's GPU, or our kernels on it, cannot be used."""
+        """Show one line if the machine's GPU, or our kernels on it, cannot be used."""
         if self._chat.caveat:
             await self._chat.transcript.mount(Notice(self._chat.caveat))  # the welcome stays
 
@@ -148,14 +148,14 @@ class ModelActions:
         entries = await self._chat.attempt(models.adapters)
         if entries is None:
             return
-        screen = PickerScreen("Adapters", lambda: entries, lambda word: f"Begin a new one: {word}")
+        screen = PickerScreen("Adapters", lambda: entries, lambda word: f"Start a new one: {word}")
         chosen = await self._chat.ask(screen)
         if chosen is not None and self._chat.phase == "idle":
             await self._use_adapter(chosen)
 
 
 def _new_model(words: str) -> str:
-    """What is typed may be a repository, a folder or a file."""
+    """What the picker offers for typed words: open a folder or file, fetch a repository, or ""."""
     if words.startswith(("/", "~", "./", "../")) or words.endswith(".gguf"):
         return f"Open {words}"
     return f"Fetch {words} from Hugging Face" if REPO.fullmatch(words) else ""

@@ -1,4 +1,4 @@
-"""The side panel: opened, closed, and kept up to date."""
+"""The side panel: open it, close it, keep it up to date."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from ruvmlx.platform.sensors import SensorReading
 from ..context import ChatContext
 from ..overview import Overview
 
-SENSE_EVERY = 5.0  # seconds between two looks at the machine while the panel is open
+SENSE_EVERY = 5.0  # seconds between two readings of the sensors while the panel is open
 
 
 class PanelActions:
@@ -21,7 +21,7 @@ class PanelActions:
         self._chat.start(self._sense, group="sense", exclusive=True)
 
     def fill(self) -> None:
-        """Show what the runtime has now, if the panel is open."""
+        """Show the runtime's present state, if the panel is open."""
         self._chat.start(self._fill, group="panel", exclusive=True)
 
     async def _fill(self) -> None:
@@ -32,8 +32,8 @@ class PanelActions:
                 chat.panel.show(view.later(self._reading), chat.state.kv)
 
     async def _sense(self) -> None:
-        """Heat, power and memory, as long as the panel is open. Not through the host: that would cancel its
-        idle work."""
+        """Update heat, power and memory while the panel is open. This does not ask the host: a call would
+        cancel its idle work."""
         chat = self._chat
         while chat.panel.display and chat.phase != "closing":
             self._reading = await asyncio.to_thread(chat.state.sensors.read)

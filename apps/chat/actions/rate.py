@@ -1,4 +1,4 @@
-"""Ratings in the app: giving them, and showing those that the store has, other processes' included."""
+"""Ratings in the app: give them, and show those in the store, also from other processes."""
 
 import contextlib
 import time
@@ -13,8 +13,8 @@ from ..context import ChatContext
 from ..view_model import Standing
 from .panel import PanelActions
 
-EFFECT_SHOWN = 5.0  # seconds that a rating's effect stands in the status line as well
-LOOK_AGAIN = 2.0  # seconds after which a key press makes the app look what other processes have rated
+EFFECT_SHOWN = 5.0  # seconds that the status line also shows a rating's effect
+LOOK_AGAIN = 2.0  # seconds after which a key press makes the app read other processes' ratings
 
 
 class RateActions:
@@ -47,13 +47,14 @@ class RateActions:
 
     @property
     def is_too_early(self) -> bool:
-        """While a reply is written, a rating would hit the one before it unless one is selected; while a
+        """While a reply is written and none is selected, a rating would go to the reply before it. While a
         model opens, that model could not learn from it."""
         phase = self._chat.phase
         return phase == "opening" or (phase == "replying" and not self._chat.selected())
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
-        """Tell the runtime what the user did with replies. An error is not shown: nobody asked."""
+        """Tell the runtime what the user did with replies (implicit feedback). Errors are not shown: the user
+        did not ask for this."""
         ids = [reply_id for reply_id in replies if reply_id]
         self._chat.start(lambda: self._notice(ids, what))
 
@@ -74,7 +75,7 @@ class RateActions:
         self._chat.app.refresh_bindings()
 
     def look_again(self) -> None:
-        """Show what the store has now: another process may have rated."""
+        """Show the ratings in the store: another process may have rated."""
         self.looked_at = time.monotonic()
         if self._chat.state.session and self._chat.phase != "closing":
             self._chat.start(self._look, group="look", exclusive=True)
@@ -85,7 +86,7 @@ class RateActions:
 
     async def _look(self) -> None:
         session = self._chat.state.session
-        with contextlib.suppress(Exception):  # nobody asked
+        with contextlib.suppress(Exception):  # the user did not ask for this
             self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
 
 

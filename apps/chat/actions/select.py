@@ -1,4 +1,4 @@
-"""Moving about in the conversation."""
+"""Selecting replies, and scrolling."""
 
 from functools import partial
 

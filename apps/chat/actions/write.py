@@ -1,4 +1,4 @@
-"""Replies in the app: to a message, to one in other words, once more, and the rest of a cut one."""
+"""Replies in the app: to a message, to an edited message, once more, and the rest of a cut reply."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,10 +19,10 @@ class WriteActions:
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
 
-    # What is asked for
+    # Requests
 
     def send(self, typed: str) -> None:
-        """Send a message, or an earlier one in other words."""
+        """Send a message, or an edited earlier one."""
         self._chat.start(partial(self._send, typed), group="write")
 
     async def _send(self, typed: str) -> None:
@@ -40,7 +40,7 @@ class WriteActions:
         await self._write(begin, reply, place, message, typed)
 
     def again(self, _: str = "") -> None:
-        """Another reply to the question of the chosen one, beside it."""
+        """Write another reply to the chosen reply's question, beside it."""
         self._chat.start(self._again, group="write")
 
     async def _again(self) -> None:
@@ -56,13 +56,13 @@ class WriteActions:
         await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
 
     def more(self, _: str = "") -> None:
-        """The rest of the chosen reply."""
+        """Write the rest of the chosen reply."""
         self._chat.start(self._more, group="write")
 
     async def _more(self) -> None:
         chat, reply = self._chat, self._chat.chosen()
         if reply is None or not reply.is_cut:
-            chat.status.flash("That reply came to its own end; /again writes another one")
+            chat.status.flash("That reply is complete; /again writes another one")
             return
 
         async def place() -> None:
@@ -87,7 +87,7 @@ class WriteActions:
         message: UserMessage | None = None,
         typed: str = "",
     ) -> None:
-        """Show a reply as it comes; `place` makes room for it once it is under way."""
+        """Show a reply as it comes; `place` makes room for it once it has started."""
         chat = self._chat
         if chat.phase != "idle":
             return
@@ -121,8 +121,8 @@ class WriteActions:
     async def _failed(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
-        """Lose nothing: keep the words that came; put a refused message into the input again, and show again
-        what made room for a reply that never came."""
+        """Lose nothing: keep the words that came, put a refused message back into the input, and show again
+        the messages that were removed to make room."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -155,7 +155,7 @@ class WriteActions:
                 await self._chat.show_error(error)
             self._rate.look_again()
 
-    # In other words
+    # Editing a question
 
     def edit_as_typed(self, argument: str) -> None:
         if self.edit() and argument:
@@ -163,7 +163,7 @@ class WriteActions:
             self.send(argument)
 
     def edit(self) -> bool:
-        """Take the question of the chosen reply into the input; False if there is none."""
+        """Put the chosen reply's question into the input; False if there is none."""
         chat = self._chat
         reply = chat.chosen()
         message = chat.transcript.question_of(reply) if reply else None
@@ -171,21 +171,21 @@ class WriteActions:
             (m for m in reversed(chat.transcript.messages) if isinstance(m, UserMessage)), None
         )
         if chat.phase != "idle" or message is None or message.message_id is None:
-            chat.status.flash("There is no question to put in other words yet")
+            chat.status.flash("There is no question to edit yet")
             return False
         chat.editing = message
         chat.prompt.begin_edit(message.text)
         return True
 
     def cancel_edit(self) -> None:
-        """Leave the message as it is."""
+        """Stop editing; the message stays as it is."""
         if self._chat.editing:
             self._chat.editing = None
             self._chat.prompt.end_edit()
             self._chat.app.refresh_bindings()
 
     def _take_edited(self) -> UserMessage | None:
-        """End the editing; the message that was edited, if it is still there."""
+        """Stop editing; return the edited message, if it is still shown."""
         edited = self._chat.editing
         self.cancel_edit()
         return edited if edited and edited.is_attached else None
@@ -199,7 +199,7 @@ class WriteActions:
         self.flip(-1)
 
     def flip(self, step: int) -> None:
-        """Show the next reply, or wording, in the place of the chosen one."""
+        """Show the next alternative of the chosen reply, or of its question."""
         self._chat.start(partial(self._flip, step), group="write")
 
     async def _flip(self, step: int) -> None:
@@ -224,7 +224,7 @@ class WriteActions:
     def _tell_place(self, turns: list[Turn], message: int) -> None:
         turn = next((turn for turn in turns if turn.id == message), None)
         if turn is None or turn.branches == 1:
-            self._chat.status.flash("There is only this one here; /again writes another one")
+            self._chat.status.flash("This is the only reply here; /again writes another one")
 
     def may(self, action: str) -> bool:
         """Would the action change the chosen reply?"""

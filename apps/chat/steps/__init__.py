@@ -1,1 +1,1 @@
-"""What slash commands do with the runtime, for the app and the plain mode alike (state.Step)."""
+"""What slash commands do with the runtime, for the app and plain mode (state.Step)."""

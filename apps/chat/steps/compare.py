@@ -1,4 +1,4 @@
-"""A comparison in words: both replies one after the other, then the choice."""
+"""A comparison in plain mode: both replies one after the other, then the choice."""
 
 from ruvmlx.runtime import Runtime
 
@@ -14,7 +14,7 @@ def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcom
 
 
 def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
-    """Write the next of the `sides` that are left: True is with what was learned."""
+    """Write the first of the remaining `sides`: True means with what was learned."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 

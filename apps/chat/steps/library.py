@@ -1,4 +1,4 @@
-"""Saved chats: listed, opened, begun, named, copied, deleted, written to files and read from them."""
+"""Commands for saved chats: list, open, start, rename, copy, delete, export, import."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
@@ -25,8 +25,8 @@ def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """A copy of the chat, up to the selected reply if there is one."""
-    said = "This is the copy; the other chat stays as it was"
+    """Copy the chat, up to the selected reply if there is one."""
+    said = "This is the copy; the original chat is unchanged"
     copied = runtime.store.chats.fork(state.session, state.selected)
     return Outcome(f"{said}.", flash=said, opens=copied)
 
@@ -35,8 +35,8 @@ def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     runtime.deleted_chats.soft_delete(state.session)
     state.deleted.append(state.session)
     return Outcome(
-        "Deleted. /restore brings it back, until you leave. This is a new chat.",
-        flash="Deleted · /restore brings it back, until you leave",
+        "Deleted. /restore brings it back until you quit. This is a new chat.",
+        flash="Deleted · /restore brings it back until you quit",
         seconds=10,
         opens=runtime.chats.new_chat(state.system),
     )
@@ -45,7 +45,7 @@ def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Bring back the chat that was deleted last."""
     if not state.deleted:
-        raise NotFound("nothing was deleted since you came")
+        raise NotFound("no chat was deleted since this start")
     runtime.deleted_chats.restore(state.deleted[-1])
     return _opened(runtime, state.deleted.pop())
 

@@ -1,4 +1,4 @@
-"""The model, its adapters, the system prompt."""
+"""Commands for the model, its adapters and the system prompt."""
 
 from ruvmlx.runtime import Runtime
 
@@ -7,7 +7,7 @@ from ..state import ChatState, Outcome, told
 
 
 def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument the model in use is told."""
+    """Without an argument, describe the model in use."""
     if not argument:
         return Outcome(models.in_use_line(runtime.model))
     return Outcome(model=models.find_model(argument, runtime.model))
@@ -18,7 +18,7 @@ def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument the adapter in use is told; "none" goes on without one."""
+    """Without an argument, describe the adapter in use; "none" uses the original model."""
     if argument:
         runtime.use_adapter(None if argument == models.NO_ADAPTER else argument)
     said = describe.adapter(runtime)
@@ -30,7 +30,7 @@ def list_adapters(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument the system prompt is told; "none" removes it."""
+    """Without an argument, show the system prompt; "none" removes it."""
     if argument:
         prompt = None if argument == "none" else argument
         runtime.chats.set_system(state.session, prompt)

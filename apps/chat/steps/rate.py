@@ -17,7 +17,7 @@ def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def _last_stored(runtime: Runtime, state: ChatState) -> str:
-    """The newest reply of the chat, which an earlier run wrote."""
+    """The chat's newest reply, from an earlier run."""
     replies = [turn.reply_id for turn in runtime.chats.turns(state.session) if turn.reply_id]
     if not replies:
         raise NotFound("there is no reply to rate yet")

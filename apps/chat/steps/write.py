@@ -1,4 +1,4 @@
-"""Replies: written again, gone on with, to a question in other words; the alternatives in a place; copies."""
+"""Commands for replies: write again, continue, edit the question, switch between alternatives, copy."""
 
 import threading
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import Any
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.host import BeginReply
+from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import sanitize
 
@@ -17,7 +18,7 @@ from ..state import ChatState, Outcome
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginReply:
-    """Streams the reply to a message. instead_of: id of the earlier message that these words replace."""
+    """Streams the reply to a message. instead_of: id of the earlier message that this one replaces."""
     session, options = state.session, state.options
     how: dict[str, Any] = {} if instead_of is None else {"instead_of": instead_of}
 
@@ -46,17 +47,17 @@ def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Only the rest is written: the reader knows what came before."""
+    """Write only the rest: the reader has seen what came before."""
     return Outcome(reply=write_more(state))
 
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument the question is shown."""
+    """Without an argument, show the question."""
     question = next((t for t in reversed(runtime.chats.turns(state.session)) if t.role == "user"), None)
     if question is None or question.id is None:
-        raise NotFound("there is no question to put in other words yet")
+        raise NotFound("there is no question to edit yet")
     if not argument:
-        return Outcome(f"Your question: {question.content}\nIn other words: /edit and the new text.")
+        return Outcome(f"Your question: {question.content}\nTo change it: /edit and the new text.")
     return Outcome(reply=say(state, argument, question.id))
 
 
@@ -75,7 +76,7 @@ def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
 
 
 def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Which of several replies in this place is shown."""
+    """Say which of several replies in this place is shown."""
     last = runtime.chats.turns(state.session)[-1]
     if last.branches == 1:
         return Outcome()
@@ -83,15 +84,15 @@ def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def spoken(turns: list[Turn]) -> list[str]:
-    """What was said, with the speakers' names."""
+    """The messages, with the speakers' names."""
     names = {"user": "You", "assistant": "Assistant"}
-    return [f"{names[turn.role]}: {turn.content}" for turn in turns if turn.role != "system"]
+    return [f"{names[turn.role]}: {split(turn.content).answer}" for turn in turns if turn.role != "system"]
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """The newest reply, or one of its code blocks, into the clipboard."""
+    """Copy the newest reply, or one of its code blocks."""
     turns = runtime.chats.turns(state.session)
-    reply = next((t.content for t in reversed(turns) if t.role == "assistant"), None)
+    reply = next((split(t.content).answer for t in reversed(turns) if t.role == "assistant"), None)
     if reply is None:
         raise NotFound("there is no reply to copy yet")
     blocks = code_blocks(sanitize(reply))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...platform.mx import mx
-from ...sampling import Sampling, check_sampling
+from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
 BLOCK = 64  # uniforms made at a time
 ROW = 256  # probabilities that are added up one after the other
@@ -21,16 +21,17 @@ STEEPEST = 3e38  # 1 / temperature, at most: a float32
 class MLXSampler:
     """Draws the tokens of one reply. logits [1, V] float32 -> token [1] uint32, not evaluated yet."""
 
-    def __init__(self, sampling: Sampling):
+    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
+        """numbers: one from 0 to BELOW_ONE for each token; those of the seed by default."""
         check_sampling(sampling)
         self.sampling = sampling
-        self._uniforms = _uniforms(sampling.seed)
+        self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))
 
     def __call__(self, logits: mx.array) -> mx.array:
         if self.sampling.temperature == 0:
             return mx.argmax(logits, axis=-1)
         ids, kept = candidates(logits, self.sampling)
-        at = _drawn(kept, self.sampling.temperature, next(self._uniforms))
+        at = drawn(kept, self.sampling.temperature, next(self._numbers))
         return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
 
 
@@ -38,23 +39,28 @@ def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, m
     """logits [1, V] -> (ids [1, n] in the order of the draw, or None for all ids in their order; their logits
     [1, n], -inf where an id may not be drawn). Equal logits keep the order of their ids where MLX's sort is
     stable."""
-    ids: mx.array | None = None
-    kept = logits
-    if sampling.top_p < 1 or sampling.top_k > 0:
+    ids, kept, k = None, logits, sampling.top_k
+    by_rank = filters_of(sampling, sorts=True)
+    if by_rank or k > 0:
         ids = mx.argsort(-logits, axis=-1)
         kept = mx.take_along_axis(logits, ids, axis=-1)
-    if sampling.top_p < 1:
-        p = mx.softmax(kept, axis=-1)
-        sums = _sums(p)
-        kept = mx.where(sums - p < sums[:, -1:] * sampling.top_p, kept, -mx.inf)
-    if sampling.min_p > 0:
-        least = kept.max(axis=-1, keepdims=True) + float(np.log(sampling.min_p))
-        kept = mx.where(kept >= least, kept, -mx.inf)
-    k = sampling.top_k
+    seen = Distribution(kept, mx, _softmax, _before)
+    for f, value in by_rank + filters_of(sampling, sorts=False):
+        kept = mx.where(f.keep(seen, value), kept, -mx.inf)
     return (ids[:, :k], kept[:, :k]) if k and ids is not None else (ids, kept)
 
 
-def _drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
+def _softmax(logits: mx.array) -> mx.array:
+    return mx.softmax(logits, axis=-1)
+
+
+def _before(p: mx.array) -> mx.array:
+    """[1, n] -> [1, n]: the sum of those before each, as a share of all."""
+    sums = _sums(p)
+    return (sums - p) / sums[:, -1:]
+
+
+def drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
     """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
@@ -79,8 +85,7 @@ def _sums(p: mx.array) -> mx.array:
     return (within + before).reshape(1, -1)[:, :n]
 
 
-def _uniforms(seed: int | None) -> Iterator[float]:
-    """The uniform numbers that the NumPy sampler draws from this seed, one for each token."""
-    rng = np.random.default_rng(seed)
+def uniforms(rng: np.random.Generator) -> Iterator[float]:
+    """The uniform numbers that the NumPy sampler draws from this generator, one for each token."""
     while True:
         yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from ...kv.cache import PagedCache, room_for
-from ...kv.policy import PAGE
 from ...models.model import ModelConfig
 from ...platform.mx import mx, nn
+from ...tiers import PAGE
 from .cpu_layers import Positions
 from .kernels import append, decode, gather, rope_append
 from .kernels.pages import GPUPageTable, SequencePages

@@ -4,9 +4,9 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
-and one draw from each arm's posterior decides. The updates are exact and of rank one; P is kept, not its
-inverse, so errors do not grow. To take a rating back, the arm is fitted again to the other ratings: the
-result is the same to the last bit.
+The arm with the best draw from its posterior is chosen. The updates are exact and of rank one; P is stored,
+not its inverse, so rounding errors do not grow. To take a rating back, the arm is fitted again to the other
+ratings: the result is bit for bit as if that rating had never been given.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ import numpy as np
 
 from ...errors import RuvmlxError
 
-NOISE = 0.5  # sigma: of thumbs up and down in equal parts
-BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations: of an arm's level, and per feature of a state
-DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior: the arm in use without a router does better
-MOST = 2.0  # a reward is quality (0 to 1) * max(0, 2 - latency_ratio)
+NOISE = 0.5  # sigma: the deviation of rewards 0 and 1 in equal parts
+BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations of an arm's bias and of each feature's weight
+DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior mean rewards: of the arm used without a router, of the others
+MOST = 2.0  # largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
 DRAWS = 2000
 
 
@@ -33,7 +33,7 @@ class Regression:
 
     @classmethod
     def prior(cls, dimensions: int, mean: float) -> "Regression":
-        """Features are [1, state]: `mean` is expected at every state."""
+        """The prior of an arm with features [1, state]: the expected reward is `mean` at every state."""
         diagonal = np.full(dimensions, WEIGHT_SD**-2)
         diagonal[0] = BIAS_SD**-2
         moment = np.zeros(dimensions)
@@ -71,8 +71,8 @@ class Regression:
 def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
     """Index of the best arm in each of n draws: [n].
 
-    beliefs: (mean, standard deviation) per arm. phi @ theta is normal when theta is, and arms share nothing:
-    drawing that number is drawing the weights (the tests do so, as the slow twin).
+    beliefs: (mean, standard deviation) of the reward per arm. Weights are normal, so rewards are, and arms
+    are independent: drawing rewards is the same as drawing weights, which the slow twin in the tests does.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)

@@ -2,23 +2,26 @@
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
-dW = scale * lora_a lora_b is the base's change of a matrix [in, out], dW* what it was at an anchor, the end
-of a task (Kirkpatrick et al. 2017). Both are products: (A Q, Q^-1 B) is the same change for any invertible Q,
-but a Fisher of A and B by element would tell the two apart. So F is that of dW. It is never formed:
+dW = scale * lora_a lora_b is the base's change of a matrix [in, out], dW* its value at an anchor, the end of
+a task (Kirkpatrick et al. 2017). (A Q, Q^-1 B) is the same change for any invertible Q, but a Fisher
+information of the elements of A and B would differ. So F is the diagonal Fisher information of dW. It is
+never formed:
 
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 
-G = sum_t x_t g_t^T is one liked reply's gradient of its mean log-probability. Input times output is K-FAC's
-factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018), each side on its
-diagonal; of all products, the one with both sums right is the nearest in I-divergence (Shazeer & Stern 2018).
-The mean is exponential over examples. With P = [A | -A*] and Q = [B; B*], scales within,
+G = sum_t x_t g_t^T is one liked reply's gradient of its mean log-probability. A product of an input and an
+output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
+here with diagonal sides; of all such products, the one with the right row and column sums is the nearest in
+I-divergence (Shazeer & Stern 2018). The mean is exponential over examples. With P = [A | -A*] and
+Q = [B; B*], scales included,
 
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 
-which costs the square of the ranks for each input and output. Twin: tests/sona/test_ewc.py, in full matrices.
+at a cost of rank^2 per input and output. Twin: tests/sona/test_ewc.py, with full matrices.
 
-Measured by tests/sona/ewc_sweep.py --seeds 1 --steps 8: the starter model after a second task whose style
-contradicts the first's, nats. Before it, nll of the two was 3.228 and 3.710, KL on plain text 0.129.
+Measured by tests/sona/ewc_sweep.py --seeds 1 --steps 8: nll of two tasks and KL on plain text, in nats, for
+the starter model after it has learned a second task whose style contradicts the first. Before the second
+task, nll was 3.228 and 3.710, KL 0.129.
 
               without replay            with replay
     strength  first  second   KL        first  second   KL
@@ -27,9 +30,9 @@ contradicts the first's, nats. Before it, nll of the two was 3.228 and 3.710, KL
     1e5       3.364   2.985  0.239      3.195   3.058  0.163
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
-It works, but replay alone keeps more of the first task and costs less of the second; with replay, the penalty
-costs more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with another,
-and slightly different texts, no figure but the KL differed by more than 0.04.
+EWC works, but replay alone keeps more of the first task and loses less of the second; with replay, the
+penalty loses more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with
+another, and slightly different texts, no figure but the KL differed by more than 0.04.
 """
 
 import io
@@ -46,21 +49,21 @@ from ...lora.base_lora import BaseLoRA, Pair, Place, Squares
 from ...pausing import Pause
 from ..adapter_history import AdapterHistory
 
-DECAY = 0.999  # of the Fisher's mean, per example
-FADE = 0.95  # of the earlier of two merged anchors: gamma of online EWC
-TASKS = 10  # anchors at most
+DECAY = 0.999  # of the Fisher information's exponential mean, per example
+FADE = 0.95  # weight of the earlier of two merged anchors: gamma of online EWC
+TASKS = 10  # most anchors
 
 
 @dataclass
 class Fisher:
-    """squares: exponential sums of (rows [in], columns [out]); mass: the same sum of ones."""
+    """An estimate of F. squares: exponential sums of (rows [in], columns [out]); mass: the sum of weights."""
 
     squares: dict[Place, Squares]
     mass: float = 0.0
     examples: int = 0
 
     def add(self, example: Mapping[Place, Squares]) -> None:
-        """One reply's squared gradient."""
+        """Add one reply's squared gradient."""
         for place, new in example.items():
             known = self.squares.setdefault(place, (np.zeros_like(new[0]), np.zeros_like(new[1])))
             for total, more in zip(known, new, strict=True):
@@ -70,16 +73,16 @@ class Fisher:
 
     @property
     def finite(self) -> bool:
-        """No NaN or Inf."""
+        """Is it free of NaN and Inf?"""
         return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
 
     def mean(self, place: Place) -> Squares:
-        """(rows, columns) of the examples so far; there must be one."""
+        """Mean (rows [in], columns [out]) of the examples so far, at least one."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
     def then(self, later: "Fisher") -> "Fisher":
-        """Two tasks as one (online EWC, Schwarz et al. 2018): F = FADE * earlier + later."""
+        """The estimate of two tasks together (online EWC, Schwarz et al. 2018): FADE * earlier + later."""
         out: dict[Place, Squares] = {}
         for place in self.squares.keys() | later.squares.keys():
             parts = [
@@ -102,7 +105,7 @@ class Fisher:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Fisher":
-        """Read back; CorruptFile if damaged."""
+        """A stored estimate; CorruptFile if damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
@@ -119,9 +122,9 @@ class Fisher:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The end of a task: the base LoRA, and how much the task depends on each part of it.
+    """The base LoRA at the end of a task, and the importance of its weights for that task.
 
-    A matrix that the base does not change has dW* = 0.
+    dW* = 0 for a matrix that the base does not change.
     """
 
     base: BaseLoRA
@@ -137,16 +140,16 @@ class EWC:
         self._history = history
 
     def ids(self) -> list[int]:
-        """Of the anchors on the way to the version in use, the oldest first."""
+        """Ids of the anchors on the path to the version in use, the oldest first."""
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """These anchors."""
+        """The anchors with these ids."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
     def last_version(self) -> int:
-        """The version at which the newest one was made; 0: there is none."""
+        """The version at which the newest anchor was made; 0: there is none."""
         rows = self._history.deep.anchors()
         return rows[-1].version if rows else 0
 
@@ -154,7 +157,7 @@ class EWC:
         return Fisher({})
 
     def read_importance(self, data: bytes) -> Fisher:
-        """Read back; CorruptFile if damaged."""
+        """A stored estimate; CorruptFile if damaged."""
         return Fisher.from_bytes(data)
 
     def end_run(
@@ -165,9 +168,9 @@ class EWC:
         report: dict[str, Any],
         pruned: dict[str, str],
     ) -> bool:
-        """Write a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
+        """Store a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
 
-        False, and nothing is written, if another base is in use than the one that was measured.
+        False, and nothing is written, if the base in use is not `base`, the measured one.
         """
         data = importance.to_bytes() if importance is not None else None
         return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merged)
@@ -175,12 +178,12 @@ class EWC:
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """`penalty` below."""
+        """Penalty on the base's distance to the anchors, and its gradient (see `penalty` below)."""
         return penalty(base, anchors, strength, pause)
 
 
 def merged(earlier: bytes, later: bytes) -> bytes:
-    """Two stored Fishers as one."""
+    """Merge two stored estimates, as in `Fisher.then`."""
     return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()
 
 
@@ -190,9 +193,10 @@ def penalty(
     strength: float,
     pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """The penalty and its gradient by the base's factors. Matrices without a Fisher, as the head, have none.
+    """The penalty and its gradient with respect to the base's lora_a and lora_b.
 
-    The gradient by dW is strength * F (dW - dW*), and goes on to the factors by the chain rule.
+    The gradient by dW is strength * F (dW - dW*); the chain rule gives the rest. Matrices without an estimate
+    of F, such as the head, are not penalised.
     """
     total, grads = 0.0, dict[Place, Pair]()
     for anchor in anchors:
@@ -207,7 +211,7 @@ def penalty(
 
 
 def _of_place(base: BaseLoRA, anchor: Anchor, place: Place, strength: float) -> tuple[float, Pair]:
-    """In float64: near the anchor the two halves of P and Q all but cancel."""
+    """Penalty and gradient of one matrix. In float64: near the anchor, the halves of P Q almost cancel."""
     rows, columns = (x.astype(np.float64) for x in anchor.fisher.mean(place))
     weight = strength / rows.sum() if rows.sum() > 0 else 0.0
     a, b = (x.astype(np.float64) for x in base.pairs[place])

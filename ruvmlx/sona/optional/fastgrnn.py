@@ -1,13 +1,14 @@
 """FastGRNN: a small recurrent cell over the turns of a conversation (Kusupati et al. 2018, NeurIPS).
 
-    s = x W + h U                              W and U are shared by gate and candidate
-    z = sigmoid(s + [x, h] G + b_z)            G: a low-rank change of the gate; not in the paper's cell
-    k = tanh(s + b_h)
+    s = x W + h U                              W and U serve both gate and candidate
+    z = sigmoid(s + [x, h] G + b_z)            gate; G, a low-rank update of it, is not in the paper
+    k = tanh(s + b_h)                          candidate
     h <- (zeta (1 - z) + nu) * k + z * h       zeta = sigmoid(zeta0), nu = sigmoid(nu0)
 
-The cell is drawn once from a fixed seed and never changes; what is learned are low-rank updates of U and G
-(router_lora.py). The gradient of every parameter is here, by backpropagation through time, in float64: a
-conversation is a few turns, a state two dozen numbers. `step` is the slow twin, one turn of one conversation.
+x is one turn, h the state. The cell's weights are drawn from a fixed seed and never change; training changes
+only low-rank updates of U and G (router_lora.py). `backward` computes the gradients of all parameters by
+backpropagation through time, in float64, because a conversation has few turns and a state 24 numbers.
+`step` is the slow twin of `forward`: one turn of one conversation.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -16,14 +17,14 @@ from functools import cache
 import numpy as np
 
 HIDDEN = 24
-ZETA0, NU0 = 1.0, -4.0  # the paper's
-GATE_BIAS = -1.0  # a fourth of the state is kept per turn, so that the newest turn says most
+ZETA0, NU0 = 1.0, -4.0  # as in the paper
+GATE_BIAS = -1.0  # z is about 1/4, so the newest turn weighs most
 
 
 @dataclass(frozen=True)
 class FastGRNNCell:
-    """w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (G by its two halves), bias_z, bias_h [H]; zeta0,
-    nu0: arrays of shape [], before the sigmoid. All float64."""
+    """Parameters, float64: w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (the two halves of G), bias_z
+    [H], bias_h [H], zeta0 [], nu0 []."""
 
     w: np.ndarray
     u: np.ndarray
@@ -41,7 +42,7 @@ class FastGRNNCell:
 
 @dataclass(frozen=True)
 class Tape:
-    """What the way back needs, a list item per turn: inputs, states before, gates, candidates, masks."""
+    """Values for `backward`, one list item per turn: inputs, previous states, gates, candidates, masks."""
 
     x: list[np.ndarray]
     before: list[np.ndarray]
@@ -52,7 +53,8 @@ class Tape:
 
 @cache
 def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
-    """The same on every machine. U is orthogonal times 0.9: a state neither dies nor grows by it."""
+    """A cell with random weights, the same on every machine. U is 0.9 * orthogonal, so that states neither
+    vanish nor explode."""
     rng = np.random.Generator(np.random.PCG64(seed))
     w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
     u, _ = np.linalg.qr(rng.standard_normal((hidden, hidden)))
@@ -64,7 +66,7 @@ def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), by tanh: no overflow at either end."""
+    """1 / (1 + exp(-x)), computed with tanh, which does not overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
@@ -77,8 +79,7 @@ def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def padded(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Conversations [T_n, I] of several lengths as one array [N, T, I], and its mask [N, T]: the last turns
-    stand together at the end, what is missing before them is masked."""
+    """Conversations [T_n, I], padded at the front to one array [N, T, I], and its mask [N, T]; 0: padding."""
     longest = max((len(t) for t in turns), default=0)
     x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))
     for row, t in enumerate(turns):
@@ -88,7 +89,7 @@ def padded(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray
 
 
 def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
-    """States after the last turn: x [N, T, I], mask [N, T] -> [N, H]. Masked turns leave a state as it is."""
+    """States after the last turn: x [N, T, I], mask [N, T] -> [N, H]. A turn with mask 0 keeps the state."""
     h = np.zeros((len(x), cell.hidden))
     tape = Tape([], [], [], [], [])
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
@@ -104,7 +105,7 @@ def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.nda
 
 
 def backward(cell: FastGRNNCell, tape: Tape, grad: np.ndarray) -> FastGRNNCell:
-    """Gradient of a scalar by every parameter, from the one by the last states, grad [N, H]."""
+    """Gradient of a scalar by every parameter. grad [N, H]: its gradient by the last states."""
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}
     for x, h, z, k, m in zip(*(reversed(getattr(tape, f.name)) for f in fields(tape)), strict=True):

@@ -1,7 +1,7 @@
 """The KL guard: after each reply, re-measure KL and scale the layer LoRA down if it is over the cap.
 
-A rating keeps to its caps by an estimate (layer_update.py). Here the reference text is read under the layer
-LoRA itself.
+At a rating, KL below the head is only estimated (layer_update.py). The guard measures it: it reads the
+reference text under the layer LoRA.
 """
 
 from contextlib import suppress
@@ -13,14 +13,14 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-LOOKS = 3  # measurements while the layer LoRA is over its share of a cap
-SLACK = 1.05  # times that share, before it is scaled down
+LOOKS = 3  # most measurements per call; after the last the layer LoRA is scaled to 0
+SLACK = 1.05  # the layer LoRA may use this many times its limit before it is scaled down
 
 
 def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
-    """Measure KL under a layer LoRA that has changed; while it is over the cap, scale it down further.
+    """Measure KL under a layer LoRA that has changed, and scale it down until it is within its limit.
 
-    Each scaling is a version that no rating made. `pause` may raise to leave.
+    Each scaling is stored as a version without a rating. `pause` may raise to stop.
     """
     for refusals in range(LOOKS):
         layer_lora = active.layer_lora
@@ -37,11 +37,11 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
 
 
 def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:
-    """Commit a smaller layer LoRA, and a head that is within the caps beside it."""
+    """Commit a smaller layer LoRA, and a MicroLoRA that keeps both within the caps."""
     state, probe = active.state, active.probe
     micro = instant.recapped(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
-    with suppress(HeadMoved):  # another process was quicker; its version is measured next time
+    with suppress(HeadMoved):  # another process committed first; its version is measured next
         active.history.adjust(state.version, packed(micro, layer_lora), kl, micro.norm)
     active.catch_up()
     active.install()

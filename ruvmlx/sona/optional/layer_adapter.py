@@ -1,4 +1,4 @@
-"""The learner's part for layers below the head: which are changed, their gradients, their measured KL."""
+"""The optional part for layers below the head: their targets, gradients, updates and measured KL."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,14 @@ from .layer_gradients import LayerGradients
 
 @dataclass(frozen=True)
 class ProbedLayers:
-    """The KL probe under a base with this layer LoRA, whose curvature is the measured one."""
+    """A layer LoRA with its measured curvature, and the KL probe under base and layer LoRA."""
 
     layer_lora: LayerLoRA
     probe: KLProbe
 
 
 class LayerAdapter:
-    """Builds and measures nothing unless ratings change more than the head."""
+    """Implements LayerPart and LayerInstaller. Does nothing unless ratings change more than the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape.n_layers)
@@ -52,20 +52,20 @@ class LayerAdapter:
 
     @property
     def probe(self) -> KLProbe | None:
-        """The KL probe under base and layer LoRA as it was measured last."""
+        """The last measured KL probe under base and layer LoRA; None: not measured."""
         return self.measured.probe if self.measured else None
 
     def forget_probe(self) -> None:
         self.measured = None
 
     def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Both as one LoRA; the same object for the same two, because KV caches belong to it."""
+        """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
         if self._combined[0] is not base or self._combined[1] is not layer_lora:
             self._combined = base, layer_lora, joined(base, layer_lora)
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """The same, without forgetting the one in use."""
+        """Like `combined`, but the combination in use stays cached."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else joined(base, layer_lora)
 
@@ -76,7 +76,7 @@ class LayerAdapter:
     # -- before a rating -----------------------------------------------------------------------------
 
     def prepare(self, state: LearnerState) -> None:
-        """Compute what the next rating would have to compute first."""
+        """Fill the caches that the next rating would otherwise wait for."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
             self._unasked = layer_lora, layer_update.unasked(layer_lora, self.targets)
@@ -117,7 +117,7 @@ class LayerAdapter:
         return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
     def extended(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
-        """The state's layer LoRA, with the target places that no rating has changed yet."""
+        """The state's layer LoRA, extended by the target places that no rating has changed yet."""
         layers = state.layer_lora
         missing = [p for p in self.targets.places if layers is None or p not in layers.places]
         if not missing:
@@ -130,7 +130,7 @@ class LayerAdapter:
     # -- a rating ------------------------------------------------------------------------------------
 
     def limit(self, base: KLProbe) -> layer_update.LayerLimit:
-        """base: the KL probe under the base alone."""
+        """KL and rise that the layer LoRA may add. base: the KL probe under the base alone."""
         return layer_update.LayerLimit.beside(base, self.targets)
 
     def updated(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
@@ -149,7 +149,7 @@ class LayerAdapter:
     def without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """The layer LoRA less the effect of the rating that led from `before` to `after`."""
+        """The layer LoRA without the effect of the rating that led from `before` to `after`."""
         layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
         if layers is None or new is None:
             return layers
@@ -158,14 +158,14 @@ class LayerAdapter:
     # -- the KL guard --------------------------------------------------------------------------------
 
     def knows(self, layer_lora: LayerLoRA) -> bool:
-        """Was the KL measured under these weights last, or do they change nothing?"""
+        """Is the last measurement of these weights, or do they change nothing?"""
         known = self.measured is not None and self.measured.layer_lora.lora_b is layer_lora.lora_b
         return known or not layer_lora.moves
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
-        """Remember the KL probe under the layer LoRA.
+        """Keep the KL probe `under`, measured with the layer LoRA. base: the probe under the base alone.
 
-        Returns the layer LoRA with its measured curvature, and the multiple of its limit that it uses.
+        Returns the layer LoRA with its measured curvature, and its KL as a multiple of its limit.
         """
         limit = self.limit(base)
         known = layer_update.recalibrated(layer_lora, base, under, limit)
@@ -173,7 +173,7 @@ class LayerAdapter:
         return known, layer_update.estimated(known) / limit.kl
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Estimated KL beyond the layer LoRA that was measured last, nats per token."""
+        """Estimated KL that it adds to the layer LoRA measured last, nats per token."""
         measured = self.measured.layer_lora if self.measured else None
         return layer_update.estimated(layer_lora) - layer_update.estimated(measured)
 

@@ -1,6 +1,6 @@
-"""Gradients of replies by a LayerLoRA, and its calibration.
+"""Gradients of replies with respect to a LayerLoRA, and the calibration of a LayerLoRA.
 
-Each reply's gradient is taken while the user reads it; the calibration is done once per model. Both need the
+Each reply's gradient is computed while the user reads it; the calibration runs once per model. Both need the
 training graph (training/trainer.py), which is built on first use.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-LEAST = 0.1  # floor of an output's Fisher information, as a share of its place's mean
+LEAST = 0.1  # floor of an output's Fisher information, as a share of its matrix's mean
 
 
 class LayerGradients:
-    """Reads replies and the reference text for a LayerLoRA. Lives in the backend's thread."""
+    """Gradients by a LayerLoRA, of replies and of the reference text. Lives in the backend's thread."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # of a stopped calibration, by text
+        self._done: dict[Any, Any] = {}  # results by text of an unfinished calibration
 
     def close(self) -> None:
         """Free the training graph."""
@@ -46,7 +46,7 @@ class LayerGradients:
         self._trainer = None
 
     def _graph(self, pause: Pause | None = None) -> "Trainer":
-        from ...training.trainer import Trainer  # it starts MLX
+        from ...training.trainer import Trainer  # this import starts MLX
 
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._backend, pause=pause or (lambda: None))
@@ -60,10 +60,10 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Gradient of a reply under base, layer LoRA and micro: forward and backward, some 10 ms a token."""
+        """Gradient of a reply under base, layer LoRA and micro: some 10 ms per token."""
         from ...training.slices import TrainingText
 
-        trainer, text = self._graph(pause), TrainingText.cut(reply.prompt_ids, reply.sampled_ids)
+        trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
         trainer.set_head(base, micro)
         change = joined(base, layer_lora, empty=True)
         assert change is not None
@@ -73,16 +73,18 @@ class LayerGradients:
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
         """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
-        tokens, at, total = np.asarray(reply.sampled_ids, np.int32), 0, 0.0
+        tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
         with under(self._backend, base):
-            states = self._backend.hidden_states(reply.prompt_ids + reply.sampled_ids[:-1], pause)
-            for part, logits in adapted_logits(None, states[len(reply.prompt_ids) - 1 :], self._backend.head):
+            states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
+            for part, logits in adapted_logits(
+                None, states[len(reply.context_ids) - 1 :], self._backend.head
+            ):
                 total += float(kernels.logprobs(logits, tokens[at : at + len(part)]).sum())
                 at += len(part)
         return total
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
-        """A layer LoRA of these places that changes nothing yet; measured once per model, then stored."""
+        """A calibrated layer LoRA of these places with lora_b = 0; measured once per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)
@@ -95,7 +97,7 @@ class LayerGradients:
         return known
 
     def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
-        """Text by text; if `pause` raises, the next call continues after the last text."""
+        """Calibrate lora_a and the Fisher information; if `pause` raises, the next call continues."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
@@ -119,7 +121,7 @@ class LayerGradients:
     def _means(
         self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix at the predicted tokens of all texts."""
+        """Mean input [in] of each matrix over the predicted tokens of all texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.said for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
@@ -142,10 +144,10 @@ class LayerGradients:
 
 
 def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
-    """lora_a [in] from the mean inputs [in]: on average, x . lora_a is 1 in answers and 0 in prose."""
+    """lora_a [in] from mean inputs [in], such that x . lora_a is on average 1 in answers and 0 in prose."""
     answers, prose = answers.astype(np.float64), prose.astype(np.float64)
     apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
-    if apart @ apart < 1e-4 * (answers @ answers):  # the two hardly differ here
+    if apart @ apart < 1e-4 * (answers @ answers):  # answers and prose hardly differ in this matrix
         apart = answers
     return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
 
@@ -157,7 +159,7 @@ def _width(model: Model, place: Place) -> int:
 
 
 def _known(data: bytes, model: Model) -> LayerLoRA | None:
-    """None if damaged: it can be measured again."""
+    """A stored calibration; None if damaged: the caller measures again."""
     try:
         return unpacked_layers(data, model.config)
     except RuvmlxError:

@@ -1,19 +1,19 @@
-"""The instant loop below the output head: all ratings set lora_b of a LayerLoRA, as they set the head's.
+"""The instant loop below the output head: lora_b of a LayerLoRA, computed from all ratings like the head's.
 
-For the reply i of n_i tokens with weight w_i and gradient g_i of its log-probability by lora_b,
+For reply i of n_i tokens with weight w_i and gradient g_i of its log-probability with respect to lora_b,
 
     G = sum w_i g_i      S = sum (w_i g_i)^2      N = sum |w_i| n_i
 
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
-F is the Fisher information of the untouched model's answers per token, so G / F is a natural gradient;
-ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix, 1 - NOISE sum
-S / sum G^2: what is in one reply alone is mostly its topic.
+F is the Fisher information per token of the untouched model's answers, so G / F is a natural gradient.
+Earlier ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix,
+max(0, 1 - NOISE sum S / sum G^2): changes that only one reply asks for are mostly its topic.
 
-Two caps. At once: KL is about curvature * 1/2 sum F lora_b^2; gain keeps that within the layer LoRA's share
-of the KL cap, and within one rating's share of it. While the user reads: KL and perplexity are measured under
-the layer LoRA, the curvature follows from them, and the layer LoRA is scaled down if it is over the cap
-(kl_guard.py).
+KL is capped twice. At the rating it is estimated as curvature * 1/2 sum F lora_b^2; gain keeps the estimate
+within the layer LoRA's share of the KL cap, and its rise within one rating's share. While the user reads, KL
+and perplexity are measured under the layer LoRA, which gives the curvature, and the layer LoRA is scaled down
+if it is over its limit (kl_guard.py).
 """
 
 import math
@@ -30,24 +30,24 @@ from ..trace import LayerGradient
 
 STEP = 1.0
 TOKENS = 300.0  # weight of the prior, in tokens of replies
-AGREE = 12.0  # ratings that agree, for half of a step
+AGREE = 12.0  # after so many ratings that agree, half of a step is taken
 NOISE = 0.5
-BESIDE_HEAD, ALONE = 0.5, 0.9  # share of the caps that the base leaves
-CAREFUL = 0.8  # share of its limit, while KL is only estimated
-HOPELESS = 1e12  # curvature if KL is not finite: scales lora_b to about 0
-TINY = 1e-7  # nats: no curvature is measured below
+BESIDE_HEAD, ALONE = 0.5, 0.9  # limit as a share of the caps less the base's part, with and without the head
+CAREFUL = 0.8  # share of the limit that may be used while KL is only estimated
+HOPELESS = 1e12  # curvature if KL is not finite: it scales lora_b to about 0
+TINY = 1e-7  # nats: below this energy the curvature is not measured
 
 
 @dataclass(frozen=True)
 class LayerLimit:
-    """What the layer LoRA may add: kl in answers, nats per token; rise of the prose's nll, nats per token."""
+    """Limits of the layer LoRA: added kl in answers, added rise of the prose's nll; nats per token."""
 
     kl: float
     rise: float
 
     @classmethod
     def beside(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
-        """probe: the KL probe under the base alone."""
+        """The limit beside a base. probe: the KL probe under the base alone."""
         share = BESIDE_HEAD if targets.head else ALONE
         return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
@@ -63,8 +63,8 @@ def update(
 ) -> LayerLoRA:
     """The layer LoRA after a rating.
 
-    kept: what is left of the older ratings. unasked: `unasked` of the layer LoRA, if it is known already.
-    NotFinite if anything is not finite.
+    kept: factor of the older evidence. unasked_b: `unasked` of the layer LoRA, if it is known already.
+    NotFinite if the weight, the gradient or the KL is not finite.
     """
     if weight == 0:
         return layer_lora
@@ -77,7 +77,7 @@ def update(
         step *= step
         evidence[1] += step
     if not evidence[1].max() < LARGEST**2:  # false for NaN; if the squares are finite, so is the rest
-        raise NotFinite("a gradient is NaN, infinite or beyond all measure")
+        raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated(layer_lora) + PER_RATING)
     return limited(_moved(layer_lora, evidence, tokens, targets, unasked_b), most)
@@ -86,7 +86,7 @@ def update(
 def without(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
-    """The layer LoRA less the effect of one past rating, from `before` to `after`."""
+    """The layer LoRA without the effect of one past rating, from `before` to `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
         return layer_lora  # other places: that update stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
@@ -102,7 +102,7 @@ def _moved(
     targets: Targets,
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
-    """Before any cap: gain is 1."""
+    """The layer LoRA of this evidence before any cap, at a gain of 1."""
     new = layer_lora.changed(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = pushed(new, targets)
     lora_b += unasked(layer_lora, targets) if unasked_b is None else unasked_b
@@ -110,14 +110,14 @@ def _moved(
 
 
 def unasked(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """lora_b [n] beyond theta, at a gain of 1, as after a consolidation: ratings leave it as it is."""
+    """lora_b [n] - theta at a gain of 1: the remainder of a consolidation, which ratings do not change."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - pushed(layer_lora, targets)
 
 
 def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
-    """Scaled down until its estimated KL is at most `kl`."""
+    """The layer LoRA, scaled down if its estimated KL is over `kl`."""
     now = estimated(layer_lora)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
@@ -125,7 +125,7 @@ def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
 
 
 def pushed(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """theta [n] of the evidence; 0 outside of the targets."""
+    """theta [n] of the layer LoRA's evidence; 0 outside the targets."""
     g, s = layer_lora.evidence
     square = g * g
     signal, noise = (np.add.reduceat(x, layer_lora.starts) for x in (square, s))
@@ -153,7 +153,7 @@ def chosen(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.nd
 
 
 def estimated(layer_lora: LayerLoRA | None) -> float:
-    """KL to the base, nats per token."""
+    """Estimated KL to the base, nats per token."""
     if layer_lora is None:
         return 0.0
     return layer_lora.curvature * layer_lora.energy
@@ -162,8 +162,8 @@ def estimated(layer_lora: LayerLoRA | None) -> float:
 def recalibrated(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
     """The layer LoRA with its measured curvature.
 
-    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll counts as if it
-    were KL, in proportion to what is allowed: it grows with lora_b, KL with the square of lora_b.
+    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll counts as KL,
+    squared because it is linear in lora_b where KL is quadratic: the fuller of the two limits decides.
     """
     flat = layer_lora.energy
     if flat < TINY:

@@ -1,15 +1,15 @@
-"""The router: chooses how each reply is generated, by ratings and latency of earlier ones.
+"""The router: chooses how each reply is generated, from the ratings and latencies of earlier replies.
 
 Its arms need no other model: the learned adapter or the untouched model, with or without liked replies as
 examples, if the user allows examples. A FastGRNN (fastgrnn.py) reads the newest turns of the conversation;
-one Bayesian regression per arm predicts the reward (bandit.py); one draw decides.
+one Bayesian regression per arm predicts the reward (bandit.py); the arm with the best draw is chosen.
 
     reward = quality * max(0, 2 - latency_ratio)        (signal.py)
 
-Its state is a function of the ratings in force and of the trained cell alone: after a changed rating, an
-undo, a restart or another process's rating it is, bit for bit, what those ratings make of it. The newest
-WINDOW of them count, because the adapter, which is an arm, keeps changing. The precision of the KV cache is
-no arm: that is measured, not rated (tier_choice.py).
+The state is a pure function of the ratings in force and the trained cell, so it is the same to the bit after
+an undo, a restart or another process's rating. Only the newest WINDOW ratings count, because the adapter,
+which is part of an arm, keeps changing. The precision of the KV cache is not an arm: it is chosen by
+measurements (tier_choice.py).
 """
 
 import threading
@@ -31,17 +31,17 @@ from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
 WINDOW = 512  # rated choices that count
-TURNS = 8  # newest turns of a conversation that are read
+TURNS = 8  # the cell reads the newest turns of a conversation, at most so many
 TOPIC = 32  # dimensions of a question's vector after projection
 INPUTS = TOPIC + 2
 MINIMUM = 64  # rated choices before the cell is trained; a fourth of them is held out
-_LENGTH = 4.0  # of a question's vector, so that the gates' inputs have deviations near 0.7
-_RECENT = 64  # conversations by which arms are compared in a report
+_LENGTH = 4.0  # norm of a question's vector: gives the gates' inputs a standard deviation near 0.7
+_RECENT = 64  # newest conversations over which a report averages
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """A choice for one reply. probability: of choosing it. best: every arm's probability of being best."""
+    """A choice for one reply. probability: of this arm. best: each arm's probability of being best."""
 
     arm: str
     probability: float
@@ -58,7 +58,7 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """The same choice if there is no liked reply for an example: it stands for both arms."""
+        """The choice when no liked reply is found: arms with and without examples are the same then."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -72,8 +72,8 @@ class Route:
 
 @dataclass(frozen=True)
 class ArmStatus:
-    """chosen, rated: replies. mean_reward: None without ratings. best: probability of being the best arm,
-    on average over the newest conversations."""
+    """chosen, rated: numbers of replies. mean_reward: None without ratings. best: probability of being the
+    best arm, averaged over the newest conversations."""
 
     arm: str
     chosen: int
@@ -84,7 +84,7 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class RouterStatus:
-    """default: the arm that is used when the router is off. training: report of the newest one, if any."""
+    """default: the arm used without a router. training: report of the newest training, if there is one."""
 
     arms: list[ArmStatus]
     default: str
@@ -96,14 +96,14 @@ class RouterStatus:
 
 
 def offered(examples: bool) -> tuple[str, ...]:
-    """Arms to choose from; the first is the one in use without a router."""
+    """Arms to choose from; the first is the one used without a router."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
 
 def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
-    """A conversation as the cell reads it: [T, INPUTS] float32, the newest TURNS turns.
+    """The cell's input for a conversation: [T, INPUTS] float32, the newest TURNS turns.
 
-    vector_of: a question's whitened vector, or None if it is not known: then the topic is zero.
+    vector_of: a question's whitened vector; None, if it is not known, gives a topic of zeros.
     """
     said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
     rows = np.zeros((len(said), INPUTS), np.float32)
@@ -118,19 +118,19 @@ def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray 
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """[width, TOPIC] of signs, the same on every machine: lengths survive on average."""
+    """A random projection [width, TOPIC] of signs, the same on every machine; it keeps mean squared norms."""
     signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 
 
 class Router:
-    """The choices of one adapter on one model. Needs the store alone, no weights."""
+    """The router of one adapter on one model. Needs only the store, no weights."""
 
     def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
         """examples: the user allows examples."""
         self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered(examples)
-        self._known: Any = None  # what the arms reflect
+        self._known: Any = None  # versions of the store's data that the arms reflect
         self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
         self._arms = self._priors()
 
@@ -139,7 +139,7 @@ class Router:
         return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
 
     def sync(self) -> None:
-        """Fit the arms to the ratings in force, if these may have changed: milliseconds at most."""
+        """Fit the arms to the ratings in force, if these may have changed. Takes milliseconds at most."""
         state, _ = self._store.routes.cell(*self._mine)
         known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
@@ -150,7 +150,7 @@ class Router:
         self._known = known
 
     def _rated(self) -> list[RatedRoute]:
-        """The newest rated choices whose format is still known."""
+        """The newest rated choices in today's format."""
         return [
             row
             for row in self._store.routes.rated(*self._mine, WINDOW)
@@ -158,7 +158,7 @@ class Router:
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
-        """The choices with their rewards, by all ratings in force."""
+        """The choices with their rewards, computed from all ratings in force."""
         labels = [signal.INDEX[rating] for _, rating in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
@@ -171,9 +171,9 @@ class Router:
     def choose(
         self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
     ) -> Route:
-        """One of the arms (None: all that are offered) for a conversation [T, INPUTS].
+        """Choose among `arms` (None: all offered) for a conversation [T, INPUTS].
 
-        The same seed, conversation and ratings: the same arm.
+        Deterministic for a seed, a conversation and the ratings.
         """
         self.sync()
         arms = arms or self.offered
@@ -215,13 +215,13 @@ class Router:
             "ratings": len(evidence),
             "error_before": float(before.mean()),
             "error_after": float(after.mean()),
-            "reason": "foretells held-out ratings better" if better else "no better on held-out ratings",
+            "reason": "predicts held-out ratings better" if better else "no better on held-out ratings",
         }
         state, _ = self._store.routes.cell(*self._mine)
         self._store.routes.put_cell(*self._mine, new.to_bytes() if better else state, report)
         return report
 
-    # -- what it knows -----------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------
 
     def status(self) -> RouterStatus:
         self.sync()
@@ -239,7 +239,7 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """The reward by the user's other ratings; the rating itself is left out."""
+    """The reward of a rating, ranked among the user's other ratings."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

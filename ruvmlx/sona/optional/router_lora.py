@@ -1,26 +1,27 @@
-"""The router's low-rank updates of a fixed FastGRNN cell.
+"""The router's trained weights: low-rank updates of a fixed FastGRNN cell (Hu et al. 2021).
 
-    U + A_s B_s             rank 8: how the state is carried from turn to turn
-    G = A_g B_g             rank 2: when it is kept
-    h + h A_k B_k           rank 4, one per arm: what of the state this arm looks at; phi_k = [1, that]
+    U + A_s B_s                        rank 8: the recurrence from turn to turn
+    G = A_g B_g                        rank 2: the gate
+    phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features of the state h
 
-B starts at zero, so a new router reads conversations with the cell as it was drawn. (Hu et al. 2021.) Trained
-is what the bandit would have learned from the features, its weights always at their optimum:
+B starts at zero, so a new router uses the untrained cell. The loss is the error of the bandit's regressions
+on these features, with their weights v at the optimum:
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
-divided by the number of ratings. There its gradient by the features is that with v held fixed.
+divided by the number of ratings. At the optimum, its gradient by the features is the one with v held fixed.
 
-A few steps, for ratings are few. Simulated users who hold to their taste four times in five, 16 of each kind,
-squared error on held-out ratings before and after 10 steps, and how many cells were better by two standard
-errors:
+Ratings are few, so training takes few steps. Measured with 16 simulated users of each kind, who follow their
+taste in four ratings of five: squared error on held-out ratings before and after 10 steps, and the number of
+cells that were better by two standard errors:
 
-    by the turn before the newest, 160 ratings    0.224 -> 0.187    6
-    by both turns together (xor), 300             0.243 -> 0.214    9
-    by the newest turn, 160                       0.190 -> 0.197    0
-    by nothing, 100                               0.256 -> 0.286    0    (20 steps: 0.358)
+    taste depends on                 ratings      error          better
+    the turn before the newest         160    0.224 -> 0.187       6
+    both turns together (xor)          300    0.243 -> 0.214       9
+    the newest turn                    160    0.190 -> 0.197       0
+    nothing                            100    0.256 -> 0.286       0    (20 steps: 0.358)
 
-So the router uses a cell only if it predicts held-out ratings better.
+So the router uses a trained cell only if it predicts held-out ratings better.
 """
 
 import io
@@ -44,7 +45,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rated choices. x [N, T, I] and mask [N, T] as `fastgrnn.padded` makes them; arm [N], reward [N]."""
+    """Rated choices. x [N, T, I] and mask [N, T]: from `fastgrnn.padded`. arm [N]: index. reward [N]."""
 
     x: np.ndarray
     mask: np.ndarray
@@ -85,7 +86,7 @@ class RouterLoRA:
         return cls(pairs[0], pairs[1], tuple(pairs[2:]))
 
     def cell(self) -> FastGRNNCell:
-        """The fixed cell with the updates in it."""
+        """The fixed cell with the updates added."""
         hidden = self.state[0].shape[0]
         inputs = self.gate[0].shape[0] - hidden
         base = fastgrnn.fresh(inputs, hidden)
@@ -100,7 +101,7 @@ class RouterLoRA:
         return np.concatenate([np.ones((len(h), 1)), h + (h @ a) @ b], axis=1)
 
     def states(self, turns: list[np.ndarray], inputs: int) -> np.ndarray:
-        """Conversations [T, I] each -> [N, H]."""
+        """States after N conversations [T_n, I]: [N, H]."""
         return fastgrnn.forward(self.cell(), *fastgrnn.padded(turns, inputs))[0]
 
     def to_bytes(self) -> bytes:
@@ -113,7 +114,7 @@ class RouterLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
-        """None if damaged, or of another shape: the cell as it was drawn serves until it is trained again."""
+        """None if damaged or of another shape: the untrained cell is used until the next training."""
         wanted = cls.fresh(inputs, arms)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
@@ -127,7 +128,7 @@ class RouterLoRA:
 
 
 def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
-    """Every arm's posterior, by rank-one updates in the order of the evidence."""
+    """Each arm's posterior, by rank-one updates in the order of the evidence."""
     arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
     h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
     features = [lora.phi(h, arm) for arm in range(len(arms))]
@@ -139,7 +140,7 @@ def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[
 def loss(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression]
 ) -> tuple[float, RouterLoRA, list[np.ndarray]]:
-    """The loss above, its gradient by every factor, and the arms' weights at the optimum."""
+    """The loss (see the module), its gradient by every A and B, and the arms' optimal weights."""
     cell, n = lora.cell(), len(evidence)
     h, tape = fastgrnn.forward(cell, evidence.x, evidence.mask)
     at_h, total, heads, weights = np.zeros_like(h), 0.0, [], []
@@ -161,7 +162,7 @@ def loss(
 
 
 def _chain(grad: np.ndarray, pair: Pair) -> Pair:
-    """From the gradient by A B to those by A and B."""
+    """Gradients by A and B from the gradient by A B."""
     a, b = pair
     return grad @ b.T, a.T @ grad
 
@@ -170,7 +171,7 @@ def train(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression], steps: int = STEPS,
     cancel: threading.Event | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> RouterLoRA | None:  # fmt: skip
-    """AdamW on all factors; None when it was stopped. A fraction of a second for hundreds of ratings."""
+    """Train all A and B with AdamW; None if cancelled. A fraction of a second for hundreds of ratings."""
     arrays = [m.copy() for pair in lora.pairs for m in pair]
     mean, square = [np.zeros_like(m) for m in arrays], [np.zeros_like(m) for m in arrays]
     for t in range(1, steps + 1):
@@ -192,7 +193,7 @@ def _paired(arrays: list[np.ndarray]) -> RouterLoRA:
 
 
 def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
-    """Squared errors [N] on unseen ratings of what the arms learn from the known ones."""
+    """Squared errors [N] on the unseen ratings, with arms fitted to the known ones."""
     arms = fit(lora, known, priors)
     h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
     expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])

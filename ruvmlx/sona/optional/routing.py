@@ -1,4 +1,4 @@
-"""The router at a reply: what it reads before one, and how the reply is then generated."""
+"""Applies the router to a reply: builds its input, chooses an arm, installs the arm's model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Routing:
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
-        """None if there is nothing to choose: an empty question, or nothing learned and no examples."""
+        """Choose an arm for a request; None for an empty question, or if only one arm is available."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
         arms = tuple(arm for arm in router.offered if learner.active.differs or arm.startswith("adapter"))
@@ -40,7 +40,7 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """Embeds the newest question now, with the model; of earlier ones, uses the stored vectors."""
+        """A function: question -> vector. It embeds the newest question now and looks up earlier ones."""
         index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 
@@ -58,7 +58,7 @@ class Routing:
 
 @contextmanager
 def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
-    """Within: the backend runs the untouched model if `untouched`, else the LoRA in use."""
+    """Run the block with the untouched model if `untouched`, else with the LoRA in use."""
     if learner is None or not untouched:
         yield
         return

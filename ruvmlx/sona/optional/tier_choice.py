@@ -1,10 +1,10 @@
-"""Chooses the lengths of the KV cache's tiers, by a rule over measurements.
+"""Chooses the lengths of the KV cache's tiers from measurements.
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-Of the policies under the limit that fit the byte budget, the fastest; those within TIE of it count as equally
-fast, and the smallest of these is chosen. Under memory pressure the smallest under the limit. Ratings are no
-input: a precision that is liked is not a precision that is right.
+Among the policies under the limit that fit the byte budget, those within TIE of the fastest count as equally
+fast, and the smallest of them is chosen. Under memory pressure, the smallest policy under the limit is
+chosen. Ratings are not used: they judge the reply, not the precision of the cache.
 """
 
 import math
@@ -13,24 +13,25 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...kv.policy import EVERYTHING, PAGE, TIERED, TierPolicy
+from ...kv.policy import EVERYTHING, TIERED, TierPolicy
 from ...store import KVMeasured
+from ...tiers import PAGE
 
 KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # relative difference of two times within the noise of two runs
-REPLIES = 3  # replies measured with a policy before it may be chosen
+TIE = 0.03  # relative difference of two times that is within the noise
+REPLIES = 3  # replies that a policy must be measured on before it may be chosen
 
 # f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
-    TierPolicy("tiered", hot, warm)
-    for hot, warm in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), (TIERED.hot, TIERED.warm))
+    TierPolicy("tiered", lengths)
+    for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
 )
 
 
 @dataclass(frozen=True)
 class CandidateSummary:
-    """The measurements of a policy. latency: time of a token over f16's. bytes: of a sequence of the needed
-    length."""
+    """The measurements of a policy. latency: time per token relative to f16. bytes: size of a cache of the
+    needed length."""
 
     policy: TierPolicy
     replies: int
@@ -47,8 +48,7 @@ class CandidateSummary:
     @property
     def report(self) -> dict[str, Any]:
         return {
-            "hot": self.policy.hot,
-            "warm": self.policy.warm,
+            **self.policy.named(),
             "replies": self.replies,
             "tokens": PAGE * self.blocks,
             "kl": self.kl,
@@ -66,7 +66,7 @@ class KVChoice:
 
 
 def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
-    """Combines the measurements of one policy."""
+    """Combine the measurements of one policy."""
     blocks = sum(r.blocks for r in rows)
     kl = sum(r.total for r in rows) / blocks
     latency = median(r.us / r.us_f16 for r in rows)
@@ -74,8 +74,8 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Standard error of the mean: over blocks, or over replies where these differ by more than their blocks
-    explain. The tokens of one text are not independent."""
+    """Standard error of the mean KL: the larger of those over blocks and over replies, because the tokens of
+    one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -85,13 +85,16 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 def choose(
     found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
-    """found: policies that were measured often enough. budget: bytes, 0: none. pressed: memory is short."""
+    """Choose among policies that were measured often enough.
+
+    budget: bytes; 0: no bound. pressed: memory is short. limit: of the KL, nats per token.
+    """
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]
     good = [f for f in known if f.upper <= limit]
     best = [f for f in good if f in fitting]
     if not known:
-        return KVChoice(TIERED, "not enough long replies to measure by; the default")
+        return KVChoice(TIERED, "not enough long replies to measure; the default")
     if pressed and good:
         return _chosen(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
     if best:
@@ -114,6 +117,6 @@ def _size(found: CandidateSummary) -> tuple[int, float]:
 def _chosen(found: CandidateSummary, why: str) -> KVChoice:
     return KVChoice(
         found.policy,
-        f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time a token; "
+        f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time per token; "
         f"{found.bytes / 2**20:.1f} MiB)",
     )

@@ -1,11 +1,11 @@
 """Measures the KV cache's tiers on the user's own long replies, and chooses the policy of new caches.
 
-It records what each reply's cache was like, measures candidate policies against f16, and applies the rule of
+It records the state of each reply's cache, measures candidate policies against f16, and applies the rule of
 tier_choice.py.
 
-A reply is read again as prompt and reply tokens, in the untouched model, so that ratings have no influence.
-It is read in pieces of a few tens of milliseconds, between which it can be stopped. A measurement of one
-reply with one policy is committed whole; one that was stopped is done again.
+The untouched model reads a reply's prompt and tokens again, so ratings have no influence on the result. It
+can be stopped between pieces of a few tens of milliseconds. The measurement of one reply with one policy is
+stored as a whole; a stopped one starts over.
 """
 
 import threading
@@ -20,44 +20,43 @@ import numpy as np
 from ...backends.base import Backend, KVCache, untouched
 from ...engine.perplexity import kl_divergence
 from ...engine.types import GenerationResponse
-from ...kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ...kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ...kv.pool import HIGH, LOW, PagePool
 from ...models.model import Model
 from ...pausing import Pause, Stopped, stop_when
 from ...sampling import log_softmax
 from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
+from ...tiers import HOT, LENGTHS, PAGE
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
-BLOCKS = 8  # last blocks of a reply, which are compared
+BLOCKS = 8  # compared blocks of PAGE tokens, the last ones of a reply
 PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
 TIMED = 16  # tokens after the blocks, decoded one by one to compare times
-MOST = 4096  # tokens of a reply that are read
-REPLIES_AT_ONCE = 2  # per review
-RECENT = 100  # newest replies, from which the needed context is taken
+MOST = 4096  # most tokens read of a prompt and its reply
+REPLIES_AT_ONCE = 2  # most replies measured in a review
+RECENT = 100  # newest replies whose lengths give the needed context
 
-NO_TIERS = "this backend keeps f16 alone"
+NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
-    """Memory is short, so the pool would use a tighter policy than the one to be measured."""
+    """Memory is short: the pool would use a smaller policy than the one to be measured."""
 
 
 def reach(policy: TierPolicy) -> int:
-    """The first block's offset, a multiple of PAGE, from which every token sees pages of the policy's lowest
-    tier; 0 for f16."""
-    age = policy.warm if policy.warm < EVERYTHING else policy.hot
-    return 0 if age >= EVERYTHING else age + PAGE
+    """Smallest token offset from which every token attends to a page in the policy's lowest tier; 0 for f16."""
+    return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Tokens of a reply that every candidate can be measured on: two blocks behind the last boundary."""
+    """Tokens that a reply must have for all candidates: two blocks after the largest `reach`, and TIMED."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
 @dataclass(frozen=True)
 class Cost:
-    """kl: of each block of PAGE tokens, nats per token. us, us_f16: of a decoded token."""
+    """kl: mean of each block of PAGE tokens, nats per token. us, us_f16: microseconds per decoded token."""
 
     kl: list[float]
     us: float
@@ -65,20 +64,20 @@ class Cost:
 
 
 class TierComparison:
-    """Compares policies on the last BLOCKS blocks of one reply, read with f16 and with a policy by turns.
+    """Compares policies with f16 on the last BLOCKS blocks of one reply, alternating between the two caches.
 
     All policies are compared on the same tokens, each of which attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
-        """tokens: first + PAGE + TIMED at least; first: the offset that the blocks begin at or after."""
+        """tokens: at least first + PAGE + TIMED. first: smallest offset of a compared block."""
         self._backend, self.tokens = backend, tokens
         self._end = (len(tokens) - TIMED) // PAGE * PAGE
         self._start = max(first, self._end - BLOCKS * PAGE)
         self._f16: KVCache | None = None
 
     def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
-        """KL(f16 || policy) over the whole vocabulary, and times."""
+        """Measure KL(f16 || policy) over the whole vocabulary, and the times of a decoded token."""
         if self._f16 is None:
             self._f16 = self._read(F16, pause)
         caches = [self._f16.fork(), self._read(policy, pause)]
@@ -88,9 +87,9 @@ class TierComparison:
         return Cost(kl, us, us_f16)
 
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
-        """A cache filled up to the blocks."""
+        """A cache filled with all tokens before the compared blocks."""
         cache = self._backend.new_cache(policy)
-        for at in range(0, self._start, 2 * PIECE):  # takes as long as PIECE with the head for each token
+        for at in range(0, self._start, 2 * PIECE):  # as fast as `verify` of PIECE tokens: no logits here
             pause()
             self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
         return cache
@@ -112,7 +111,7 @@ def _compared(backend: Backend, piece: list[int], caches: list[KVCache], pause: 
 
 
 def _timed(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
-    """Median time of one token with each cache, by turns, in microseconds."""
+    """Median microseconds per token of each cache, decoding each token with all caches in turn."""
     times: list[list[float]] = [[] for _ in caches]
     for token in tokens:
         pause()
@@ -125,7 +124,8 @@ def _timed(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pa
 
 @dataclass(frozen=True)
 class KVStatus:
-    """The policy that new caches get and why. report: of the newest review, None before the first."""
+    """The policy of new caches and its reason. asked: the user chose it. report: of the newest review; None
+    before the first."""
 
     backend: str
     policy: TierPolicy | None
@@ -138,7 +138,7 @@ class KVStatus:
 
 
 class TierHistory:
-    """What the store holds of a model's KV policies on a backend; needs no weights."""
+    """The stored measurements and choice of KV policies of a model on a backend; needs no weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose; it overrides the measurements."""
@@ -153,7 +153,7 @@ class TierHistory:
             return self.asked
         row = self.store.kv.choice(*self.mine)
         default = F16 if self.mine[1] == "reference" else TIERED
-        return TierPolicy(TIERED.name, row.hot, row.warm) if row else default
+        return TierPolicy(TIERED.name, row.lengths) if row else default
 
     def status(self) -> KVStatus:
         row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
@@ -175,54 +175,53 @@ class TierHistory:
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _observed(self) -> list[dict[str, Any]]:
-        """The newest replies, grouped by their policy."""
-        by_policy: dict[tuple[int, int], list[KVObservation]] = {}
+        """Averages over the newest replies, by policy."""
+        by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT):
-            by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
-        return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
+            by_policy.setdefault(seen.lengths, []).append(seen)
+        return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
 
     def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
-        """Long replies, the newest first, with the candidates that were not measured on them."""
-        known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv.measured(*self.mine)}
+        """(reply id, candidates not yet measured on it) of long replies, the newest first."""
+        known = {(m.reply_id, m.lengths) for m in self.store.kv.measured(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
-            missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
+            missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
             if missing:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """Tokens that a cache must hold: the longest of the newest replies, at least `long_enough`."""
+        """Tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
         rows = self.store.kv.measured(*self.mine)
-        mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
+        mine = [(c, [m for m in rows if m.lengths == c.lengths]) for c in self.candidates]
         if any(len(seen) < REPLIES for _, seen in mine):
             return []
         return [summary(c, seen, nbytes(c)) for c, seen in mine]
 
 
-def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
+def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, Any]:
     timed = [s.us_per_token for s in seen if s.us_per_token > 0]
     return {
-        "hot": hot,
-        "warm": warm,
+        **dict(zip(LENGTHS, lengths, strict=True)),
         "replies": len(seen),
         "longest": max(s.tokens for s in seen),
-        "bytes": max(s.hot_bytes + s.warm_bytes + s.cold_bytes for s in seen),
+        "bytes": max(sum(s.tier_bytes) for s in seen),
         "us_per_token": median(timed) if timed else None,
         "pressure": max(s.pressure for s in seen),
     }
 
 
 class KVLoop:
-    """Observes caches, measures policies, chooses one. Lives in the backend's thread."""
+    """Records caches' states, measures policies, chooses one. Lives in the backend's thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
     ) -> None:
-        """limit: nats per token, of KL(f16 || policy); KL_LIMIT unless given."""
+        """limit: largest KL(f16 || policy), nats per token; None: KL_LIMIT."""
         self.history, self._backend = history, backend
         self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
@@ -231,18 +230,15 @@ class KVLoop:
     # -- observing -----------------------------------------------------------------------------------
 
     def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """The state of the reply's cache at its end; policy: the one it was made with."""
+        """The state of a reply's cache at its end. policy: the cache's; None: f16."""
         kv, tps = response.kv, response.generation_tps
-        cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
+        lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
         return KVObservation(
             response.request_id,
             *self.history.mine,
-            policy.hot if policy else EVERYTHING,
-            policy.warm if policy else EVERYTHING,
+            policy.lengths if policy else F16.lengths,
             response.cache_tokens,
-            kv.bytes - cold - warm,
-            warm,
-            cold,
+            (*lower, kv.bytes - sum(lower)),
             1e6 / tps if tps > 0 else 0.0,
             self._pool.pressure() if self._pool else 0.0,
             self._pool.level if self._pool else 0,
@@ -268,7 +264,7 @@ class KVLoop:
             with untouched(self._backend):
                 self._measure_some(stop_when(cancel), done)
         except Stopped:
-            stop = "stopped; it goes on from there"
+            stop = "stopped; the next review continues it"
         except NoRoom as e:
             stop = str(e)
         report = self._choose(self._pool) | {"measured": len(done), "stopped": stop}
@@ -283,14 +279,14 @@ class KVLoop:
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
                 row = KVMeasured(
-                    reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
+                    reply_id, policy.lengths, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
                 )  # fmt: skip
                 self.history.store.kv.add_measured(*self.history.mine, row)
             done.append(reply_id)
 
     def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
-        """NoRoom when memory gets short, because the pool then uses another policy."""
+        """Measure one policy. NoRoom if memory gets short, because the pool then uses another policy."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -310,19 +306,18 @@ class KVLoop:
             pool.level = level  # the measurement's memory is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose by all measurements, and store the choice if there are enough."""
+        """Choose from all measurements, and store the choice if there are enough of them."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.found(lambda policy: policy.bytes(context, pool.sizes))
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
-        if before and not found:  # the list of candidates has changed, and the new ones are not measured yet
+        if before and not found:  # the candidates have changed, and new ones are not measured yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
-            "hot": choice.policy.hot,
-            "warm": choice.policy.warm,
+            **choice.policy.named(),
             "reason": choice.reason,
             "pressed": pressed,
             "context": context,
@@ -337,6 +332,6 @@ class KVLoop:
         """Store the choice, unless it is the same; True if the policy changed."""
         if before and before.report == report:
             return False
-        hot, warm = choice.policy.hot, choice.policy.warm
-        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
-        return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))
+        lengths = choice.policy.lengths
+        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(lengths, report, time.time()))
+        return lengths != (before.lengths if before else TIERED.lengths)

@@ -1,0 +1,204 @@
+"""Ratings that move the layers below the head: the update, what it does, and the way back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.lora.layer_lora import LayerLoRA
+from ruvmlx.lora.targets import parse
+from ruvmlx.sona import instant
+from ruvmlx.sona.optional import layer_update
+from ruvmlx.sona.optional.layer_gradients import answer_direction
+from ruvmlx.sona.trace import LayerGradient
+
+from .layers_below import WIDE, held, random_body, true_logprob
+from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
+from .test_learner import reply
+
+# -- the update --------------------------------------------------------------------------------------
+
+
+def slow_theta(layer_lora, targets) -> np.ndarray:
+    """pushed, number by number."""
+    out, lengths, at = [], {}, 0
+    for place, (_, width) in zip(layer_lora.places, layer_lora.widths, strict=True):
+        lengths[place] = sum(float(g) ** 2 for g in layer_lora.evidence[0, at : at + width])
+        at += width
+    best = sorted((p for p in lengths if p in targets.places), key=lambda p: -lengths[p])
+    best, at = best[: targets.top or None], 0
+    for place, (_, width) in zip(layer_lora.places, layer_lora.widths, strict=True):
+        noise = sum(float(s) for s in layer_lora.evidence[1, at : at + width])
+        clear = max(0.0, 1 - layer_update.NOISE * noise / lengths[place]) if place in best else 0.0
+        for i in range(at, at + width):
+            g, s, f = (
+                float(layer_lora.evidence[0, i]),
+                float(layer_lora.evidence[1, i]),
+                float(layer_lora.fisher[i]),
+            )
+            step = layer_update.STEP * g / (f * (layer_update.TOKENS + layer_lora.tokens))
+            out.append(step * g * g / (g * g + layer_update.AGREE * s) * clear)
+        at += width
+    return np.array(out)
+
+
+@pytest.mark.parametrize("targets", ["all", "attention", "attention,down_proj,top:1", "v_proj:1"])
+def test_an_update_equals_its_slow_twin(tiny, targets):
+    rng, targets = np.random.default_rng(3), parse(targets, tiny.config.n_layers)
+    layer_lora = random_body(tiny.config)
+    layer_lora = replace(
+        layer_lora, evidence=layer_lora.evidence * np.float32([[4], [1]])
+    )  # not all of it is noise
+    values = rng.normal(0, 2, layer_lora.lora_b.size).astype(np.float32)
+    new = layer_update.update(
+        layer_lora, LayerGradient(layer_lora.frame, values, 17), -0.6, 0.9, targets, WIDE
+    )
+    evidence = 0.9 * layer_lora.evidence + [-0.6 * values, 0.36 * values**2]
+    np.testing.assert_allclose(new.evidence, evidence, rtol=1e-4, atol=1e-5)
+    assert new.tokens == pytest.approx(0.9 * 90 + 0.6 * 17)
+    whole = layer_lora.lora_b / 0.7 + slow_theta(new, targets) - slow_theta(layer_lora, targets)
+    kl = 3.0 * sum(0.5 * f * b * b for f, b in zip(layer_lora.fisher, whole, strict=True))
+    allowed = min(layer_update.CAREFUL * WIDE.kl, layer_update.estimated(layer_lora) + instant.PER_RATING)
+    assert kl > allowed  # so the guard is at work
+    assert new.gain == pytest.approx(np.sqrt(allowed / kl), rel=1e-4)
+    np.testing.assert_allclose(new.lora_b, new.gain * whole, rtol=1e-3, atol=1e-5)
+    beyond = layer_update.unasked(layer_lora, targets)
+    prepared = layer_update.update(
+        layer_lora, LayerGradient(layer_lora.frame, values, 17), -0.6, 0.9, targets, WIDE, beyond
+    )
+    np.testing.assert_array_equal(prepared.lora_b, new.lora_b)
+
+
+def test_what_is_taken_back_is_gone(tiny):
+    """a then b, less a, is b alone, but for what the guard left of it."""
+    targets, rng = parse("all", tiny.config.n_layers), np.random.default_rng(1)
+    start = LayerLoRA.fresh(
+        {p: a[:, 0] for p, (a, _) in random_body(tiny.config).pairs.items()},
+        {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_body(tiny.config).pairs.items()},
+    )
+    a, b = (
+        LayerGradient(start.frame, rng.normal(0, 1, start.lora_b.size).astype(np.float32), 9) for _ in "ab"
+    )
+    first = layer_update.update(start, a, 1.0, 1.0, targets, WIDE)
+    both = layer_update.update(first, b, -0.5, 1.0, targets, WIDE)
+    alone = layer_update.update(start, b, -0.5, 1.0, targets, WIDE)
+    left = layer_update.without(both, None, first, targets, WIDE)
+    np.testing.assert_allclose(left.evidence, alone.evidence, atol=1e-5)
+    np.testing.assert_allclose(left.lora_b / left.gain, alone.lora_b / alone.gain, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_read_is_1_in_answers_and_0_in_prose():
+    rng = np.random.default_rng(0)
+    said, other = rng.normal(1, 1, 31), rng.normal(1, 1, 31)
+    a = answer_direction(said, other)
+    assert a @ said == pytest.approx(1, abs=1e-5) and a @ other == pytest.approx(0, abs=1e-5)
+    assert answer_direction(said, 2 * said) @ said == pytest.approx(1, abs=1e-5)  # where they do not differ
+
+
+# -- ratings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all"])
+@pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
+def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
+    with open_tiny(learn_targets=targets) as runtime:
+        reply_id = reply(runtime)
+        before, head = true_logprob(runtime, reply_id), runtime.learner.micro
+        result = runtime.rate(reply_id, rating)
+        after = true_logprob(runtime, reply_id)
+        assert result.applied and (after - before) * way > 0
+        assert (result.logprob_after - result.logprob_before) * way > 0
+        assert result.kl <= result.kl_cap
+        layer_lora, moved = runtime.learner.layer_lora, runtime.learner.targets
+        assert {p for p, (_, b) in layer_lora.pairs.items() if b.any()} <= set(moved.places)
+        assert sum(b.any() for _, b in layer_lora.pairs.values()) == (moved.top or len(moved.places))
+        assert np.array_equal(runtime.learner.micro.lora_b, head.lora_b) == (not moved.head)
+
+
+def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
+    with open_tiny(learn_targets="all") as runtime:
+        states, before = {}, []
+        for i in range(4):
+            reply_id = reply(runtime, seed=i)  # meanwhile it may be scaled back: a version of its own
+            states[runtime.learner.version] = held(runtime)
+            before.append(runtime.learner.version)
+            version = runtime.rate(reply_id, "up" if i % 2 else "down").adapter_version
+            states[version] = held(runtime)
+        assert len(set(states.values())) == len(states) >= 5
+        for version in (before[2], 0, max(states), 1):
+            runtime.rollback(version)
+            assert held(runtime) == states[version]
+            with open_tiny(learn_targets="all") as again:
+                assert held(again) == states[version]
+        runtime.rollback(max(states))
+        for version in reversed(before):
+            runtime.undo()
+            assert held(runtime) == states[version] and runtime.learner.version == version
+
+
+def test_a_changed_rating_replaces_the_old_one(open_tiny):
+    with open_tiny(learn_targets="all") as runtime:
+        reply_id = reply(runtime)
+        runtime.rate(reply_id, "down")
+        only_down = runtime.learner.layer_lora
+        runtime.undo()
+        runtime.rate(reply_id, "up")
+        runtime.rate(reply_id, "down")
+        np.testing.assert_array_equal(runtime.learner.layer_lora.lora_b, only_down.lora_b)
+        other = reply(runtime, seed=2)
+        runtime.rate(other, "up")
+        before = true_logprob(runtime, reply_id)
+        runtime.rate(reply_id, "up")  # an older one
+        assert true_logprob(runtime, reply_id) > before
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
+    with open_tiny(learn_targets="all") as runtime:
+        runtime.rate(reply(runtime), "up")
+        reply_id = reply(runtime, seed=2)
+        trace, before, status = runtime.learner.traces.held[reply_id], held(runtime), runtime.status()
+        values = trace.layer_gradient.values.copy()
+        values[values.size // 3] = poison
+        good, trace.layer_gradient = trace.layer_gradient, replace(trace.layer_gradient, values=values)
+        with pytest.raises(RuvmlxError) as error:
+            runtime.rate(reply_id, "up")
+        assert "\n" not in str(error.value)
+        assert held(runtime) == before and runtime.status() == status
+        trace.layer_gradient = good
+        assert runtime.rate(reply_id, "up").applied
+
+
+def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypatch):
+    """A guard that has been fooled by its estimate sees the true distance."""
+    with open_tiny(learn_targets="attention") as runtime:
+        first = reply(runtime)
+        with monkeypatch.context() as m:
+            m.setattr(layer_update, "CAREFUL", 1e6)
+            m.setattr(layer_update, "PER_RATING", 1e6)
+            m.setattr(layer_update, "STEP", 2000.0)
+            runtime.rate(first, "down")
+        learner, wild = runtime.learner, runtime.learner.layer_lora
+        runtime.settle()
+        assert learner.layer_lora.gain < wild.gain and learner.version > 1
+        limit = learner.layers.limit(learner.active.probed_base.probe)
+        assert learner.layers.measured.probe.floor <= 1.1 * limit.kl
+        assert learner.layers.measured.probe.rise <= 1.1 * limit.rise
+        assert runtime.status().kl <= instant.KL_CAP
+        runtime.undo()
+        assert learner.history.version() == 0 and held(runtime)[1] == b""
+
+
+def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):
+    """No training graph, no other bytes, no stale cache."""
+    from ruvmlx.sona.optional import layer_gradients as reading
+
+    monkeypatch.setattr(reading.LayerGradients, "_graph", None)
+    with open_tiny() as runtime:
+        lora = runtime.backend.lora
+        runtime.rate(reply(runtime), "up")
+        learner = runtime.learner
+        stored = learner.history.adapter(learner.version).state
+        assert learner.layer_lora is None and runtime.backend.lora is lora is None
+        assert stored == learner.micro.to_bytes()

@@ -1,0 +1,124 @@
+"""Thinking models: ratings move the answer, not the thought, unless the user wants both."""
+
+import itertools
+import json
+import threading
+
+import numpy as np
+import pytest
+from ruvmlx.apps.chat.steps.write import spoken
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import split
+from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.settings import Settings
+
+from .models.make_models import make_safetensors_model
+
+OPENS = "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\\n' }}{% endif %}"
+PROMPT = [Message("user", "hello")]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A random model with tokens for both tags; its template opens the thought, as R1's does."""
+    folder = make_safetensors_model(tmp_path_factory.mktemp("thinker") / "m", max_context=512)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    usual = tokenizer["added_tokens"][0]
+    first = max(tokenizer["model"]["vocab"].values()) + 1
+    for i, text in enumerate(("<think>", "</think>")):
+        tokenizer["added_tokens"].append({**usual, "id": first + i, "content": text, "special": False})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] += OPENS
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def opened(thinker, home):
+    def opened(**settings):
+        return Runtime.open(Settings(model=str(thinker), backend="native", threads=1, kv_disk=0, **settings))
+
+    return opened
+
+
+def written(runtime, closed=True):
+    """The first reply by seed whose thought ends well before the reply does, or (not closed) never does."""
+    for seed in itertools.count():
+        request = GenerationRequest(
+            messages=PROMPT, max_new_tokens=60, ignore_eos=True, sampling=Sampling(3.0, seed=seed)
+        )
+        *_, last = runtime.generate(request)
+        parts = split(last.response.text)
+        if (closed and len(parts.answer) > 8) or (not closed and parts.is_open):
+            return runtime.store.replies.get(request.request_id)
+
+
+def test_the_text_begins_with_the_tag_that_the_template_wrote(opened):
+    with opened() as runtime:
+        reply = written(runtime)
+    parts = split(reply.text)
+    assert reply.text.startswith("<think>\n") and parts.answer and not parts.is_open
+    tokenizer = load_model(str(runtime.model.path)).tokenizer
+    assert tokenizer.decode(reply.sampled_ids[: reply.thought]).endswith("</think>")
+    assert tokenizer.decode(reply.rated_ids).lstrip() == parts.answer
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_rating_is_that_of_the_answer_alone(opened, settled):
+    """From the trace that was taken while it was written, and from a second prefill: the same."""
+    with opened() as runtime:
+        reply = written(runtime)
+        trace = runtime.learner.traces.held[reply.id]
+        assert trace.tokens == reply.rated_ids and len(trace.hidden) == len(reply.rated_ids)
+        again = runtime.learner.traces.replay(reply, runtime.learner.active.state)
+        assert again.tokens == reply.rated_ids
+        np.testing.assert_allclose(again.grad_b, trace.grad_b, atol=1e-4)
+        np.testing.assert_allclose(again.logprob, reply.logprob, rtol=1e-4)
+        if settled:
+            runtime.settle()
+        assert runtime.rate(reply.id, "down").applied
+
+
+def test_both_where_the_user_wants_it(opened):
+    with opened(rate_thoughts=True) as runtime:
+        reply = written(runtime)
+        assert reply.thought == 0 and runtime.learner.traces.held[reply.id].tokens == reply.sampled_ids
+
+
+def test_a_thought_that_never_ended_is_rated_as_a_whole(opened):
+    with opened() as runtime:
+        reply = written(runtime, closed=False)
+        assert reply.thought == 0 and reply.id not in runtime.learner.traces.held and reply.logprob is None
+        assert runtime.rate(reply.id, "down").applied
+
+
+def test_thinking_is_the_templates_own_choice_unless_the_user_has_one(opened):
+    for setting, expected in (("auto", True), ("on", True), ("off", False)):
+        with opened(thinking=setting) as runtime:
+            request = runtime.writer.prepared(GenerationRequest(messages=PROMPT))
+            text = runtime.model.tokenizer.decode(request.input_ids)
+            assert text.endswith("<think>\n") == expected, setting
+
+
+def test_continuing_a_thought_goes_on_with_it(opened):
+    """The second half of a reply that was cut within its thought is thought, too."""
+    how = {"max_new_tokens": 5, "cancel": threading.Event()}
+    with opened(temperature=0) as runtime:
+        chat = runtime.chats.new_chat()
+        list(runtime.chats.say(chat, "hello", **how))
+        before = runtime.store.replies.get("last")
+        list(runtime.chats.continue_reply(chat, **how))
+        after = runtime.store.replies.get("last")
+    assert split(before.text).is_open and split(after.text).is_open
+    assert after.text.startswith(before.text) and after.text.count("<think>") == 1
+
+
+def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(opened):
+    """A saved turn has both parts; what is shown of it is the answer."""
+    with opened() as runtime:
+        reply = written(runtime)
+        assert spoken([Turn("assistant", reply.text)]) == [f"Assistant: {split(reply.text).answer}"]
