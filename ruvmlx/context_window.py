@@ -40,7 +40,7 @@ class ContextWindow:
     """Fits conversations into one model's context. Sizes are in tokens."""
 
     def __init__(self, model: Model):
-        self.size = model.shape.max_context
+        self.size = model.context
         encode = model.tokenizer.encode
         self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
 

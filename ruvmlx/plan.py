@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import settings
+from .backends.matrix_types import bytes_in_memory
 from .backends.select import Choice, for_model
 from .errors import RuvmlxError
+from .kv.cache import SLACK
 from .models.asking import watched_weights
 from .models.facts import Facts
 from .models.load import load_model
@@ -37,28 +39,70 @@ class Need:
         return self.weights + self.cache + self.work
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice) -> "Need":
+    def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
+        """context: tokens of KV cache; by default CONTEXT, or what the model reads if that is less."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
-        return cls(_held(facts, backend), _cache_bytes(facts.shape), work)
+        tokens = min(facts.shape.max_context, context or CONTEXT)
+        return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
 
 
-def _cache_bytes(shape: ModelShape) -> int:
-    """Bytes of the keys and values of CONTEXT tokens in 16 bits. For a model that only mlx-lm runs, keys are
-    counted as wide as the hidden states: an upper bound for all but a few architectures."""
+def token_bytes(shape: ModelShape) -> int:
+    """Bytes of a token's keys and values in 16 bits. For a model that only mlx-lm runs, keys are counted as
+    wide as the hidden states: an upper bound for all but a few architectures."""
     width = shape.hidden_size
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
-    return 2 * shape.n_layers * width * 2 * min(shape.max_context, CONTEXT)
+    return 2 * shape.n_layers * width * 2
+
+
+def cached_tokens(shape: ModelShape, context: int) -> int:
+    """Tokens of a context that the cache holds: behind a sliding window the rest is dropped."""
+    window = shape.sliding_window if isinstance(shape, ModelConfig) else None
+    return min(context, window + SLACK) if window else context
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model fits this machine. Bytes: weights; learning and program (work); KV cache per token in 16
+    bits; limit: most that one model may take. longest_context: tokens; 0 where not even the weights fit."""
+
+    weights: int
+    work: int
+    kv_per_token: int
+    limit: int
+    longest_context: int
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice) -> "Fit":
+        need, shape, limit = Need.of(facts, backend), facts.shape, MachineMemory.now(backend).limit
+        room = max(0, limit - need.weights - need.work) // token_bytes(shape)
+        longest = shape.max_context if cached_tokens(shape, shape.max_context) <= room else room
+        return cls(need.weights, need.work, token_bytes(shape), limit, longest)
+
+    @property
+    def fits(self) -> bool:
+        return self.longest_context > 0
+
+    def words(self) -> str:
+        """One line for people."""
+        parts = (
+            f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
+            f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "
+            f"one model may take {megabytes(self.limit)}"
+        )
+        if not self.fits:
+            return f"does not fit: {parts}"
+        return f"fits with a context of up to {self.longest_context:,} tokens: {parts}"
 
 
 def _held(facts: Facts, backend: Choice) -> int:
-    """Bytes of the weights in memory: as stored with the C decoder and on GPUs, else unpacked to float32."""
+    """Bytes of the weights in memory: packed with the C decoder and on GPUs, else unpacked to float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
     if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:
         return whole
-    return facts.bytes
+    return bytes_in_memory(facts.types, backend.name) if facts.types else facts.bytes
 
 
 @dataclass(frozen=True)
@@ -87,10 +131,9 @@ class Plan:
     data: Path
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice, chosen: str | None) -> "Plan":
-        return cls(
-            facts, backend, Need.of(facts, backend), MachineMemory.now(backend), chosen, settings.home()
-        )
+    def of(cls, facts: Facts, backend: Choice, chosen: str | None, context: int | None = None) -> "Plan":
+        need, memory = Need.of(facts, backend, context), MachineMemory.now(backend)
+        return cls(facts, backend, need, memory, chosen, settings.home())
 
     @property
     def fits(self) -> bool:
@@ -103,10 +146,12 @@ class Plan:
         )  # memory may have been freed since
         if self.need.total <= memory.limit + held:
             return
+        shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
+        instead = f"With --max-context {shorter} it fits. " if shorter else ""
         raise NotEnoughMemory(
             f"{self.facts.name} needs about {megabytes(self.need.total)} of memory; there is room for "
             f"{megabytes(max(0, memory.limit))} ({megabytes(memory.available)} of "
-            f"{megabytes(memory.total)} are free). {_what_fits(memory.limit, self.backend)}"
+            f"{megabytes(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -132,14 +177,22 @@ class Plan:
 class Planning(Watch):
     """Makes a plan when the model's files are found, reports it to the watch and checks it."""
 
-    def __init__(self, watch: Watch, backend: Choice, chosen: str | None, name: str = "auto"):
-        """chosen: the requested model. name: the requested backend."""
+    def __init__(
+        self,
+        watch: Watch,
+        backend: Choice,
+        chosen: str | None,
+        name: str = "auto",
+        context: int | None = None,
+    ):
+        """chosen: the requested model. name: the requested backend. context: tokens to make room for."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
+        self._context = context
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
         backend = for_model(self._backend, self._name, facts.shape)
-        plan = Plan.of(facts, backend, self._chosen)
+        plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
         plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
 
@@ -160,7 +213,7 @@ class Planning(Watch):
         """Load a model, downloaded if needed; NotEnoughMemory if it does not fit."""
         model = load_model(name, self)
         self.found(Facts.of(model))
-        return model
+        return replace(model, context_limit=self._context)
 
     def counted(self, model: Model) -> Model:
         """The same model, which reports to the watch while its weights are read."""

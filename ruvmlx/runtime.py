@@ -81,7 +81,7 @@ class Runtime:
         choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
         try:
-            planning = Planning(watch, choice, settings.model, settings.backend)
+            planning = Planning(watch, choice, settings.model, settings.backend, settings.max_context)
             loaded = planning.load(settings.model)
             budget = (settings.kv_budget or 0) << 20
             weights = planning.counted(loaded)

@@ -1,16 +1,18 @@
 """What a model needs, said before its weights are read; and how progress reads."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from ruvmlx import plan as planning
 from ruvmlx.backends.select import Choice
-from ruvmlx.errors import Interrupted
+from ruvmlx.engine import GenerationRequest
+from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models import local
 from ruvmlx.models.asking import watched_weights
 from ruvmlx.models.facts import Facts
-from ruvmlx.plan import MachineMemory, Need, NotEnoughMemory, Plan
+from ruvmlx.plan import Fit, MachineMemory, Need, NotEnoughMemory, Plan
 from ruvmlx.progress import Count, Progress, Told, Watch, Worker, duration, megabytes, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -62,6 +64,41 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
     with pytest.raises(NotEnoughMemory, match=r"needs about 1\d\d MB.*8\.0 GB are free.*close other") as e:
         Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=Told())
     assert "\n" not in str(e.value) and not told[0].fits
+
+
+def test_the_longest_context_that_fits(monkeypatch, facts):
+    """Weights and learning first; the rest of the memory is the cache's, up to what the model reads."""
+    per_token = 2 * 2 * facts.shape.n_layers * facts.shape.n_kv_heads * facts.shape.head_dim
+    need = Need.of(facts, NATIVE)
+    for room, expected in ((100, 100), (10**6, facts.shape.max_context), (0, 0), (-5, 0)):
+        available = (need.weights + need.work + (room + 0.5) * per_token) / planning.SPARE
+        memory_of(monkeypatch, 64e9, available)
+        fit = Fit.of(facts, NATIVE)
+        assert (fit.longest_context, fit.fits) == (expected, expected > 0) and fit.kv_per_token == per_token
+        assert ("does not fit" in fit.words()) == (expected == 0)
+
+
+def test_a_window_bounds_the_cache_and_not_the_context(monkeypatch, facts):
+    shape = replace(facts.shape, sliding_window=64, max_context=100_000)
+    slides = replace(facts, shape=shape)
+    need = Need.of(slides, NATIVE)
+    memory_of(monkeypatch, 64e9, (need.total + 10) / planning.SPARE)
+    assert Fit.of(slides, NATIVE).longest_context == 100_000
+    assert need.cache == Need.of(slides, NATIVE, 50_000).cache
+
+
+def test_the_nearest_context_that_fits_is_proposed_and_then_opens(monkeypatch, tiny_folder, facts):
+    need = Need.of(facts, Choice("reference", "cpu", "numpy", ""))
+    per_token = need.cache / facts.shape.max_context
+    memory_of(monkeypatch, 64e9, (need.weights + need.work + 300 * per_token) / planning.SPARE)
+    monkeypatch.setattr(local, "sized", lambda: [])
+    settings = Settings(model=str(tiny_folder), backend="reference", kv_disk=0)
+    with pytest.raises(NotEnoughMemory, match="With --max-context 256 it fits"):
+        Runtime.open(settings)
+    with Runtime.open(replace(settings, max_context=256)) as runtime:
+        assert runtime.model.context == 256 and runtime.model.shape.max_context == 512
+        with pytest.raises(UsageError, match="at most 255"):
+            runtime.writer.prepared(GenerationRequest(prompt="a" * 300))
 
 
 def test_what_would_fit_is_named(monkeypatch, facts, starter_file):

@@ -28,7 +28,7 @@ def rating_words(rating: str) -> str:
 
 
 def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
-    """How much the model thought, and what, if it is unfolded; "" where it did not."""
+    """A line with the length of the thought, and the thought itself if `unfolded`; "" without a thought."""
     if not (parts.thought or parts.is_open):
         return ""
     words = len(parts.thought.split())
@@ -116,7 +116,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
-        f"context   {runtime.model.shape.max_context:,} tokens",
+        f"context   {runtime.model.context:,} tokens",
     ]
     known = learn_status(runtime)
     if known is None:

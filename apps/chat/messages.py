@@ -163,7 +163,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
             self.rating, self.effect = rating, ""
 
     def _show_thought(self) -> None:
-        """The thought in one line, or all of it; nothing where the model did not think."""
+        """Show one line about the thought, or all of it; hide the widget if there is none."""
         if not self.children:
             return  # not composed yet; on_mount calls again
         line = self.query_children(".thought").first(Static)

@@ -56,7 +56,7 @@ class Opened:
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
             caveat=one_line(runtime.backend.caveat),
-            max_context=runtime.model.shape.max_context,
+            max_context=runtime.model.context,
             learned=learn_status(runtime),
             said=runtime.chats.asked_before(),
         )

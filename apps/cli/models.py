@@ -1,6 +1,7 @@
 """`pull`, `ls`, `show` and `rm`: fetch, list, show and delete models."""
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,8 +10,13 @@ from ruvmlx.errors import UsageError
 from .output import json_option, print_json, show_facts
 from .output import show as show_line
 
+if TYPE_CHECKING:
+    from ruvmlx.models.facts import Facts
+    from ruvmlx.models.model import Model
+    from ruvmlx.plan import Fit
 
-def _facts(model: Any) -> dict[str, Any]:
+
+def _facts(model: "Model | Facts") -> dict[str, Any]:
     return {
         "name": model.name,
         "path": str(model.path),
@@ -35,11 +41,12 @@ def pull(name: str, as_json: bool) -> None:
     from ..progress import watching
 
     with watching(pull=True) as watch:
-        facts = _facts(load_model(name, watch))
+        model = load_model(name, watch)
+    facts, fit = _facts(model), _fit(model)
     if as_json:
-        print_json(facts)
+        print_json(facts | {"fit": _fit_facts(fit)})
     else:
-        show_facts(facts)
+        show_facts(facts | {"memory": fit.words()})
 
 
 @click.command("ls")
@@ -49,11 +56,39 @@ def list_models(as_json: bool) -> None:
     from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
+    fits = _fits_by_name()
     if as_json:
-        print_json(rows)
+        print_json([row | {"fit": _fit_facts(fits.get(row["name"]))} for row in rows])
         return
     for row in rows:
-        show_line(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {row['path']}")
+        fit = "cannot run" if row["problem"] else _fit_word(fits.get(row["name"]))
+        show_line(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {fit:<12}  {row['path']}")
+
+
+def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
+    """How a model fits this machine with the backend that would run it."""
+    from ruvmlx.backends.select import describe, for_model
+    from ruvmlx.models.facts import Facts
+    from ruvmlx.plan import Fit
+
+    facts = model if isinstance(model, Facts) else Facts.of(model)
+    return Fit.of(facts, for_model(describe(backend), backend, facts.shape))
+
+
+def _fits_by_name() -> "dict[str, Fit]":
+    from ruvmlx.models.local import sized
+
+    return {facts.name: _fit(facts) for facts in sized()}
+
+
+def _fit_word(fit: "Fit | None") -> str:
+    if fit is None:
+        return ""
+    return f"{fit.longest_context:,} tok" if fit.fits else "too large"
+
+
+def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
+    return None if fit is None else asdict(fit) | {"fits": fit.fits}
 
 
 @click.command("show")
@@ -61,17 +96,19 @@ def list_models(as_json: bool) -> None:
 @json_option
 def show_model(name: str, as_json: bool) -> None:
     """Show one model's files and shape."""
+    from ruvmlx.backends.matrix_types import matrix_types
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import without
 
     model = load_model(name)
+    fit, types = _fit(model), matrix_types(model)
     facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.shape}
     if not model.is_own:
         facts |= {"note": without(model.shape.model_type)}
     if as_json:
-        print_json(facts)
+        print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
     else:
-        show_facts(facts)
+        show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
 
 
 @click.command("rm")

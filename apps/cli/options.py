@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MODEL = ("model", "backend", "threads", "kv", "adapter", "router")
+_MODEL = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 _REPLY = ("max_tokens", *config.SAMPLING, "system", "thinking", "examples")
 
 

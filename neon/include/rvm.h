@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 11 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 14 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -40,6 +40,8 @@ typedef struct {
     const float *g;
     size_t n;
 } rvm_param;
+
+typedef struct rvm_layers rvm_layers;
 
 /* One implementation of every kernel.  T tokens, D hidden, V vocabulary, R rank.
  * lora_a: [D, R]   lora_b: [R, V]   scale s */
@@ -101,6 +103,8 @@ typedef struct {
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
+
+    const rvm_layers *layers; /* of the same instruction set: "Layers", below */
 } rvm_kernels;
 
 /* The implementation called `name`, the fastest one for NULL, or NULL if this machine has no such. */
@@ -132,9 +136,20 @@ RVM_API int rvm_abi_version(void);
  * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
  * summed in this order by every implementation: all agree bit for bit, at any number of tokens and
- * any split. A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
+ * any split. Q4_K and Q5_K are the same with groups of 32, s = d * scale and b = -dmin * low; Q6_K has groups of 16,
+ *   y[n] = sum_j d_j * (s[n][2j] * ((q - 32) . xhat)_j,first 16 + s[n][2j + 1] * ((q - 32) . xhat)_j,last 16)
+ * A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
 
-typedef enum { RVM_Q4 = 0, RVM_Q8 = 1, RVM_F16 = 2, RVM_BF16 = 3, RVM_F32 = 4 } rvm_kind;
+typedef enum {
+    RVM_Q4 = 0,
+    RVM_Q8 = 1,
+    RVM_F16 = 2,
+    RVM_BF16 = 3,
+    RVM_F32 = 4,
+    RVM_Q4_K = 5, /* GGUF's super-blocks of 256 columns, in as many bytes */
+    RVM_Q5_K = 6,
+    RVM_Q6_K = 7
+} rvm_kind;
 
 /* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
  * part of its spread: 0.6% with 8 bits, 2e-5 with 16. */
@@ -148,14 +163,14 @@ typedef struct {
     uint32_t kind;       /* rvm_kind */
     uint32_t scale_kind; /* RVM_F16, RVM_BF16 or RVM_F32; quantised kinds only */
     uint32_t affine;     /* 0: no biases are stored, for each is -8 * s (4 bits) or -128 * s (8 bits) */
-    uint32_t group;      /* columns to a scale: 32, 64 or 128; 0 for float kinds */
+    uint32_t group;      /* columns to a scale: 32, 64 or 128; 0 for float kinds; 256 for super-blocks */
     uint64_t rows, cols; /* cols: a multiple of group; any for float kinds */
 } rvm_matrix_spec;
 
 typedef struct rvm_matrix rvm_matrix; /* starts a packed matrix */
 
 /* The smallest lossless form for these scales and biases [rows, cols / group] of type scale_kind.
- * biases may be NULL: symmetric. For float kinds group, scales and biases are ignored. */
+ * biases may be NULL: symmetric. For float kinds and super-blocks group, scales and biases are ignored. */
 RVM_API int rvm_matrix_plan(rvm_kind kind, size_t rows, size_t cols, size_t group, const void *scales,
                             const void *biases, rvm_kind scale_kind, rvm_matrix_spec *spec);
 
@@ -164,6 +179,7 @@ RVM_API size_t rvm_matrix_bytes(const rvm_matrix_spec *spec);
 
 /* Pack rows [row_begin, row_end) of the matrix. The pointers are to row row_begin's data:
  *   weights: Q4, Q8: uint32 [n, cols * bits / 32], lowest bits first      F16, BF16, F32: [n, cols]
+ *            Q4_K, Q5_K, Q6_K: GGUF blocks [n, cols / 256] of 144, 176 or 210 bytes
  *   scales, biases: [n, cols / group] of type scale_kind; biases may be NULL if spec->affine is 0
  * row_begin is a multiple of 16, row_end too unless it is the last row. Ranges may be packed by several
  * threads; the one that begins at 0 also writes the head, without which accessors return 0. */
@@ -198,14 +214,14 @@ typedef struct {
     int (*matmul)(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
                   size_t tile_end, float *y, size_t y_stride);
 
-    /* Attention over one warm or cold head-page, in integers ("Pages", below; rvm_tier: 0 cold, 1 warm).
-     * Queries and weights become integers of 15 bits for warm pages and 7 bits for cold ones, with one scale
-     * a row; all implementations agree bit for bit. A NaN or an infinity makes its whole row NaN.
-     *   page_queries  q [rows][head_dim], rotated for cold pages -> codes [rvm_page_codes_bytes]
+    /* Attention over one head-page of codes, in integers ("Pages", below; tier: rvm_tier). Queries and weights
+     * become integers of 7 bits (one term) or 15 bits (two terms), with one scale a row; all implementations agree
+     * bit for bit. A NaN or an infinity makes its whole row NaN.
+     *   page_queries  q [rows][head_dim], rotated if the tier's keys are -> codes [rvm_page_codes_bytes]
      *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
      *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
-     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more that, all together, belong to
-     * every dimension. soon: a head-page of that size to be fetched on the way, or NULL. */
+     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more, whose sum is to be added to every
+     * dimension. soon: a head-page of the same size to be prefetched, or NULL. */
     int (*page_queries)(int tier, const float *q, size_t rows, size_t head_dim, void *codes);
     int (*page_scores)(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores);
@@ -223,6 +239,9 @@ RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 /* As rvm_impl and rvm_impl_name; there are more implementations of these. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
+
+/* Name of the rvm_kernels whose layers run beside these matrices: "avx2" for "avxvnni". NULL for an unknown one. */
+RVM_API const char *rvm_matmul_layers(const rvm_matmul *matmul);
 
 /* ---- A rating (ruvmlx/sona/instant.py): kernels in a row, for what lies between them costs more ----
  *
@@ -289,17 +308,32 @@ RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_askin
 
 /* ---- Pages: keys and values of RVM_PAGE_TOKENS consecutive tokens ----
  *
- * Tokens come into a HOT page; older pages are copied into WARM ones (8 bits), still older ones into COLD
- * ones (4 bits). A page holds all layers and key-value heads, [layer][kv head], each as one head-page of
- * rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
+ * New tokens go into a hot page. As its tokens grow older, a page is copied to the next lower tier. A page holds all
+ * layers and key-value heads, [layer][kv head], each as one head-page of rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page, in IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
- * A warm or cold head-page is in the order that the kernels like; rvm_page_canonical has the one that other
+ * A head-page of codes is in the order that the kernels like; rvm_page_canonical has the one that other
  * implementations share (metal_kernels/README.md). */
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 
-typedef enum { RVM_COLD, RVM_WARM, RVM_HOT } rvm_tier;
+/* The tiers, a row each, from the oldest tokens to the newest. Numbers of a hot page are half floats; those of the
+ * others are codes of 4 or 8 bits (metal_kernels/README.md).
+ *   rotated  keys are rotated before they become codes, and queries before they score them
+ *   terms    int8 numbers for each number of a query or a weight. One term is wrong by 0.6% of the largest number, as
+ *            much as codes of 8 bits are, but far less than codes of 4 bits (10%).
+ * ruvmlx/tiers.py and metal_kernels/pages.h have the same rows; tests/kv/test_tiers.py compares them.
+ *
+ *       name  bits  rotated  terms */
+#define RVM_CODE_TIERS(TIER) \
+    TIER(COLD, 4, 1, 1) \
+    TIER(WARM, 8, 0, 2)
+
+#define RVM_TIER_NUMBER(name, bits, rotated, terms) RVM_##name,
+typedef enum { RVM_CODE_TIERS(RVM_TIER_NUMBER) RVM_HOT } rvm_tier;
+
+/* "COLD", "WARM" .. "HOT"; NULL past the last. */
+RVM_API const char *rvm_tier_name(size_t tier);
 
 typedef struct {
     uint8_t *data; /* starts at a multiple of 64 bytes */
@@ -310,7 +344,7 @@ typedef struct {
 /* A multiple of 64; 0 for a tier or head_dim that is refused. */
 RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 
-/* n head-pages in a row: hot -> warm, warm -> cold, and hot -> cold, which is the same as both. */
+/* n head-pages in a row from one tier to a lower one; the bytes are those of all single steps between the two. */
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 
@@ -330,7 +364,7 @@ RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t hea
 typedef struct {
     const rvm_page *pages;    /* [.. end_page]; those before first_page are not looked at */
     size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */
-    const rvm_matmul *matmul; /* whose kernels score warm and cold pages; NULL when all are hot */
+    const rvm_matmul *matmul; /* whose kernels score pages of codes; NULL when all are hot */
     size_t head_dim, group;
     const float *q; /* query t, head g: q + t * q_stride + g * head_dim; not yet turned */
     size_t q_stride;
@@ -347,7 +381,7 @@ typedef struct {
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 
 /* float32 unless said otherwise.  T tokens, D width. */
-typedef struct {
+struct rvm_layers {
     const char *name; /* as in rvm_kernels */
 
     /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
@@ -385,11 +419,10 @@ typedef struct {
 
     /* rvm_pages_demote by this implementation; all give the same bytes. */
     int (*demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
-} rvm_layers;
+};
 
-/* As rvm_impl and rvm_impl_name. */
+/* The layers of rvm_impl(name). */
 RVM_API const rvm_layers *rvm_layers_impl(const char *name);
-RVM_API const char *rvm_layers_impl_name(size_t index);
 
 /* ---- The decoder: a Llama or Mistral model, one call per chunk of a prompt or per token ----
  *
@@ -424,6 +457,8 @@ typedef struct {
     uint32_t precise;        /* in front of quantised matrices: 0: 8-bit activations, 1: 16 bits */
     float rms_norm_eps;
     const double *rope_frequencies; /* [head_dim / 2] radians per position, scaling included */
+    double rope_factor;             /* multiplies turned queries and keys; 1: no change */
+    double query_beta, query_span;  /* queries at position p times 1 + beta ln(1 + floor(p / span)); beta 0: not */
     const char *impl;               /* of matrices and layers; NULL: the fastest */
 } rvm_decoder_config;
 
@@ -431,6 +466,8 @@ typedef struct {
     const rvm_matrix *matrix[RVM_N_PROJ];
     const float *bias[RVM_N_PROJ];          /* [out] or NULL */
     const float *input_norm, *post_norm;    /* [hidden_size] */
+    const float *q_norm, *k_norm;           /* [head_dim], of each head before rope; or both NULL */
+    uint32_t no_rope;                       /* not 0: rope turns nothing in this layer */
 } rvm_decoder_layer;
 
 typedef struct {

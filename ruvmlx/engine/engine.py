@@ -45,7 +45,7 @@ class LLMInferenceEngine:
             if not (request.prompt or "").strip():
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode(request.prompt or "")
-        limit = self.model.shape.max_context
+        limit = self.model.context
         if len(ids) >= limit:
             raise UsageError(
                 f"the prompt is {len(ids)} tokens; {self.model.name} reads at most {limit - 1} "

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
-from ..kv.policy import PAGE
 from ..models.model import Model
 from ..models.thinking import opened_by
 from ..sampling import check_sampling, log_softmax, top_ids
+from ..tiers import PAGE
 from .detokenize import StopStrings, StreamDecoder
 from .sessions import Session, SessionManager
 from .source import Source, source
@@ -67,7 +67,7 @@ class Run:
         self.decoder = StreamDecoder(engine.model.tokenizer)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
-        room = engine.model.shape.max_context - len(self.prompt)
+        room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.drawn: list[int] = []  # ids of drawn tokens, with the end token
         self.recorded = 0  # number of drawn tokens that were recorded

@@ -1,17 +1,16 @@
 """Hugging Face repositories: the cached copy first, then the hub."""
 
-import contextlib
 import json
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CorruptFile, ModelNotFound, RuvmlxError
+from ..errors import ModelNotFound, RuvmlxError
 from ..platform import cpu
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
+from .families import families_of
 from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
@@ -176,27 +175,12 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    _check_architecture(listing)
+    if listing.architecture:  # as the hub has read it: refused before gigabytes are fetched
+        families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
     watch.chosen(choice)
     files = listing.only(choice.chosen.files)
     return worker.attend(lambda: fetching.fetch_weights(files, worker), watch) / choice.chosen.files[0]
-
-
-def _check_architecture(listing: "Listing") -> None:
-    """Raise UnsupportedModel before gigabytes are fetched, if the hub knows the GGUF files' architecture.
-
-    The check itself is that of opened files: here of one whose only key is the architecture, in which others
-    are missed later (CorruptFile).
-    """
-    if not listing.architecture:
-        return
-    from .gguf import GGUFFile
-    from .gguf_model import read_config
-
-    metadata = {"general.architecture": listing.architecture}
-    with contextlib.suppress(CorruptFile), mmap.mmap(-1, 1) as nothing:
-        read_config(GGUFFile(Path(listing.name), nothing, 3, metadata))
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:

@@ -14,8 +14,8 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """The starter model, then the repositories in the Hugging Face cache, then the models of ollama and of
-    LM Studio.
+    """The starter model, then every repository in the Hugging Face cache whose architecture runs, then the
+    models of ollama and of LM Studio.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
     read is listed with its files' bytes, without bits and parameters; `problem` says why.
@@ -63,7 +63,7 @@ def survey(name: str, path: Path) -> Facts:
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)
-    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes)
+    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
 
 
 def _file_bytes(path: Path) -> int:

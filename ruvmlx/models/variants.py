@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ModelNotFound, RuvmlxError
 from ..progress import megabytes
+from .gguf_split import PART
 from .messages import one_line
 
 WEIGHTS_SHARE = 2 / 3  # of the memory limit; the rest is for the cache and for work
@@ -17,7 +18,6 @@ _ORDER = str.split(
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
 )
 _RANKS = {name: rank for rank, name in enumerate(_ORDER)}
-_PART = re.compile(r"(?P<name>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})")
 _TYPE = re.compile(
     r"(?:^|[-._])(?P<type>(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)$",
     re.IGNORECASE | re.ASCII,
@@ -159,7 +159,7 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
 def _whole(file: str) -> tuple[str, int]:
     """A path without its suffix and its part's number, and the number of parts."""
     stem = file.removesuffix(".gguf")
-    part = _PART.fullmatch(stem)
+    part = PART.fullmatch(stem)
     return (part["name"], int(part["count"])) if part else (stem, 1)
 
 

@@ -217,7 +217,7 @@ async def test_only_adapters_of_this_model_can_be_selected(chatting):
         await changed(app, pilot, TWO)
         await pilot.press("f4")
         await until(pilot, lambda: listed(app) == ["none", "default", "default"])
-        assert f"of {ONE}" in screen_text(app)
+        assert f"belongs to {ONE}" in screen_text(app)
         await pilot.press(*"poems", "enter")
         await until(pilot, lambda: "Adapter: poems@0." in screen_text(app))
         await send(app, pilot, "/adapters")
@@ -305,7 +305,7 @@ def test_plain_mode_lists_and_switches_models(cache, capsys):
     assert f"Model: {ONE} (safetensors, 16.0 bits" in said and "/models lists others." in said
     assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat again.") == 2
     assert said.count("Assistant: ") == 2 and said.count("Rated up") == 1
-    assert "default, version 1, of second/two." in said and "default, in use, version 0." in said
+    assert "default, version 1, belongs to second/two." in said and "default, in use, version 0." in said
     errors = capsys.readouterr().err
     assert (
         errors.count("Error: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors

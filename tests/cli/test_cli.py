@@ -343,7 +343,7 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     code, out, err = run(*command)
     assert (code, err) == (0, "") and json.loads(out)[
         "reason"
-    ] == "it takes 10 rated replies to learn from; there are 0"
+    ] == "training needs 10 rated replies; there are 0"
     with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(12):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
@@ -371,7 +371,7 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
 def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch):
     """Says what new caches get and why; measures when asked to; a policy that was named is shown as such."""
     monkeypatch.setattr(
-        tier_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))
+        tier_choice, "CANDIDATES", (TierPolicy("tiered", (64, 64)), TierPolicy("tiered", (64, 128)))
     )
     command = ("learn", "kv", "--json", "--backend", "native", "--model", str(tiny_folder))
     code, out, err = run(*command)
@@ -406,7 +406,7 @@ def test_learn_consolidate_deep(run, tiny_folder):
     model = ("--model", str(tiny_folder))
     command = ("learn", "consolidate", "--deep", *model)
     code, out, err = run(*command)
-    assert (code, err) == (0, "") and out.startswith("Nothing anchored: it takes 10 rated replies")
+    assert (code, err) == (0, "") and out.startswith("Nothing anchored: at least 10 rated replies")
     with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(10):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))

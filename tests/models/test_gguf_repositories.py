@@ -165,7 +165,7 @@ def test_all_parts_of_a_split_file_are_fetched(repository, tmp_path):
 def test_an_architecture_that_is_not_run_is_not_fetched(repository):
     """The hub has read it; one line, as for an opened file."""
     repository.architecture = "rwkv7"
-    with pytest.raises(UnsupportedModel, match=r"tiny holds a model of architecture 'rwkv7'"):
+    with pytest.raises(UnsupportedModel, match=r"owner/tiny: architecture 'rwkv7' is not run"):
         load_model(NAME)
     assert repository.ranges == []
     repository.architecture = ""

@@ -146,7 +146,7 @@ def test_too_few_ratings(open_tiny):
             runtime.rate(reply(runtime, seed=i), "up")
         before = weights(runtime)
         report, _ = consolidate(runtime)
-        assert not report["promoted"] and "it takes 10" in report["reason"]
+        assert not report["promoted"] and "training needs 10" in report["reason"]
         assert weights(runtime) == before and runtime.learner.history.attempts() == []
 
 
