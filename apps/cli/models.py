@@ -31,7 +31,11 @@ def _facts(model: "Model | Facts") -> dict[str, Any]:
 @click.argument("name")
 @json_option
 def pull(name: str, as_json: bool) -> None:
-    """Fetch a model from Hugging Face (owner/name) and check it. An interrupted download continues."""
+    """Fetch a model from Hugging Face (owner/name) and check it. An interrupted download continues.
+
+    Of GGUF files the one that suits this machine is taken; owner/name:Q5_K_M or owner/name/file.gguf names
+    one.
+    """
     from ruvmlx.models.load import load_model
 
     from ..progress import watching
@@ -48,7 +52,7 @@ def pull(name: str, as_json: bool) -> None:
 @click.command("ls")
 @json_option
 def list_models(as_json: bool) -> None:
-    """List the models on this machine."""
+    """List the models on this machine, those of ollama and LM Studio included."""
     from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
@@ -141,9 +145,9 @@ def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir
 
-    from ruvmlx.models.hub import cached_folder
+    from ruvmlx.models.hub import cached
 
-    if "/" not in name or cached_folder(name) is None:
+    if "/" not in name or cached(name) is None:
         raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
     cache = scan_cache_dir()
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
