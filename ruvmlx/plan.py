@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import settings
+from .backends.matrix_types import bytes_in_memory
 from .backends.select import Choice, for_model
 from .errors import RuvmlxError
 from .kv.cache import SLACK
@@ -96,13 +97,13 @@ class Fit:
 
 
 def _held(facts: Facts, backend: Choice) -> int:
-    """Bytes of the weights in memory: as stored with the C decoder and on GPUs, else unpacked to float32."""
+    """Bytes of the weights in memory: packed with the C decoder and on GPUs, else unpacked to float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
     if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:
         return whole
-    return facts.bytes
+    return bytes_in_memory(facts.types, backend.name) if facts.types else facts.bytes
 
 
 @dataclass(frozen=True)

@@ -92,18 +92,19 @@ def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
 @json_option
 def show_model(name: str, as_json: bool) -> None:
     """Show one model's files and shape."""
+    from ruvmlx.backends.matrix_types import matrix_types
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import without
 
     model = load_model(name)
-    fit = _fit(model)
+    fit, types = _fit(model), matrix_types(model)
     facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.shape}
     if not model.is_own:
         facts |= {"note": without(model.shape.model_type)}
     if as_json:
-        print_json(facts | {"fit": _fit_facts(fit)})
+        print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
     else:
-        show_facts(facts | {"memory": fit.words()})
+        show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
 
 
 @click.command("rm")

@@ -57,7 +57,7 @@ def survey(name: str, path: Path) -> Facts:
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)
-    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes)
+    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
 
 
 def _file_bytes(path: Path) -> int:

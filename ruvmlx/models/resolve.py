@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import ModelNotFound, RuvmlxError, UnsupportedModel
 from ..progress import QUIET, Watch
+from .gguf_split import first_part, whole_name
 from .starter import STARTER_NAMES, starter_path
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -56,7 +57,7 @@ def _folder(path: Path) -> ModelFiles:
     """A folder with a config.json, or one that holds nothing but one GGUF file."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})
     if len(ggufs) == 1:
         return _file(ggufs[0])
     if ggufs:
@@ -66,7 +67,7 @@ def _folder(path: Path) -> ModelFiles:
 
 def _file(path: Path) -> ModelFiles:
     if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
-        return ModelFiles(path.stem, path)
+        return ModelFiles(whole_name(path), first_part(path))
     if path.suffix == ".safetensors":
         raise UnsupportedModel(f"{path.name} is one file of a model; name the folder that it lies in.")
     raise UnsupportedModel(f"{path.name} is not a GGUF file; {NAME_ANOTHER}.")

@@ -63,7 +63,9 @@ class Positions:
         if self._angles[0] != (offset, n):
             t = mx.arange(offset, offset + n, dtype=mx.float32)[:, None, None, None]
             angle = t * self.frequencies
-            cos, sin = self.factor * mx.cos(angle), self.factor * mx.sin(angle)
+            cos, sin = mx.cos(angle), mx.sin(angle)
+            if self.factor != 1:
+                cos, sin = self.factor * cos, self.factor * sin
             self._angles = (offset, n), cos, mx.concatenate([-sin, sin], axis=2)
         return self._angles[1], self._angles[2]
 
@@ -135,24 +137,26 @@ class CPUAttention(nn.Module):
     ) -> tuple[mx.array, mx.array, mx.array]:
         """`_project` by each token's own angles; None: no rope. at: the tokens' positions."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
-        qkv = self.normed(x)
-        qk = qkv[:, : h + g].reshape(n, h + g, 2, d // 2)
+        qkv = self.normed(x).reshape(n, h + 2 * g, 2, d // 2)
+        qk = qkv[:, : h + g]
         if angles is not None:
             cos, sin = angles
             qk = qk * cos + qk[:, :, ::-1] * sin
         qk = qk.reshape(n, h + g, d).transpose(1, 0, 2)
-        q, v = qk[:h], qkv[:, h + g :].transpose(1, 0, 2)
+        q, v = qk[:h], qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)
         scales = self._positions.query_scales(at)
         if scales is not None:
             q = q * mx.array(scales)[:, None]
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
     def normed(self, x: mx.array) -> mx.array:
-        """x [1, L, D] -> q (scaled), k and v before rope, each head normed where the family does so:
-        [L, H + 2 K, d]."""
-        qkv = self.qkv(x).reshape(x.shape[1], -1, self.head_dim)
+        """x [1, L, D] -> q (scaled), k and v before rope, each head normed where the family does so.
+
+        The L rows of H + 2 K heads are one axis or two: every operation costs as much as a small product.
+        """
         if self._norm is None:
-            return qkv
+            return self.qkv(x)
+        qkv = self.qkv(x).reshape(x.shape[1], -1, self.head_dim)
         qk, v = mx.split(qkv, [self.n_heads + self.n_kv_heads], axis=1)
         return mx.concatenate([mx.fast.rms_norm(qk, None, self._eps) * self._norm, v], axis=1)
 
