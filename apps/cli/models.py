@@ -12,7 +12,7 @@ from .output import show as show_line
 
 if TYPE_CHECKING:
     from ruvmlx.models.facts import Facts
-    from ruvmlx.models.model import Model
+    from ruvmlx.models.model import Model, ModelShape
     from ruvmlx.plan import Fit
 
 
@@ -102,13 +102,41 @@ def show_model(name: str, as_json: bool) -> None:
 
     model = load_model(name)
     fit, types = _fit(model), matrix_types(model)
-    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.shape}
+    config = _config_facts(model.shape) if as_json else _config_words(model.shape)
+    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": config}
     if not model.is_own:
         facts |= {"note": without(model.shape.model_type)}
     if as_json:
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
     else:
         show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
+
+
+def _config_facts(shape: "ModelShape") -> dict[str, Any]:
+    """The shape's fields, and those that scripts know from the version before."""
+    from ruvmlx.models.model import ModelConfig
+    from ruvmlx.models.rope_scaling import LinearRope
+
+    if not isinstance(shape, ModelConfig):
+        return asdict(shape)
+    linear = shape.rope_scaling.factor if isinstance(shape.rope_scaling, LinearRope) else 1.0
+    return asdict(shape) | {
+        "attention_bias": "q_proj" in shape.biases,
+        "mlp_bias": "up_proj" in shape.biases,
+        "rope_linear_factor": linear,
+    }
+
+
+def _config_words(shape: "ModelShape") -> str:
+    from ruvmlx.models.model import ModelConfig
+
+    words = (
+        f"{shape.model_type}, {shape.n_layers} layers, {shape.hidden_size} hidden, vocabulary of "
+        f"{shape.vocab_size:,}, context of {shape.max_context:,} tokens"
+    )
+    if not isinstance(shape, ModelConfig):
+        return words
+    return f"{words}, {shape.n_heads} query heads, {shape.n_kv_heads} key and value heads of {shape.head_dim}"
 
 
 @click.command("rm")
