@@ -18,7 +18,7 @@ from .simulated_gpu import SimulatedGPU
 @pytest.mark.parametrize("family", SHAPES)
 def test_tiers_through_the_kernels(family, tmp_path, monkeypatch):
     """A prompt in chunks, then single tokens, through all tiers."""
-    monkeypatch.setattr(gpu, "_given_up", False)
+    monkeypatch.setattr(gpu, "given_up", False)
     simulated = SimulatedGPU(tmp_path)
     simulated.install(monkeypatch)
     folder = make_safetensors_model(tmp_path / "m", **SHAPES[family] | {"span": 100})
