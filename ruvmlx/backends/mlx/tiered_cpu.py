@@ -47,12 +47,12 @@ class CPUStep:
     def attend(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
         """x [1, n, D] or [B, 1, D] -> attention output for the same tokens, [..., n_heads * head_dim]."""
         turn = self._turns(own)
-        qkv = np.array(own.normed(x.reshape(1, -1, x.shape[-1]))).reshape(len(self._at), -1, own.head_dim)
-        qkv[:, : own.n_heads] /= own.scale  # the library scales queries itself
+        heads = np.array(own.normed(x.reshape(1, -1, x.shape[-1]))).reshape(len(self._at), -1, own.head_dim)
+        heads[:, : own.n_heads] /= own.scale  # the library scales queries itself
         scales = own._positions.query_scales(self._at)
         if scales is not None:
-            qkv[:, : own.n_heads] *= scales[:, None, None]
-        qkv = qkv.reshape(len(qkv), -1)
+            heads[:, : own.n_heads] *= scales[:, None, None]
+        qkv = heads.reshape(len(heads), -1)
         outs = [
             self._kernels.run(layer, table, offset, qkv[part], turn[part], self._window)
             for part, (table, offset) in zip(self._parts(), self._sequences, strict=True)
