@@ -1,16 +1,19 @@
 """Makes a random model of a real model's shape, for benchmarks: weights mean nothing, sizes are true.
 
-python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf        # 4.1 GB, some seconds
+python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # 4.1 GB, some seconds
+python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # the first 6 of its layers alone
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ruvmlx.models.byte_level import byte_chars
+from ruvmlx.models.gguf_types import ROWS
 from ruvmlx.models.gguf_writer import ALIGNMENT, f32, gguf_header, u32
 
 
@@ -32,17 +35,18 @@ SHAPES = {
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
     "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # next to no arithmetic (host.py)
 }
-_BLOCK = 18  # bytes of a Q4_0 block of 32 weights
+BLOCKS = {row.name: row for row in ROWS}
+TYPES = ("Q4_0", "Q4_K_M")
 
 
-def tensors(shape: RandomModelSize) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def tensors(shape: RandomModelSize, kind: str = "Q4_0") -> dict[str, tuple[str, tuple[int, ...], int]]:
     """GGUF name -> (type, shape, bytes)."""
     d, heads, kv = shape.hidden_size, shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
 
     def add(name: str, *dims: int) -> None:
-        size = 4 * dims[0] if len(dims) == 1 else dims[0] * dims[1] // 32 * _BLOCK
-        found[name] = ("F32" if len(dims) == 1 else "Q4_0", dims, size)
+        row = BLOCKS["F32" if len(dims) == 1 else matrix_type(name, kind, shape.n_layers)]
+        found[name] = (row.name, dims, prod(dims) // row.block * row.nbytes)
 
     add("token_embd.weight", shape.vocab_size, d)
     for i in range(shape.n_layers):
@@ -61,12 +65,37 @@ def tensors(shape: RandomModelSize) -> dict[str, tuple[str, tuple[int, ...], int
     return found
 
 
-def random_blocks(rng: np.random.Generator, size: int, fan_in: int) -> bytes:
-    """Q4_0 blocks whose weights have a variance of about 1 / fan_in, so that activations stay tame."""
-    blocks = rng.integers(0, 256, (size // _BLOCK, _BLOCK), np.uint8)
-    scale = np.array([1 / (4.6 * np.sqrt(fan_in))], "<f2")
-    blocks[:, :2] = scale.view(np.uint8)
+def matrix_type(name: str, kind: str, n_layers: int) -> str:
+    """What llama.cpp's quantiser makes of it: in Q4_K_M the head, and some layers' v and down, are Q6_K."""
+    if kind != "Q4_K_M":
+        return kind
+    if name == "output.weight":
+        return "Q6_K"
+    if not name.endswith(("attn_v.weight", "ffn_down.weight")):
+        return "Q4_K"
+    i, eighth = int(name.split(".")[1]), n_layers // 8
+    more = i < eighth or i >= 7 * n_layers // 8 or (i - eighth) % 3 == 2
+    return "Q6_K" if more else "Q4_K"
+
+
+def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -> bytes:
+    """Blocks whose weights have a variance of about 1 / fan_in, so that activations stay tame."""
+    blocks = rng.integers(0, 256, (size // BLOCKS[kind].nbytes, BLOCKS[kind].nbytes), np.uint8)
+    scale = 1 / (4.6 * np.sqrt(fan_in))  # 4.6: the spread of four random bits
+    if kind == "Q4_0":
+        _put(blocks, 0, scale)
+    elif kind == "Q4_K":
+        _put(blocks, 0, scale / 32)
+        _put(blocks, 2, scale / 32 * 7.5)
+        blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and lows 32
+    else:
+        blocks[:, 192:208] = 32
+        _put(blocks, 208, scale / 4 / 32)  # six bits spread four times as far
     return blocks.tobytes()
+
+
+def _put(blocks: np.ndarray, at: int, value: float) -> None:
+    blocks[:, at : at + 2] = np.array([value], "<f2").view(np.uint8)
 
 
 def metadata(shape: RandomModelSize) -> dict[str, Any]:
@@ -106,18 +135,31 @@ def nbytes(name: str) -> int:
     return sum(size for _, _, size in tensors(SHAPES[name]).values())
 
 
-def make(name: str, path: Path) -> Path:
+def make(name: str, path: Path, kind: str = "Q4_0", layers: int | None = None) -> Path:
+    """layers: only so many of them, for a comparison of the time per layer."""
     shape, rng = SHAPES[name], np.random.default_rng(0)
-    wanted = tensors(shape)
+    shape = replace(shape, n_layers=layers or shape.n_layers)
+    wanted = tensors(shape, kind)
     with open(path, "wb") as f:
         f.write(gguf_header(metadata(shape), wanted))
-        for kind, dims, size in wanted.values():
-            data = np.ones(dims[0], "<f4").tobytes() if kind == "F32" else random_blocks(rng, size, dims[1])
-            f.write(data + bytes(-len(data) % ALIGNMENT))
+        for stored, dims, size in wanted.values():
+            f.write(_data(rng, stored, dims, size) + bytes(-size % ALIGNMENT))
     return path
 
 
+def _data(rng: np.random.Generator, kind: str, dims: tuple[int, ...], size: int) -> bytes:
+    if kind == "F32":
+        return np.ones(dims[0], "<f4").tobytes()
+    return random_blocks(rng, kind, size, dims[1])
+
+
+def main(arguments: list[str]) -> None:
+    name, file, kind, layers = [*arguments, *["", "", "Q4_0", "0"][len(arguments) :]][:4]
+    if name not in SHAPES or not file or kind not in TYPES or not layers.isdigit() or len(arguments) > 4:
+        names = f"{'|'.join(SHAPES)} FILE.gguf [{'|'.join(TYPES)} [LAYERS]]"
+        sys.exit(f"usage: python -m ruvmlx.apps.bench.random_model {names}")
+    print(make(name, Path(file), kind, int(layers) or None))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in SHAPES:
-        sys.exit(f"usage: python -m ruvmlx.apps.bench.random_model {'|'.join(SHAPES)} FILE.gguf")
-    print(make(sys.argv[1], Path(sys.argv[2])))
+    main(sys.argv[1:])

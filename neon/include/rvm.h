@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 13 /* changes with any signature or field below */
+#define RVM_ABI_VERSION 14 /* changes with any signature or field below */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };
@@ -136,9 +136,20 @@ RVM_API int rvm_abi_version(void);
  * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
  * summed in this order by every implementation: all agree bit for bit, at any number of tokens and
- * any split. A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
+ * any split. Q4_K and Q5_K are the same with groups of 32, s = d * scale and b = -dmin * low; Q6_K has groups of 16,
+ *   y[n] = sum_j d_j * (s[n][2j] * ((q - 32) . xhat)_j,first 16 + s[n][2j + 1] * ((q - 32) . xhat)_j,last 16)
+ * A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
 
-typedef enum { RVM_Q4 = 0, RVM_Q8 = 1, RVM_F16 = 2, RVM_BF16 = 3, RVM_F32 = 4 } rvm_kind;
+typedef enum {
+    RVM_Q4 = 0,
+    RVM_Q8 = 1,
+    RVM_F16 = 2,
+    RVM_BF16 = 3,
+    RVM_F32 = 4,
+    RVM_Q4_K = 5, /* GGUF's super-blocks of 256 columns, in as many bytes */
+    RVM_Q5_K = 6,
+    RVM_Q6_K = 7
+} rvm_kind;
 
 /* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
  * part of its spread: 0.6% with 8 bits, 2e-5 with 16. */
@@ -152,14 +163,14 @@ typedef struct {
     uint32_t kind;       /* rvm_kind */
     uint32_t scale_kind; /* RVM_F16, RVM_BF16 or RVM_F32; quantised kinds only */
     uint32_t affine;     /* 0: no biases are stored, for each is -8 * s (4 bits) or -128 * s (8 bits) */
-    uint32_t group;      /* columns to a scale: 32, 64 or 128; 0 for float kinds */
+    uint32_t group;      /* columns to a scale: 32, 64 or 128; 0 for float kinds; 256 for super-blocks */
     uint64_t rows, cols; /* cols: a multiple of group; any for float kinds */
 } rvm_matrix_spec;
 
 typedef struct rvm_matrix rvm_matrix; /* starts a packed matrix */
 
 /* The smallest lossless form for these scales and biases [rows, cols / group] of type scale_kind.
- * biases may be NULL: symmetric. For float kinds group, scales and biases are ignored. */
+ * biases may be NULL: symmetric. For float kinds and super-blocks group, scales and biases are ignored. */
 RVM_API int rvm_matrix_plan(rvm_kind kind, size_t rows, size_t cols, size_t group, const void *scales,
                             const void *biases, rvm_kind scale_kind, rvm_matrix_spec *spec);
 
@@ -168,6 +179,7 @@ RVM_API size_t rvm_matrix_bytes(const rvm_matrix_spec *spec);
 
 /* Pack rows [row_begin, row_end) of the matrix. The pointers are to row row_begin's data:
  *   weights: Q4, Q8: uint32 [n, cols * bits / 32], lowest bits first      F16, BF16, F32: [n, cols]
+ *            Q4_K, Q5_K, Q6_K: GGUF blocks [n, cols / 256] of 144, 176 or 210 bytes
  *   scales, biases: [n, cols / group] of type scale_kind; biases may be NULL if spec->affine is 0
  * row_begin is a multiple of 16, row_end too unless it is the last row. Ranges may be packed by several
  * threads; the one that begins at 0 also writes the head, without which accessors return 0. */

@@ -80,7 +80,8 @@ static int set_linear(linear *l, const rvm_matrix *m, const float *bias, size_t 
     *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
     if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;
     l->tiles = rvm_matrix_tiles(m);
-    l->quantised = rvm_matrix_kind(m) == RVM_Q4 || rvm_matrix_kind(m) == RVM_Q8;
+    const rvm_kind kind = rvm_matrix_kind(m);
+    l->quantised = kind != RVM_F16 && kind != RVM_BF16 && kind != RVM_F32;
     return 1;
 }
 

@@ -11,6 +11,7 @@ static int good_spec(const rvm_matrix_spec *s) {
     const uint64_t limit = 1u << 31;
     if (!s || s->rows == 0 || s->cols == 0 || s->rows >= limit || s->cols >= limit) return 0;
     if (s->rows * s->cols >= (uint64_t)1 << 48) return 0;
+    if (is_super(s->kind)) return s->group == SUPER_COLS && s->cols % SUPER_COLS == 0;
     if (!is_quantised(s->kind)) return is_float_kind(s->kind);
     return is_float_kind(s->scale_kind) && s->affine <= 1 &&
            (s->group == 32 || s->group == 64 || s->group == 128) && s->cols % s->group == 0;
@@ -53,6 +54,10 @@ static int is_symmetric(const void *scales, const void *biases, uint32_t scale_k
 int rvm_matrix_plan(rvm_kind kind, size_t rows, size_t cols, size_t group, const void *scales,
                     const void *biases, rvm_kind scale_kind, rvm_matrix_spec *spec) {
     if (!spec) return RVM_BAD_ARGUMENT;
+    if (is_super((uint32_t)kind)) {
+        *spec = (rvm_matrix_spec){(uint32_t)kind, RVM_F16, 0, SUPER_COLS, rows, cols};
+        return good_spec(spec) ? RVM_OK : RVM_BAD_ARGUMENT;
+    }
     const int q = is_quantised(kind);
     const uint32_t narrow = group > 128 ? 0 : (uint32_t)group;
     rvm_matrix_spec s = {(uint32_t)kind, q ? (uint32_t)scale_kind : RVM_F32, 0, q ? narrow : 0, rows, cols};
@@ -131,6 +136,11 @@ static void pack_float(const rvm_matrix_spec *s, const uint8_t *weights, size_t 
     for (size_t k = 0; k < s->cols; k++) memcpy(tile + (k * TILE + row) * size, from + k * size, size);
 }
 
+/* Row i of GGUF blocks. */
+static const uint8_t *source_row(const rvm_matrix_spec *s, const void *weights, size_t i) {
+    return (const uint8_t *)weights + i * (s->cols / SUPER_COLS) * rvm_super_source(s->kind);
+}
+
 static void write_head(const rvm_matrix_spec *spec, void *memory) {
     rvm_matrix head = {.spec = *spec};
     memcpy(head.magic, MATRIX_MAGIC, sizeof head.magic);
@@ -140,7 +150,7 @@ static void write_head(const rvm_matrix_spec *spec, void *memory) {
 int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void *scales, const void *biases,
                     rvm_kind scale_kind, size_t row_begin, size_t row_end, void *memory) {
     if (!good_spec(spec) || !weights || !memory || (uintptr_t)memory % RVM_ALIGNMENT) return RVM_BAD_ARGUMENT;
-    const int q = is_quantised(spec->kind);
+    const int super = is_super(spec->kind), q = is_quantised(spec->kind) && !super;
     if (q && (!scales || (spec->affine && !biases) || !is_float_kind(scale_kind))) return RVM_BAD_ARGUMENT;
     if (row_begin >= row_end || row_end > spec->rows || row_begin % TILE) return RVM_BAD_ARGUMENT;
     if (row_end % TILE && row_end != spec->rows) return RVM_BAD_ARGUMENT;
@@ -149,7 +159,8 @@ int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void
         uint8_t *tile = (uint8_t *)memory + sizeof(rvm_matrix) + first / TILE * tile_bytes(spec);
         memset(tile, 0, tile_bytes(spec));
         for (size_t n = first; n < min_size(first + TILE, row_end); n++) {
-            if (q) pack_quantised(spec, weights, scales, biases, scale_kind, n - row_begin, n - first, tile);
+            if (super) rvm_super_pack(spec, source_row(spec, weights, n - row_begin), n - first, tile);
+            else if (q) pack_quantised(spec, weights, scales, biases, scale_kind, n - row_begin, n - first, tile);
             else pack_float(spec, weights, n - row_begin, n - first, tile);
         }
     }
@@ -173,13 +184,6 @@ size_t rvm_matrix_rows(const rvm_matrix *w) { return is_packed(w) ? w->spec.rows
 size_t rvm_matrix_cols(const rvm_matrix *w) { return is_packed(w) ? w->spec.cols : 0; }
 size_t rvm_matrix_tiles(const rvm_matrix *w) { return is_packed(w) ? tile_count(&w->spec) : 0; }
 
-/* Column c of row r in a block of 32. */
-static unsigned quantum(const uint8_t *block, uint32_t kind, size_t r, size_t c) {
-    if (kind == RVM_Q8) return block[c / 4 * 4 * TILE + 4 * r + c % 4];
-    const unsigned both = block[c % 16 / 4 * 4 * TILE + 4 * r + c % 4];
-    return c < 16 ? both & 15 : both >> 4;
-}
-
 static void quantised_row(const rvm_matrix *w, size_t row, float *out) {
     const rvm_matrix_spec *spec = &w->spec;
     const size_t r = row % TILE;
@@ -190,7 +194,7 @@ static void quantised_row(const rvm_matrix *w, size_t row, float *out) {
         p += scales_bytes(spec);
         for (size_t c = 0; c < spec->group; c++) {
             const float product =
-                s * (float)quantum(p + c / 32 * block_bytes(spec->kind), spec->kind, r, c % 32);
+                s * (float)block_code(p + c / 32 * block_bytes(spec->kind), spec->kind, r, c % 32);
             out[k + c] = product + b;
         }
         p += spec->group / 32 * block_bytes(spec->kind);
@@ -199,7 +203,9 @@ static void quantised_row(const rvm_matrix *w, size_t row, float *out) {
 
 int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out) {
     if (!is_packed(w) || !out || row >= w->spec.rows) return RVM_BAD_ARGUMENT;
-    if (is_quantised(w->spec.kind)) {
+    if (is_super(w->spec.kind)) {
+        rvm_super_row(&w->spec, tile_at(w, row / TILE), row % TILE, out);
+    } else if (is_quantised(w->spec.kind)) {
         quantised_row(w, row, out);
     } else {
         const uint8_t *p = tile_at(w, row / TILE);

@@ -7,6 +7,14 @@
  *     for each 32 columns of the group, 16 rows interleaved 4 bytes at a time:
  *       Q4  byte[j][r][i], j < 4:  low nibble = column 4j + i,  high nibble = column 16 + 4j + i
  *       Q8  byte[j][r][i], j < 8:  column 4j + i
+ *   tile of super-blocks: Q6_K: d f16 [cols / 256][16], rounded up to 64 bytes
+ *     for each 256 columns
+ *     Q4_K, Q5_K  d f16 [16], dmin f16 [16], byte b < 12 of the six-bit scales and lows, as in GGUF: [12][16]
+ *     Q6_K        scales int8 [16 groups of 16 columns][16]
+ *     for each 32 columns, byte[j][r][i] of Q4 with the low nibbles, then
+ *       Q5_K  byte[r][i], bit j < 8: the fifth bit of column 4j + i
+ *       Q6_K  byte[h][r][i], h < 2, bits 2j and 2j + 1, j < 4: the fifth and sixth of column 16h + 4j + i
+ *     as many bytes as in GGUF, and all blocks at multiples of 64 bytes
  *   float tile: value[column][16]
  *
  * One vector of 16 x 4 bytes times 4 activations, repeated for all rows, is 16 partial dot products
@@ -15,7 +23,8 @@
  * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
  *
  *   quantised panel: for each 32 columns
- *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
+ *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n],
+ *     -32 times the sum of the first 16 int32 [n]
  *     8 bits: one plane, x = d q    16 bits: two, x = d (254 high + low)    sum: of what d multiplies
  *   float panel: x [column][n]
  *
@@ -30,7 +39,7 @@
 
 #include <string.h>
 
-enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, SUPER_COLS = 256, SUPER_HEAD = 256, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
 
 /* v to high by rounding v * TO_HIGH. A little less than 1 / 254: halfway cases go towards 0, so that 32385
  * becomes 127, 127. */
@@ -46,7 +55,8 @@ struct rvm_matrix {
 
 _Static_assert(sizeof(struct rvm_matrix) == RVM_ALIGNMENT, "the head is one cache line");
 
-static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind == RVM_Q8; }
+static inline int is_super(uint32_t kind) { return kind >= RVM_Q4_K && kind <= RVM_Q6_K; }
+static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind == RVM_Q8 || is_super(kind); }
 static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -54,13 +64,28 @@ static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * 
 static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 ? 2 : 1; }
 
 /* Bytes of one token's activations of 32 columns. */
-static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 16; }
+static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 20; }
 
 /* What the largest of 32 activations becomes. */
 static inline float act_most(size_t planes) { return planes == 2 ? (float)MOST_16 : 127.0f; }
 
 /* Bytes of 16 rows x 32 columns. */
-static inline size_t block_bytes(uint32_t kind) { return kind == RVM_Q4 ? 256 : 512; }
+static inline size_t block_bytes(uint32_t kind) {
+    return kind == RVM_Q8 ? 512 : kind == RVM_Q6_K ? 384 : kind == RVM_Q5_K ? 320 : 256;
+}
+
+/* Bytes of 16 rows x 256 columns; the first SUPER_HEAD are scales. */
+static inline size_t super_bytes(uint32_t kind) { return SUPER_HEAD + SUPER_COLS / BLOCK_COLS * block_bytes(kind); }
+
+/* Bytes of a tile before its first super-block. */
+static inline size_t super_front(const rvm_matrix_spec *s) {
+    return s->kind == RVM_Q6_K ? round_up(2 * TILE * (s->cols / SUPER_COLS), RVM_ALIGNMENT) : 0;
+}
+
+/* Where the d of super-block i at p lie. */
+static inline const uint8_t *super_scale(const rvm_matrix_spec *s, const uint8_t *tile, size_t i, const uint8_t *p) {
+    return s->kind == RVM_Q6_K ? tile + 2 * TILE * i : p;
+}
 
 /* Bytes of the scales and biases of 16 rows. */
 static inline size_t scales_bytes(const rvm_matrix_spec *s) {
@@ -68,7 +93,8 @@ static inline size_t scales_bytes(const rvm_matrix_spec *s) {
 }
 
 static inline size_t tile_bytes(const rvm_matrix_spec *s) {
-    size_t n = is_quantised(s->kind)
+    size_t n = is_super(s->kind) ? super_front(s) + s->cols / SUPER_COLS * super_bytes(s->kind)
+               : is_quantised(s->kind)
                    ? s->cols / s->group * scales_bytes(s) + s->cols / 32 * block_bytes(s->kind)
                    : s->cols * TILE * float_size(s->kind);
     return round_up(n, RVM_ALIGNMENT);
@@ -91,14 +117,15 @@ static inline uint8_t *acts_panel(const void *acts, size_t planes, size_t cols, 
     return (uint8_t *)acts + t0 * (cols / BLOCK_COLS) * act_bytes(planes);
 }
 
-/* What follows the integers of a block; rest: where d[i] goes. */
-static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
+/* What follows the integers of a block; rest: where d[i] goes, first: the sum of the first 16. */
+static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum, int32_t first) {
     const float bias = d * (float)sum;
-    const int32_t zero[2] = {-8 * sum, -128 * sum};
+    const int32_t zero[3] = {-8 * sum, -128 * sum, -32 * first};
     memcpy(rest, &d, 4);
     memcpy(rest + 4 * n, &bias, 4);
     memcpy(rest + 8 * n, &zero[0], 4);
     memcpy(rest + 12 * n, &zero[1], 4);
+    memcpy(rest + 16 * n, &zero[2], 4);
 }
 
 /* The i-th of an array of F16, BF16 or F32. */
@@ -133,6 +160,24 @@ INLINE int32_t act_i32(const uint8_t *p) {
     int32_t x;
     memcpy(&x, p, 4);
     return x;
+}
+
+/* Super-blocks (matrix_super.c): one row of GGUF blocks into row `row` of a tile, and back as floats. */
+size_t rvm_super_source(uint32_t kind); /* bytes of a GGUF block */
+void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *blocks, size_t row, uint8_t *tile);
+void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out);
+
+/* Scale and low, or the scales of both halves, of row r and columns k .. k + 31. Returns their block. */
+const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float factors[2]);
+
+/* Code of row r and column c in a block of 32. */
+static inline unsigned block_code(const uint8_t *block, uint32_t kind, size_t r, size_t c) {
+    const size_t at = 4 * r + c % 4, j = c / 4;
+    if (kind == RVM_Q8) return block[64 * j + at];
+    const unsigned both = block[64 * (j % 4) + at], low = c < 16 ? both & 15 : both >> 4;
+    if (kind == RVM_Q5_K) return low | (block[256 + at] >> j & 1u) << 4;
+    if (kind == RVM_Q6_K) return low | (block[256 + 64 * (c / 16) + at] >> 2 * (j % 4) & 3u) << 4;
+    return low;
 }
 
 /* What both functions of an implementation refuse. */

@@ -39,6 +39,12 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return (f32x){load8(p, kind), load8(p + 8 * float_size(kind), kind)};
 }
 
+INLINE f32x f_bytes(const uint8_t *p) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)p);
+    return (f32x){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+
 INLINE void f_store(float *y, f32x x, size_t n) {
     float all[TILE];
     if (n >= TILE) {
@@ -72,6 +78,22 @@ INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
     *high = (i32x){_mm256_and_si256(_mm256_srli_epi16(a, 4), low),
                    _mm256_and_si256(_mm256_srli_epi16(b, 4), low)};
     return (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
+}
+
+/* Bits `shift` and up of every byte at p, moved to bits 4 and up under the mask. */
+INLINE __m256i high_bits(const uint8_t *p, int shift, int mask) {
+    const __m256i x = bytes_at(p);
+    const __m256i moved = shift < 4 ? _mm256_slli_epi16(x, 4 - shift) : _mm256_srli_epi16(x, shift - 4);
+    return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));
+}
+
+/* Columns 4j .. 4j + 3 of super-blocks, j < 8. */
+INLINE i32x bytes_super(const weights *w, size_t j, uint32_t kind) {
+    i32x high, low = bytes_q4(w, j % 4, &high);
+    const i32x v = j < 4 ? low : high;
+    const uint8_t *p = w->p + 256 + (kind == RVM_Q6_K ? 64 * (j / 4) : 0);
+    const int shift = kind == RVM_Q6_K ? 2 * (int)(j % 4) : (int)j, mask = kind == RVM_Q6_K ? 48 : 16;
+    return (i32x){_mm256_or_si256(v.a, high_bits(p, shift, mask)), _mm256_or_si256(v.b, high_bits(p + 32, shift, mask))};
 }
 
 INLINE __m256i four(const uint8_t *q) { return _mm256_set1_epi32(act_i32(q)); }

@@ -26,6 +26,10 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+INLINE f32x f_bytes(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 INLINE void f_store(float *y, f32x a, size_t n) {
     if (n >= TILE) _mm512_storeu_ps(y, a);
     else _mm512_mask_storeu_ps(y, (__mmask16)((1u << n) - 1), a);
@@ -41,6 +45,35 @@ INLINE void i_bytes(uint8_t *to, i32x a) { _mm_storeu_si128((__m128i *)to, _mm51
 INLINE int32_t i_sum(i32x a) { return _mm512_reduce_add_epi32(a); }
 INLINE int32_t i_most(i32x a) { return _mm512_reduce_max_epi32(a); }
 
+/* v |= x & mask */
+INLINE __m512i with(__m512i v, __m512i x, __m512i mask) { return _mm512_or_si512(v, _mm512_and_si512(x, mask)); }
+
+/* The fifth bits of Q5_K, behind the low nibbles. */
+INLINE void unpack_fifth(const uint8_t *p, weights *w) {
+    const __m512i x = _mm512_loadu_si512(p), bit = _mm512_set1_epi8(16);
+    w->v[0] = with(w->v[0], _mm512_slli_epi16(x, 4), bit);
+    w->v[1] = with(w->v[1], _mm512_slli_epi16(x, 3), bit);
+    w->v[2] = with(w->v[2], _mm512_slli_epi16(x, 2), bit);
+    w->v[3] = with(w->v[3], _mm512_slli_epi16(x, 1), bit);
+    w->v[4] = with(w->v[4], x, bit);
+    w->v[5] = with(w->v[5], _mm512_srli_epi16(x, 1), bit);
+    w->v[6] = with(w->v[6], _mm512_srli_epi16(x, 2), bit);
+    w->v[7] = with(w->v[7], _mm512_srli_epi16(x, 3), bit);
+}
+
+/* The fifth and sixth bits of Q6_K. */
+INLINE void unpack_two(const uint8_t *p, weights *w) {
+    const __m512i bits = _mm512_set1_epi8(48);
+    UNROLL for (size_t h = 0; h < 2; h++) {
+        const __m512i x = _mm512_loadu_si512(p + 64 * h);
+        __m512i *v = w->v + 4 * h;
+        v[0] = with(v[0], _mm512_slli_epi16(x, 4), bits);
+        v[1] = with(v[1], _mm512_slli_epi16(x, 2), bits);
+        v[2] = with(v[2], x, bits);
+        v[3] = with(v[3], _mm512_srli_epi16(x, 2), bits);
+    }
+}
+
 /* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
 INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8((char)flip);
@@ -53,4 +86,6 @@ INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
             w->v[4 + j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         }
     }
+    if (kind == RVM_Q5_K) unpack_fifth(p + 256, w);
+    if (kind == RVM_Q6_K) unpack_two(p + 256, w);
 }

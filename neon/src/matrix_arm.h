@@ -24,7 +24,7 @@ enum { LINE = 64 };
 INLINE void prefetch_line(const uint8_t *p) { __builtin_prefetch(p); }
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
-    for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += LINE) __builtin_prefetch(p + i);
+    for (size_t i = 0; i < block_bytes(kind); i += LINE) __builtin_prefetch(p + i);
 }
 
 #define EACH4 UNROLL for (size_t i = 0; i < 4; i++)
@@ -76,6 +76,14 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return y;
 }
 
+INLINE f32x f_bytes(const uint8_t *p) {
+    const int8x16_t x = vld1q_s8((const int8_t *)p);
+    const int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_s8(vget_high_s8(x));
+    const i32x wide = {{vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_high_s16(a)), vmovl_s16(vget_low_s16(b)),
+                        vmovl_s16(vget_high_s16(b))}};
+    return f_of(wide);
+}
+
 INLINE void f_store(float *y, f32x a, size_t n) {
     float all[TILE];
     if (n >= TILE) {
@@ -83,6 +91,37 @@ INLINE void f_store(float *y, f32x a, size_t n) {
     } else {
         EACH4 vst1q_f32(all + 4 * i, a.v[i]);
         memcpy(y, all, n * sizeof *y);
+    }
+}
+
+/* v |= x & mask */
+INLINE int8x16_t with(int8x16_t v, uint8x16_t x, int mask) {
+    return vorrq_s8(v, vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8((uint8_t)mask))));
+}
+
+/* The fifth bits of Q5_K, behind the low nibbles. */
+INLINE void unpack_fifth(const uint8_t *p, weights *w) {
+    EACH4 {
+        const uint8x16_t x = vld1q_u8(p + 16 * i);
+        w->v[0][i] = with(w->v[0][i], vshlq_n_u8(x, 4), 16);
+        w->v[1][i] = with(w->v[1][i], vshlq_n_u8(x, 3), 16);
+        w->v[2][i] = with(w->v[2][i], vshlq_n_u8(x, 2), 16);
+        w->v[3][i] = with(w->v[3][i], vshlq_n_u8(x, 1), 16);
+        w->v[4][i] = with(w->v[4][i], x, 16);
+        w->v[5][i] = with(w->v[5][i], vshrq_n_u8(x, 1), 16);
+        w->v[6][i] = with(w->v[6][i], vshrq_n_u8(x, 2), 16);
+        w->v[7][i] = with(w->v[7][i], vshrq_n_u8(x, 3), 16);
+    }
+}
+
+/* The fifth and sixth bits of Q6_K. */
+INLINE void unpack_two(const uint8_t *p, weights *w) {
+    UNROLL for (size_t h = 0; h < 2; h++) EACH4 {
+        const uint8x16_t x = vld1q_u8(p + 64 * h + 16 * i);
+        w->v[4 * h][i] = with(w->v[4 * h][i], vshlq_n_u8(x, 4), 48);
+        w->v[4 * h + 1][i] = with(w->v[4 * h + 1][i], vshlq_n_u8(x, 2), 48);
+        w->v[4 * h + 2][i] = with(w->v[4 * h + 2][i], x, 48);
+        w->v[4 * h + 3][i] = with(w->v[4 * h + 3][i], vshrq_n_u8(x, 2), 48);
     }
 }
 
@@ -100,6 +139,8 @@ INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
             }
         }
     }
+    if (kind == RVM_Q5_K) unpack_fifth(p + 256, w);
+    if (kind == RVM_Q6_K) unpack_two(p + 256, w);
 }
 
 /* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */

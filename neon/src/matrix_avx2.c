@@ -1,5 +1,6 @@
 /* AVX2: vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, where they saturate.
  * 4 bits: eight pairs are at most 8 * 2 * 15 * 127 = 30480, which fits.
+ * 5 bits: four pairs, 4 * 2 * 31 * 127 = 31496; 6 bits: two, 2 * 2 * 63 * 127 = 32004.
  * 8 bits: |w| times x with the sign of w; one pair is at most 2 * 128 * 127 = 32512, which fits. */
 #include "matrix_256.h"
 
@@ -40,8 +41,22 @@ INLINE void dots_q8(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
     }
 }
 
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+    const size_t fit = kind == RVM_Q6_K ? 2 : 4;
+    UNROLL for (size_t j = from; j < from + n; j += fit) {
+        i32x pairs[STEP];
+        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = i_all(0);
+        UNROLL for (size_t k = j; k < j + fit; k++) {
+            const i32x v = bytes_super(w, k, kind);
+            UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], v, four(q + 32 * t + 4 * k));
+        }
+        UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_fours(acc[t], pairs[t]);
+    }
+}
+
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
     if (kind == RVM_Q4) dots_q4(acc, w, q, m);
+    else if (is_super(kind)) dots_part(acc, w, q, m, kind, 0, 8);
     else dots_q8(acc, w, q, m);
 }
 

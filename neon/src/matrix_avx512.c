@@ -13,19 +13,27 @@ INLINE __m512i signed_pairs(__m512i w, __m512i x) {
     return _mm512_maddubs_epi16(_mm512_abs_epi8(w), same_sign);
 }
 
-INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
+/* How many products of a kind fit into 16 bits: see matrix_avx2.c. */
+INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind, size_t from, size_t n) {
     const __m512i ones = _mm512_set1_epi16(1);
-    __m512i pairs = _mm512_setzero_si512();
-    UNROLL for (size_t j = 0; j < 8; j++) {
-        const __m512i x = _mm512_set1_epi32(act_i32(q + 4 * j));
-        if (kind == RVM_Q4) pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w->v[j], x));
-        else acc = _mm512_add_epi32(acc, _mm512_madd_epi16(signed_pairs(w->v[j], x), ones));
+    const size_t fit = kind == RVM_Q8 ? 1 : kind == RVM_Q6_K ? 2 : kind == RVM_Q5_K ? 4 : 8;
+    UNROLL for (size_t j = from; j < from + n; j += fit) {
+        __m512i pairs = _mm512_setzero_si512();
+        UNROLL for (size_t k = j; k < j + fit; k++) {
+            const __m512i x = _mm512_set1_epi32(act_i32(q + 4 * k));
+            pairs = kind == RVM_Q8 ? signed_pairs(w->v[k], x) : _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w->v[k], x));
+        }
+        acc = _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, ones));
     }
-    return kind == RVM_Q8 ? acc : _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, ones));
+    return acc;
+}
+
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind, from, n);
 }
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
+    dots_part(acc, w, q, m, kind, 0, 8);
 }
 
 /* As in matrix_avx2.c. */

@@ -8,15 +8,15 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     unpack_512(p, kind, OFFSET8, w);
 }
 
-INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
     (void)kind;
-    UNROLL for (size_t j = 0; j < 8; j++) acc =
-        _mm512_dpbusd_epi32(acc, w->v[j], _mm512_set1_epi32(act_i32(q + 4 * j)));
-    return acc;
+    UNROLL for (size_t t = 0; t < m; t++)
+        UNROLL for (size_t j = from; j < from + n; j++)
+            acc[t] = _mm512_dpbusd_epi32(acc[t], w->v[j], _mm512_set1_epi32(act_i32(q + 32 * t + 4 * j)));
 }
 
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind);
+    dots_part(acc, w, q, m, kind, 0, 8);
 }
 
 #include "matrix_kernel.h"

@@ -4,10 +4,12 @@
  *
  *   f32x     16 floats          f_zero()  f_all(float)  f_mul(a, b)  f_fma(a, b, c) = a * b + c
  *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
+ *                               f_bytes(p)        16 int8
  *                               f_store(y, a, n)  the first n <= 16
  *   i32x     16 int32           i_all(int32)  f_of(i32x)  i_join(high, low) = 254 * high + low
  *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   for m planes in all
  *   dots(acc, w, q, m, kind)    acc[i] += w . q[i], i < m, for each row.  q: int8 [m][32], planes of activations
+ *   dots_part(acc, w, q, m, kind, from, n)   the same of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
@@ -79,7 +81,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
         if (T <= 2) prefetch_line(p + AHEAD);
         p += affine ? 2 * scales : scales;
-        for (size_t c = 0; c < group; c += 32, p += kind == RVM_Q4 ? 256 : 512, act += n * act_bytes(planes)) {
+        for (size_t c = 0; c < group; c += 32, p += block_bytes(kind), act += n * act_bytes(planes)) {
             const uint8_t *q = act + 32 * planes * i, *d = act + 32 * planes * n + 4 * i;
             weights w;
             if (T <= 2) prefetch_block(p + AHEAD, kind);
@@ -91,6 +93,8 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     }
     UNROLL for (size_t t = 0; t < T; t++) f_store(y + t * y_stride, sum[t], rows);
 }
+
+#include "super_kernel.h"
 
 /* The same for R tiles in a row and float weights.  x: [cols, n] of the panel */
 INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
@@ -116,10 +120,17 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
             f_store(y + t * y_stride + r * TILE, sum[r * T + t], min_size(TILE, rows - r * TILE));
 }
 
+INLINE void any_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,
+                     const size_t T, const size_t planes, const uint32_t kind, const int affine, float *y,
+                     size_t y_stride, size_t rows) {
+    if (is_super(kind)) super_tile(spec, tile, act, n, i, T, planes, kind, y, y_stride, rows);
+    else quantised_tile(spec, tile, act, n, i, T, planes, kind, affine, y, y_stride, rows);
+}
+
 /* All tokens of a panel, as many at a time as there are registers for. */
 #define TOKENS_AT_A_TIME(T, n, planes, kind, affine) \
     for (; (n) - i >= (T); i += (T))                 \
-    quantised_tile(spec, tile, act, n, i, T, planes, kind, affine, y + i * y_stride, y_stride, rows)
+    any_tile(spec, tile, act, n, i, T, planes, kind, affine, y + i * y_stride, y_stride, rows)
 
 #define QUANTISED_PANEL(name, planes, kind, affine)                                                  \
     static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, \
@@ -128,7 +139,7 @@ INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const flo
         if (n == PANEL) {                                                                            \
             TOKENS_AT_A_TIME(MAX_T, PANEL, planes, kind, affine);                                    \
         } else if (n == 1) {                                                                         \
-            quantised_tile(spec, tile, act, 1, 0, 1, planes, kind, affine, y, y_stride, rows);       \
+            any_tile(spec, tile, act, 1, 0, 1, planes, kind, affine, y, y_stride, rows);             \
         } else {                                                                                     \
             if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, planes, kind, affine);                             \
             TOKENS_AT_A_TIME(4, n, planes, kind, affine);                                            \
@@ -145,6 +156,12 @@ QUANTISED_PANEL(panel_16_q4_affine, 2, RVM_Q4, 1)
 QUANTISED_PANEL(panel_16_q4_symmetric, 2, RVM_Q4, 0)
 QUANTISED_PANEL(panel_16_q8_affine, 2, RVM_Q8, 1)
 QUANTISED_PANEL(panel_16_q8_symmetric, 2, RVM_Q8, 0)
+QUANTISED_PANEL(panel_8_q4_k, 1, RVM_Q4_K, 1)
+QUANTISED_PANEL(panel_8_q5_k, 1, RVM_Q5_K, 1)
+QUANTISED_PANEL(panel_8_q6_k, 1, RVM_Q6_K, 0)
+QUANTISED_PANEL(panel_16_q4_k, 2, RVM_Q4_K, 1)
+QUANTISED_PANEL(panel_16_q5_k, 2, RVM_Q5_K, 1)
+QUANTISED_PANEL(panel_16_q6_k, 2, RVM_Q6_K, 0)
 
 typedef void quantised_panel(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, float *,
                              size_t, size_t);
@@ -153,6 +170,9 @@ static quantised_panel *panel_for(const rvm_matrix_spec *spec, size_t planes) {
     static quantised_panel *const all[2][2][2] = {
         {{panel_8_q4_symmetric, panel_8_q4_affine}, {panel_8_q8_symmetric, panel_8_q8_affine}},
         {{panel_16_q4_symmetric, panel_16_q4_affine}, {panel_16_q8_symmetric, panel_16_q8_affine}}};
+    static quantised_panel *const super[2][3] = {{panel_8_q4_k, panel_8_q5_k, panel_8_q6_k},
+                                                 {panel_16_q4_k, panel_16_q5_k, panel_16_q6_k}};
+    if (is_super(spec->kind)) return super[planes - 1][spec->kind - RVM_Q4_K];
     return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
@@ -240,14 +260,14 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     return RVM_OK;
 }
 
-/* 32 activations as integers: high, then low when there are two planes. Returns d. See matrix_scalar.c */
-INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
+/* 32 activations as integers: high, then low when there are two planes. first: the sum of the first 16. Returns d. See matrix_scalar.c */
+INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum, int32_t *first) {
     const f32x a = f_load((const uint8_t *)x, RVM_F32), b = f_load((const uint8_t *)(x + 16), RVM_F32);
     const uint32_t top = (uint32_t)i_most(i_larger(i_larger(i_all(0), a), b));
     const float most = float_of(top);
     if (top >= 0x7f800000 || most < 1e-30f) {
         memset(q, 0, 32 * planes);
-        *sum = 0;
+        *sum = *first = 0;
         return top >= 0x7f800000 ? NAN : 0;
     }
     const f32x inverse = f_all(act_most(planes) / most), to_high = f_all(TO_HIGH), back = f_all(-TO_HIGH);
@@ -257,16 +277,17 @@ INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *
         i_bytes(q + 16 * k, planes == 2 ? i_round(f_mul(v[k], to_high)) : i[k]);
         if (planes == 2) i_bytes(q + 32 + 16 * k, i_join(i_round(f_mul(v[k], back)), i[k]));
     }
-    *sum = i_sum(i_add(i[0], i[1]));
+    *first = i_sum(i[0]);
+    *sum = *first + i_sum(i[1]);
     return most / act_most(planes);
 }
 
 /* Token i of a panel of n.  x: its row */
 INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *block) {
     for (size_t k = 0; k < cols; k += 32, block += n * act_bytes(planes)) {
-        int32_t sum;
-        const float d = quantise(x + k, planes, block + 32 * planes * i, &sum);
-        store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
+        int32_t sum, first;
+        const float d = quantise(x + k, planes, block + 32 * planes * i, &sum, &first);
+        store_sums(block + 32 * planes * n + 4 * i, n, d, sum, first);
     }
 }
 

@@ -1,5 +1,6 @@
 /* NEON of every 64-bit ARM: smull and smlal add products in 16 bits, four to a row.
  * 4 bits: eight products are at most 8 * 15 * 127 = 15240, which fits.
+ * 5 bits: 8 * 31 * 127 = 31496; 6 bits: four products, 4 * 63 * 127 = 32004.
  * 8 bits: two products are at most 2 * 128 * 127 = 32512, which fits. */
 #include "matrix_arm.h"
 
@@ -23,10 +24,14 @@ INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t
     return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(a), vpaddlq_s16(b)));
 }
 
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+    const size_t fit = kind == RVM_Q8 ? 2 : kind == RVM_Q6_K ? 4 : 8;
+    UNROLL for (size_t t = 0; t < m; t++) EACH4 UNROLL for (size_t j = from; j < from + n; j += fit)
+        acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, fit);
+}
+
 INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    const size_t n = kind == RVM_Q4 ? 8 : 2;
-    UNROLL for (size_t t = 0; t < m; t++)
-        EACH4 UNROLL for (size_t j = 0; j < 8; j += n) acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, n);
+    dots_part(acc, w, q, m, kind, 0, 8);
 }
 
 #include "matrix_kernel.h"

@@ -19,32 +19,29 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
 #define DOT(j, lane) \
     EACH4 acc->v[i] = vusdotq_laneq_s32(acc->v[i], vreinterpretq_u8_s8(w->v[j][i]), x, lane);
 
-INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q) {
-    int8x16_t x = vld1q_s8(q);
-    DOT(0, 0)
-    DOT(1, 1)
-    DOT(2, 2)
-    DOT(3, 3)
-    x = vld1q_s8(q + 16);
-    DOT(4, 0)
-    DOT(5, 1)
-    DOT(6, 2)
-    DOT(7, 3)
+INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q, size_t from, size_t n) {
+    UNROLL for (size_t j = from; j < from + n; j += 4) {
+        const int8x16_t x = vld1q_s8(q + 4 * j);
+        DOT(j, 0)
+        DOT(j + 1, 1)
+        DOT(j + 2, 2)
+        DOT(j + 3, 3)
+    }
 }
 
 /* m is 2 or 4: pairs of planes.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
     int32x4_t sum[STEP / 2][8];
     (void)kind;
     if (m == 1) {
-        dot_one(acc, w, (const int8_t *)q);
+        dot_one(acc, w, (const int8_t *)q, from, n);
         return;
     }
     UNROLL for (size_t p = 0; p < m / 2; p++) EACH4 {
         sum[p][2 * i] = vzip1q_s32(acc[2 * p].v[i], acc[2 * p + 1].v[i]);
         sum[p][2 * i + 1] = vzip2q_s32(acc[2 * p].v[i], acc[2 * p + 1].v[i]);
     }
-    UNROLL for (size_t o = 0; o < 4; o++) {
+    UNROLL for (size_t o = from / 2; o < (from + n) / 2; o++) {
         int8x16_t x[STEP / 2];
         UNROLL for (size_t p = 0; p < m / 2; p++) {
             const int8_t *two = (const int8_t *)q + 64 * p + 8 * o;
@@ -57,6 +54,10 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32
         acc[2 * p].v[i] = vuzp1q_s32(sum[p][2 * i], sum[p][2 * i + 1]);
         acc[2 * p + 1].v[i] = vuzp2q_s32(sum[p][2 * i], sum[p][2 * i + 1]);
     }
+}
+
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, m, kind, 0, 8);
 }
 
 #define ODD_TOKENS 0

@@ -32,11 +32,12 @@ static int32_t whole(const int8_t *q, size_t planes, size_t k) {
 /* Token i of n: its 32 columns of one block. */
 static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t *block) {
     int8_t q[64];
-    int32_t sum = 0;
+    int32_t sum = 0, first = 0;
     const float d = quantise_block(x, planes, q);
     for (size_t k = 0; k < 32; k++) sum += whole(q, planes, k);
+    for (size_t k = 0; k < 16; k++) first += whole(q, planes, k);
     memcpy(block + 32 * planes * i, q, 32 * planes);
-    store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
+    store_sums(block + 32 * planes * n + 4 * i, n, d, sum, first);
 }
 
 static int acts_scalar(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
@@ -58,17 +59,11 @@ static int acts_scalar(rvm_acts_kind kind, const float *x, size_t x_stride, size
     return RVM_OK;
 }
 
-/* sum_k w[k] * q[k] for row r of a block of 32 columns */
-static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q, size_t planes) {
+/* sum_k w[k] * q[k] for row r and columns [from, to) of a block of 32 */
+static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q, size_t planes, size_t from,
+                         size_t to) {
     int32_t sum = 0;
-    for (size_t k = 0; k < 32; k++) {
-        if (kind == RVM_Q8) {
-            sum += w[k / 4 * 64 + 4 * r + k % 4] * whole(q, planes, k);
-        } else {
-            const int both = w[k % 16 / 4 * 64 + 4 * r + k % 4];
-            sum += (k < 16 ? both & 15 : both >> 4) * whole(q, planes, k);
-        }
-    }
+    for (size_t k = from; k < to; k++) sum += (int32_t)block_code(w, kind, r, k) * whole(q, planes, k);
     return sum;
 }
 
@@ -83,10 +78,30 @@ static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t
             b = spec->affine ? float_at(p, spec->scale_kind, TILE + r) : 0;
             p += scales_bytes(spec);
         }
-        int32_t sum = block_dot(p, spec->kind, r, (const int8_t *)act + 32 * planes * i, planes);
+        int32_t sum = block_dot(p, spec->kind, r, (const int8_t *)act + 32 * planes * i, planes, 0, 32);
         if (!spec->affine) sum += act_i32(rest + (spec->kind == RVM_Q4 ? 8 : 12) * n + 4 * i);
         y = fmaf(s * float_at(rest, RVM_F32, i), (float)sum, y);
         if (spec->affine) y = fmaf(b, float_at(rest + 4 * n, RVM_F32, i), y);
+    }
+    return y;
+}
+
+/* The same for super-blocks. */
+static float dot_super(const rvm_matrix_spec *spec, const uint8_t *tile, size_t r, const uint8_t *act, size_t planes,
+                       size_t i, size_t n) {
+    float y = 0, f[2];
+    const uint32_t kind = spec->kind;
+    for (size_t k = 0; k < spec->cols; k += 32, act += n * act_bytes(planes)) {
+        const uint8_t *rest = act + 32 * planes * n + 4 * i, *block = rvm_super_block(spec, tile, k, r, f);
+        const int8_t *q = (const int8_t *)act + 32 * planes * i;
+        const int32_t first = act_i32(rest + 16 * n), last = 4 * act_i32(rest + 8 * n) - first;
+        if (kind == RVM_Q6_K) {
+            y = fmaf(f[0] * act_f32(rest), (float)(first + block_dot(block, kind, r, q, planes, 0, 16)), y);
+            y = fmaf(f[1] * act_f32(rest), (float)(last + block_dot(block, kind, r, q, planes, 16, 32)), y);
+        } else {
+            y = fmaf(f[0] * act_f32(rest), (float)block_dot(block, kind, r, q, planes, 0, 32), y);
+            y = fmaf(f[1], act_f32(rest + 4 * n), y);
+        }
     }
     return y;
 }
@@ -111,6 +126,8 @@ static int matmul_scalar(const rvm_matrix *w, rvm_acts_kind kind, const void *ac
             const float sum =
                 kind == RVM_ACTS_FLOAT
                     ? dot_float(spec, tile, row % TILE, acts_float(acts, spec->cols, t0), i, n)
+                : is_super(spec->kind)
+                    ? dot_super(spec, tile, row % TILE, acts_panel(acts, planes, spec->cols, t0), planes, i, n)
                     : dot_quantised(spec, tile, row % TILE, acts_panel(acts, planes, spec->cols, t0), planes, i, n);
             memcpy(y + t * y_stride + row, &sum, 4);
         }

@@ -66,8 +66,39 @@ static int failed;
         failed++;                                                        \
     }
 
+static int is_super(rvm_kind kind) { return kind >= RVM_Q4_K; }
+
+/* GGUF blocks of noise; their float16 numbers are finite. */
+static uint8_t *blocks(rvm_kind kind, size_t n) {
+    const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
+    uint8_t *p = random_bytes(n * size);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < 2; k++) {
+            const uint32_t v = value(RVM_F16);
+            if (kind != RVM_Q6_K) memcpy(p + i * size + 2 * k, &v, 2);
+            else if (k == 0) memcpy(p + i * size + 208, &v, 2);
+        }
+    return p;
+}
+
+static rvm_matrix *super_matrix(const round_of *r) {
+    const size_t row_bytes = r->cols / 256 * (r->kind == RVM_Q4_K ? 144 : r->kind == RVM_Q5_K ? 176 : 210);
+    const size_t half = r->rows / 16 * 16;
+    rvm_matrix_spec spec;
+    uint8_t *w = blocks(r->kind, r->rows * (r->cols / 256));
+    CHECK(rvm_matrix_plan(r->kind, r->rows, r->cols, 0, NULL, NULL, RVM_F32, &spec) == RVM_OK);
+    uint8_t *p = aligned(rvm_matrix_bytes(&spec));
+    if (half) CHECK(rvm_matrix_pack(&spec, w, NULL, NULL, RVM_F32, 0, half, p) == RVM_OK);
+    if (half < r->rows)
+        CHECK(rvm_matrix_pack(&spec, w + half * row_bytes, NULL, NULL, RVM_F32, half, r->rows, p) == RVM_OK);
+    CHECK(rvm_matrix_check(p, rvm_matrix_bytes(&spec)) == RVM_OK);
+    free(w);
+    return (rvm_matrix *)p;
+}
+
 /* W of this round, packed in two parts where that is possible. */
 static rvm_matrix *matrix(const round_of *r) {
+    if (is_super(r->kind)) return super_matrix(r);
     const int quantised = r->kind == RVM_Q4 || r->kind == RVM_Q8;
     const size_t n = r->rows * r->cols, groups = quantised ? n / r->group : 1;
     const size_t row_bytes = r->cols * (r->kind == RVM_Q4 ? 1 : 2) / 2;
@@ -151,7 +182,7 @@ static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, s
                       rvm_acts_kind acts) {
     const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33},
                  tokens[] = {1, 2, 3, 4, 15, 16, 17};
-    const int quantised = kind == RVM_Q4 || kind == RVM_Q8, few = getenv("RVM_FEW") != NULL;
+    const int quantised = kind == RVM_Q4 || kind == RVM_Q8 || is_super(kind), few = getenv("RVM_FEW") != NULL;
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 3; j++)
             for (size_t t = 0; t < 7; t++)
@@ -173,6 +204,10 @@ static void all_kinds(const rvm_matmul *m) {
                     all_sizes(m, kind, scale_kind, group, affine, RVM_ACTS_16);
                     if (scale_kind == RVM_F16) all_sizes(m, kind, scale_kind, group, affine, RVM_ACTS_8);
                 }
+    for (rvm_kind kind = RVM_Q4_K; kind <= RVM_Q6_K; kind++) {
+        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_16);
+        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_8);
+    }
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
@@ -196,7 +231,39 @@ static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rv
     free(p), free(acts);
 }
 
+/* The same for super-blocks: d and dmin are 1; scales and lows, if any, too. */
+static void extreme_super(const rvm_matmul *m, rvm_kind kind, int high, rvm_acts_kind acts_kind, float x) {
+    const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
+    const uint16_t one = 0x3c00;
+    rvm_matrix_spec spec;
+    uint8_t w[16 * 210];
+    float rows[3 * 256], y[3 * 16];
+    memset(w, high ? 255 : 0, sizeof w);
+    for (size_t r = 0; r < 16; r++) {
+        uint8_t *b = w + r * size;
+        if (kind == RVM_Q6_K) memset(b + 192, 1, 16), memcpy(b + 208, &one, 2);
+        else memcpy(b, &one, 2), memcpy(b + 2, &one, 2), memset(b + 4, 1, 8), memset(b + 12, 0x11, 4);
+    }
+    for (int k = 0; k < 3 * 256; k++) rows[k] = x;
+    CHECK(rvm_matrix_plan(kind, 16, 256, 0, NULL, NULL, RVM_F32, &spec) == RVM_OK);
+    rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
+    void *acts = aligned(rvm_acts_bytes(acts_kind, 3, 256));
+    CHECK(rvm_matrix_pack(&spec, w, NULL, NULL, RVM_F32, 0, 16, p) == RVM_OK);
+    CHECK(m->acts(acts_kind, rows, 256, 3, 256, 0, 3, acts) == RVM_OK);
+    CHECK(m->matmul(p, acts_kind, acts, 3, 0, 1, y, 16) == RVM_OK);
+    const float top = kind == RVM_Q4_K ? 15 : kind == RVM_Q5_K ? 31 : 63, zero = kind == RVM_Q6_K ? -32 : -1;
+    const float want = 256 * x * ((high ? top : 0) + zero);
+    for (int i = 0; i < 3 * 16; i++) CHECK(y[i] == want);
+    free(p), free(acts);
+}
+
 static void extremes(const rvm_matmul *m) {
+    for (rvm_kind kind = RVM_Q4_K; kind <= RVM_Q6_K; kind++)
+        for (int high = 0; high < 2; high++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                extreme_super(m, kind, high, RVM_ACTS_8, (float)(127 * sign));
+                extreme_super(m, kind, high, RVM_ACTS_16, (float)(32385 * sign));
+            }
     for (rvm_kind kind = RVM_Q4; kind <= RVM_Q8; kind++)
         for (int high = 0; high < 2; high++)
             for (int affine = 0; affine < 2; affine++)

@@ -220,7 +220,9 @@ int main(int argc, char **argv) {
         rvm_matrix_spec spec;
     } kinds[] = {{"q4 g32", {RVM_Q4, RVM_F16, 1, 32, 0, 0}}, {"q4 g32 s", {RVM_Q4, RVM_F16, 0, 32, 0, 0}},
                  {"q4 g64", {RVM_Q4, RVM_F16, 1, 64, 0, 0}}, {"q8 g32 s", {RVM_Q8, RVM_F16, 0, 32, 0, 0}},
-                 {"q8 g64", {RVM_Q8, RVM_F16, 1, 64, 0, 0}}, {"f16", {RVM_F16, 0, 0, 0, 0, 0}},
+                 {"q8 g64", {RVM_Q8, RVM_F16, 1, 64, 0, 0}}, {"q4_k", {RVM_Q4_K, RVM_F16, 0, 256, 0, 0}},
+                 {"q5_k", {RVM_Q5_K, RVM_F16, 0, 256, 0, 0}}, {"q6_k", {RVM_Q6_K, RVM_F16, 0, 256, 0, 0}},
+                 {"f16", {RVM_F16, 0, 0, 0, 0, 0}},
                  {"bf16", {RVM_BF16, 0, 0, 0, 0, 0}},        {"f32", {RVM_F32, 0, 0, 0, 0, 0}}};
     const char *only_kind = getenv("KIND"), *only_tokens = getenv("TOKENS"), *threads = getenv("THREADS");
     if (getenv("WORKING_SET")) WORKING_SET = (size_t)atol(getenv("WORKING_SET")) << 20;
@@ -242,6 +244,7 @@ int main(int argc, char **argv) {
                         if (only_tokens && (size_t)atol(only_tokens) != tokens) continue;
                         if (threads && atoi(threads) != n_threads) continue;
                         if (spec.rows * spec.cols > 1u << 25 && spec.group == 0) continue;
+                        if (spec.cols % (spec.group ? spec.group : 1)) continue;
                         bench(impl, kinds[k].name, spec, tokens, buffer, int8, fma);
                     }
     }

@@ -19,6 +19,7 @@ from ..models.affine import dequantise
 from ..models.model import Model, ModelConfig, Weights
 from ..models.rope import query_scales
 from ..models.rope import rope as rope_of
+from ..models.stored import rounded_matrix
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 
 CHUNK = 128  # prompt tokens per prefill step
@@ -242,6 +243,8 @@ def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
         path, _, kind = name.rpartition(".")
         if f"{path}.scales" not in weights or kind == "bias":
             out[name] = np.asarray(value, np.float32)
+        elif kind == "weight" and (stored := rounded_matrix(weights, path)) is not None:
+            out[name] = stored.dequantised()
         elif kind == "weight":
             scales, biases = weights[f"{path}.scales"], weights[f"{path}.biases"]
             out[name] = dequantise(value, scales, biases, _width(path, config))

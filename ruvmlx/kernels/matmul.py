@@ -85,7 +85,7 @@ def aligned(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Matrix:
-    """W [rows, cols] in packed form.  weight: as PackedMatrix.plan takes it."""
+    """W [rows, cols] in packed form.  weight: as PackedMatrix.plan takes it, or plan_blocks for `blocks`."""
 
     def __init__(
         self,
@@ -93,8 +93,13 @@ class Matrix:
         scales: np.ndarray | None = None,
         biases: np.ndarray | None = None,
         cols: int = 0,
+        blocks: str | None = None,
     ) -> None:
-        packed = PackedMatrix.plan(weight, scales, biases, cols)
+        packed = (
+            PackedMatrix.plan_blocks(blocks, weight, cols)
+            if blocks
+            else PackedMatrix.plan(weight, scales, biases, cols)
+        )
         self.memory = aligned(packed.nbytes)
         packed.pack(self.memory)
         spec: Any = packed.spec

@@ -1,6 +1,7 @@
 """Weights in the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
 
 w = PackedMatrix.plan(weight, scales, biases)      # how it will be stored, and in how many bytes
+w = PackedMatrix.plan_blocks("Q4_K", raw, cols)    # GGUF's super-blocks
 w.pack(memory)                                     # uint8 [w.nbytes] at a multiple of 64 bytes
 """
 
@@ -16,6 +17,7 @@ from ruvmlx.kernels.library import OK, _load
 
 ALIGNMENT, TILE_ROWS = 64, 16
 Q4, Q8, F16, BF16, F32 = range(5)
+SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}  # GGUF types of 256 columns that are packed as they are
 _KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
 _ROWS_AT_ONCE = 1024
@@ -62,13 +64,34 @@ class PackedMatrix:
     ) -> "PackedMatrix":
         """weight: [out, in] of a float type, or uint32 [out, in * bits / 32] with scales, biases and cols."""
         weight = np.ascontiguousarray(weight)
-        spec, rows = _Spec(), len(weight)
         if scales is None or biases is None:
             kind, cols, group, scale_kind = _KINDS[weight.dtype.name], weight.shape[1], 0, F32
         else:
             scales, biases = np.ascontiguousarray(scales), np.ascontiguousarray(biases)
             kind = Q4 if 8 * weight.shape[1] == cols else Q8
             group, scale_kind = cols // scales.shape[1], _KINDS[scales.dtype.name]
+        return cls._planned(kind, cols, group, scale_kind, weight, scales, biases)
+
+    @classmethod
+    def plan_blocks(cls, kind: str, raw: np.ndarray, cols: int) -> "PackedMatrix":
+        """raw: uint8 [out, bytes of a row], GGUF blocks of a type in SUPER_BLOCKS; all finite."""
+        bytes_of = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
+        if raw.dtype != np.uint8 or raw.shape[1] * 256 != cols * bytes_of:
+            raise ValueError(f"rows of {raw.shape[1]} bytes are not {cols} weights of {kind}")
+        return cls._planned(SUPER_BLOCKS[kind], cols, 256, F16, np.ascontiguousarray(raw), None, None)
+
+    @classmethod
+    def _planned(
+        cls,
+        kind: int,
+        cols: int,
+        group: int,
+        scale_kind: int,
+        weight: np.ndarray,
+        scales: np.ndarray | None,
+        biases: np.ndarray | None,
+    ) -> "PackedMatrix":
+        spec, rows = _Spec(), len(weight)
         address = [None if a is None else a.ctypes.data for a in (scales, biases)]
         rc = _lib().rvm_matrix_plan(kind, rows, cols, group, *address, scale_kind, C.byref(spec))
         nbytes = _lib().rvm_matrix_bytes(C.byref(spec)) if rc == OK else 0

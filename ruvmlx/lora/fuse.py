@@ -2,14 +2,14 @@
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices without a change keep their stored form, also 4-bit ones (MLX's affine layout). Changed matrices are
-not quantised again, because that would round most of the change away. A changed head is untied: the embedding
-keeps its own weights.
+Matrices without a change keep their stored form, also 4-bit ones (MLX's affine layout, which rounds GGUF's
+Q2_K, Q3_K and Q6_K to 8 bits). Changed matrices are not quantised again, because that would round most of the
+change away. A changed head is untied: the embedding keeps its own weights.
 """
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..models.hf_write import config_of, write_companions
 from ..models.layout import matrices, vectors
 from ..models.model import Model, Weights
 from ..models.safetensors_writer import write_json, write_stream
+from ..models.stored import rounded_matrix
 from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
@@ -113,18 +114,26 @@ def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
     """The matrix [out, in] with the adapter's change, computed a block of rows at a time."""
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
-    parts = [source.weights[f"{origin}.weight"]]
-    if f"{origin}.scales" in source.weights:
-        parts += [source.weights[f"{origin}.scales"], source.weights[f"{origin}.biases"]]
-    out = np.empty((len(parts[0]), n_in), source.dtype)
+    n_out, float32 = _reader(source.weights, origin, n_in)
+    out = np.empty((n_out, n_in), source.dtype)
     for at in range(0, len(out), _ROWS):
         rows = slice(at, at + _ROWS)
-        w = _float32([p[rows] for p in parts], n_in)
+        w = float32(rows)
         if module in source.pairs:
             a, b = source.pairs[module]
             w = w + np.float32(source.scale) * (b[:, rows].T @ a.T)
         out[rows] = _cast(w, source.dtype, module)
     return out
+
+
+def _reader(weights: Weights, module: str, n_in: int) -> tuple[int, Callable[[slice], np.ndarray]]:
+    """How many rows a matrix has, and some of them as float32."""
+    if stored := rounded_matrix(weights, module):
+        return len(stored.raw), stored.dequantised
+    parts = [weights[f"{module}.weight"]]
+    if f"{module}.scales" in weights:
+        parts += [weights[f"{module}.scales"], weights[f"{module}.biases"]]
+    return len(parts[0]), lambda rows: _float32([p[rows] for p in parts], n_in)
 
 
 def _float32(parts: list[np.ndarray], n_in: int) -> np.ndarray:

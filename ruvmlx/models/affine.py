@@ -4,6 +4,8 @@ import numpy as np
 
 from ..errors import CorruptFile
 
+ROWS = 1 << 10  # converted at a time
+
 
 def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
     """w = scale * q + bias: uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
@@ -15,11 +17,31 @@ def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width
         raise CorruptFile(
             f"{packed.shape[1]} packed words and {scales.shape[1]} scales do not fit {width} inputs"
         )
-    stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
-    digits = stream.reshape(len(packed), width, bits)
-    q = np.zeros((len(packed), width), np.float32)
-    for b in range(bits):
-        q += digits[..., b] * np.float32(1 << b)
+    q = codes(packed, bits).astype(np.float32)
     group = width // scales.shape[1]
     wide = [np.repeat(np.asarray(a, np.float32), group, axis=1) for a in (scales, biases)]
     return wide[0] * q + wide[1]
+
+
+def codes(packed: np.ndarray, bits: int) -> np.ndarray:
+    """uint32 [out, in * bits / 32] -> uint8 [out, in]."""
+    stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
+    digits = stream.reshape(len(packed), -1, bits)
+    return np.packbits(digits, axis=2, bitorder="little")[..., 0]
+
+
+def as_eight_bits(
+    packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same weights with codes of 8 bits. Biases of -2^(bits - 1) scales become -128 scales, so that
+    kernels still see that there are none."""
+    wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
+    middle = 1 << bits - 1
+    symmetric = bool((biases == -middle * scales).all())
+    for at in range(0, len(packed), ROWS):  # bits take 8 times the memory of bytes
+        q = codes(packed[at : at + ROWS], bits)
+        wide[at : at + ROWS] = (q + np.uint8(128 - middle) if symmetric else q).view("<u4")
+    if not symmetric:
+        return wide, scales, biases
+    scales = scales.astype(np.float32)
+    return wide, scales, np.float32(-128) * scales

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from ..progress import Told, Watch
+from .gguf import GGUFTensor
 from .gguf_model import LazyWeights
 from .layout import matrices, vectors
 from .model import Model, Weights
+from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
@@ -23,6 +25,15 @@ class AskingWeights(Mapping[str, np.ndarray]):
         found = self._weights[name]
         self._looked(name)
         return found
+
+    def stored(self, module: str) -> StoredMatrix | None:
+        found = stored_matrix(self._weights, module)
+        if found is not None:
+            self._looked(f"{module}.weight")
+        return found
+
+    def stored_tensor(self, module: str) -> GGUFTensor | None:
+        return stored_tensor(self._weights, module)
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights

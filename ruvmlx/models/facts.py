@@ -1,6 +1,7 @@
 """What a model's headers tell, without loading it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .model import Model, ModelShape
@@ -8,7 +9,8 @@ from .model import Model, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """bytes: of its tensors, as stored. to_fetch: bytes that are not on this machine yet."""
+    """bytes: of its tensors, as stored. to_fetch: bytes that are not on this machine yet. types: of a GGUF
+    file, weights by type."""
 
     name: str
     path: Path
@@ -17,6 +19,7 @@ class Facts:
     parameters: int
     bytes: int
     to_fetch: int = 0
+    types: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def bits(self) -> float:
@@ -25,4 +28,5 @@ class Facts:
 
     @classmethod
     def of(cls, model: Model) -> "Facts":
-        return cls(model.name, model.path, model.format, model.shape, model.parameters, model.bytes)
+        facts = cls(model.name, model.path, model.format, model.shape, model.parameters, model.bytes)
+        return replace(facts, types=model.types)

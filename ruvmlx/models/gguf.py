@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
+from .gguf_types import SUPPORTED, TENSOR_TYPES, TensorType, name_of
 from .messages import one_line
 
 MAX_KEYS = 1 << 16
@@ -50,31 +51,6 @@ SCALARS = {
     12: "<d",
 }
 
-_TYPE_NAMES = str.split(  # by type id
-    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
-    "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4"
-)
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """`block` weights are stored together in `nbytes` bytes."""
-
-    name: str
-    block: int
-    nbytes: int
-
-
-TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    8: TensorType("Q8_0", 32, 34),
-    30: TensorType("BF16", 1, 2),
-}
-SUPPORTED = ", ".join(t.name for t in TENSOR_TYPES.values())
-
 
 @dataclass(frozen=True)
 class GGUFTensor:
@@ -84,6 +60,7 @@ class GGUFTensor:
     shape: tuple[int, ...]
     type: TensorType
     offset: int
+    part: int = 0  # of a split file: 0 for the first
 
     @property
     def elements(self) -> int:
@@ -103,14 +80,24 @@ class GGUFFile:
     version: int
     metadata: Mapping[str, Any]  # scalars, str, list[str], or NumPy arrays that view the file
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
+    others: tuple[mmap.mmap, ...] = ()  # further parts of a split file
 
     @property
     def tensor_bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
 
+    @property
+    def types(self) -> dict[str, int]:
+        """Weights by type."""
+        counts: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements
+        return counts
+
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
         """The tensor's stored bytes: uint8 [nbytes], read-only, no copy."""
-        return np.frombuffer(self.data, np.uint8, tensor.nbytes, tensor.offset)
+        data = (self.data, *self.others)[tensor.part]
+        return np.frombuffer(data, np.uint8, tensor.nbytes, tensor.offset)
 
 
 def read_gguf(path: Path | str) -> GGUFFile:
@@ -293,9 +280,9 @@ def _place(cursor: _Cursor, infos: list, start: int, alignment: int) -> dict[str
 def _tensor_type(cursor: _Cursor, name: str, kind: int) -> TensorType:
     if kind in TENSOR_TYPES:
         return TENSOR_TYPES[kind]
-    if kind < len(_TYPE_NAMES) and _TYPE_NAMES[kind] != "-":
+    if other := name_of(kind):
         raise UnsupportedModel(
-            f"{cursor.name}: tensor {one_line(name)!r} is stored as {_TYPE_NAMES[kind]}; "
+            f"{cursor.name}: tensor {one_line(name)!r} is stored as {other}; "
             f"supported are {SUPPORTED}. Get the model in one of these types."
         )
     raise cursor.bad(f"tensor {name!r} has unknown type {kind}")

@@ -51,7 +51,6 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """The file's keys and tensor list as a checked ModelConfig."""
     architecture = file.metadata.get("general.architecture")
     families = families_of(architecture, file.path.name)
-    _check_whole(file)
     keys = Keys(file, str(architecture))
     config = _base_config(file, keys, families)
     check_config(config, file.path.name)
@@ -63,15 +62,6 @@ def read_config(file: GGUFFile) -> ModelConfig:
             "one of the two is run."
         )
     return replace(config, rope_scaling=scaling or config.rope_scaling)
-
-
-def _check_whole(file: GGUFFile) -> None:
-    parts = file.metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModel(
-            f"{file.path.name} is one of {parts} parts of a model; "
-            "join them with llama.cpp's llama-gguf-split --merge."
-        )
 
 
 class Keys:

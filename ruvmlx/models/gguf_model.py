@@ -12,17 +12,19 @@ import numpy as np
 
 from ..errors import UnsupportedModel
 from .families import family_of
-from .gguf import GGUFFile, read_gguf
-from .gguf_blocks import unpack
+from .gguf import GGUFFile, GGUFTensor
+from .gguf_blocks import check_blocks, unpack
 from .gguf_config import ROPE_FREQS, gguf_name, read_config
+from .gguf_split import read_whole
 from .layout import check_shapes, matrices, vectors
 from .mapped import release
 from .model import ModelConfig, Weights
+from .stored import StoredMatrix
 
 
 def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
-    """A file with header, configuration and tensor shapes checked."""
-    file = read_gguf(path)
+    """A file, or all parts of a split one, with header, configuration and tensor shapes checked."""
+    file = read_whole(path)
     config = read_config(file)
     check_tensors(file, config)
     return file, config
@@ -71,6 +73,28 @@ class LazyWeights(Mapping[str, np.ndarray]):
         if self._last[0] != module:
             self._last = (module, _matrix(self._file, self._config, module, self.pause))
         return self._last[1][kind]
+
+    def stored(self, module: str) -> StoredMatrix | None:
+        """The matrix's blocks, q and k rows put back in order; None for plain numbers."""
+        tensor = self._tensor(module)
+        if tensor.type.block == 1:
+            return None
+        raw = self._file.raw(tensor).reshape(tensor.shape[0], -1)
+        check_blocks(raw, tensor.type, tensor.name)
+        heads = _rope_heads(self._config, module)
+        if not heads:
+            return StoredMatrix(tensor.name, tensor.type, raw)
+        ordered = half_split_rows(raw, heads)
+        release(raw)
+        return StoredMatrix(tensor.name, tensor.type, ordered)
+
+    def stored_tensor(self, module: str) -> GGUFTensor:
+        return self._tensor(module)
+
+    def _tensor(self, module: str) -> GGUFTensor:
+        if f"{module}.weight" not in self._known:
+            raise KeyError(module)
+        return self._file.tensors[gguf_name(f"{module}.weight")]
 
     def __contains__(self, name: object) -> bool:
         return name in self._known

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+from .gguf_types import ROWS
+
+TYPE_IDS = {row.name: row.id for row in ROWS}
 ALIGNMENT = 32
 
 
@@ -33,7 +35,7 @@ def _value(value: Any) -> bytes:
     """Type id and value. str, bool, Typed, list[str], int32 or float32 arrays."""
     if isinstance(value, Typed):
         return struct.pack("<I", value.kind) + struct.pack(
-            {4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
+            {2: "<H", 4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
         )
     if isinstance(value, bool):
         return struct.pack("<IB", 7, value)

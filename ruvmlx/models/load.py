@@ -30,6 +30,7 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
 def load_gguf(path: Path, name: str | None = None) -> Model:
     from .fingerprint import fingerprint
     from .gguf_model import open_gguf, weights_loader
+    from .gguf_split import whole_name
     from .gguf_tokenizer import gguf_tokenizer
 
     file, config = open_gguf(path)
@@ -38,7 +39,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
     layout = {t.name: (t.type.name, t.shape) for t in file.tensors.values()}
     sampled = [t for t in file.tensors.values() if t.name in _SAMPLED_GGUF]
     return Model(
-        name=name or path.stem,
+        name=name or whole_name(path),
         path=path,
         format="gguf",
         shape=config,
@@ -48,6 +49,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         parameters=parameter_count(config),
         bytes=file.tensor_bytes,
         default_sampling=_gguf_sampling(file.metadata),
+        types=file.types,
     )
 
 

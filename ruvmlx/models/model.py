@@ -120,6 +120,7 @@ class Model:
     # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     context_limit: int | None = None  # tokens; the user's own limit
+    types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: weights by type
 
     @property
     def context(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ruvmlx.backends.mlx.kernels.pages import PARAMS, Param, page_bytes
+from ruvmlx.backends.mlx.kernels.pages import PARAMS, KernelParam, page_bytes
 from ruvmlx.backends.mlx.kernels.source import folder
 from ruvmlx.kernels.library import _load
 from ruvmlx.kernels.paged_attention import head_page_bytes
@@ -58,8 +58,11 @@ def test_a_kernels_parameters_lie_where_the_header_says():
     )
     assert names and int(names[2]) == PARAMS
     after = re.findall(r"^    ([A-Z_]+),", names[1], re.M)
-    assert [param.name for param in Param] == ["N_TOKENS", *after]
-    assert list(Param) == list(range(len(TIERS), len(TIERS) + len(Param))) and max(Param) < PARAMS
+    assert [param.name for param in KernelParam] == ["N_TOKENS", *after]
+    assert (
+        list(KernelParam) == list(range(len(TIERS), len(TIERS) + len(KernelParam)))
+        and max(KernelParam) < PARAMS
+    )
 
 
 def test_names_and_lengths_follow_from_the_table():

@@ -8,6 +8,8 @@ import numpy as np
 
 from ruvmlx.models.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, padded, u32
 
+from .noise_blocks import BY_NAME, noise_blocks
+
 __all__ = ["ALIGNMENT", "Typed", "decode_blocks", "encode_blocks", "f32", "gguf_bytes", "u32", "write_gguf"]
 
 
@@ -26,7 +28,10 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict, version: int
 
 
 def encode_blocks(w: np.ndarray, kind: str) -> bytes:
-    """Weights [out, in] or [n] -> stored bytes. Rounds to nearest; scales as llama.cpp's simplest choice."""
+    """Weights [out, in] or [n] -> stored bytes. Rounds to nearest; scales as llama.cpp's simplest choice.
+
+    Types whose quantiser is not that simple get noise of the same spread.
+    """
     if kind == "F32":
         return w.astype("<f4").tobytes()
     if kind == "F16":
@@ -35,6 +40,9 @@ def encode_blocks(w: np.ndarray, kind: str) -> bytes:
         import ml_dtypes
 
         return w.astype(ml_dtypes.bfloat16).tobytes()
+    if kind not in ("Q4_0", "Q4_1", "Q8_0"):
+        n = w.size // BY_NAME[kind].block
+        return noise_blocks(kind, n, float(w.std()), seed=w.shape[0]).tobytes()
     return {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[kind](w.reshape(-1, 32).astype(np.float32))
 
 

@@ -324,7 +324,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def make_gguf_model(path: Path, *, quant: str = "Q4_0", **shape: Any) -> Path:
-    """A GGUF file. quant: Q4_0, Q4_1, Q8_0, F16, BF16 or F32; norms and biases are F32, as usual."""
+    """A GGUF file. quant: a type of gguf_types.py; norms and biases are F32, as usual."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Shape(**shape)
     return write_gguf(path, gguf_metadata(made), gguf_tensors(made, quant))

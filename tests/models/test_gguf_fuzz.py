@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.models.gguf_types import ROWS
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.model import Message, Model
+from ruvmlx.models.stored import stored_matrix
 
 from .gguf_writer import gguf_bytes
 from .make_models import Shape, gguf_metadata, gguf_spm_keys, gguf_tensors
@@ -20,6 +22,10 @@ from .make_models import Shape, gguf_metadata, gguf_spm_keys, gguf_tensors
 TINY = Shape(
     hidden_size=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=32, intermediate_size=64, llama3=True
 )
+WIDE = Shape(
+    hidden_size=256, n_layers=1, n_heads=4, n_kv_heads=1, head_dim=64, intermediate_size=256, tie=True
+)
+BLOCKS = [row.name for row in ROWS if row.block > 1 and row.name not in ("Q4_0", "Q4_1", "Q8_0")]
 EXTREMES = [0, 1, 2, 7, 31, 255, 0x7FFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 WIDE_EXTREMES = [*EXTREMES, 1 << 32, (1 << 61) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1]
 MAX_SECONDS, MAX_GROWTH_MB = 1.0, 200  # seconds of processor time: the machine may be busy
@@ -56,6 +62,8 @@ def exercise(model: Model) -> None:
     weights = model.load_weights()
     for module, (rows, _) in matrices(model.config):
         assert weights[f"{module}.weight"].shape[0] == rows
+        if (stored := stored_matrix(weights, module)) is not None:
+            assert np.isfinite(stored.dequantised().sum(dtype=np.float64)), module
     for name, array in weights.items():
         assert np.isfinite(array.sum(dtype=np.float64)), name
     tokenizer = model.tokenizer
@@ -72,11 +80,28 @@ def header_size(data: bytes) -> int:
 def test_mutants_load_or_raise_one_line(vocabulary, tmp_path):
     """4,000 mutants per vocabulary; no other exception, none slow, no great memory."""
     metadata = gguf_metadata(TINY) if vocabulary == "byte-level" else spm_metadata()
-    data = gguf_bytes(metadata, gguf_tensors(TINY, "Q4_0"))
+    loaded, refused = run_mutants(gguf_bytes(metadata, gguf_tensors(TINY, "Q4_0")), 4000, tmp_path)
+    assert loaded > 150 and refused > 1500  # both outcomes are really reached
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_mutants_of_every_block_format(first, tmp_path):
+    """2,000 mutants of each of two files that hold all formats between them, one in every matrix."""
+    kinds = iter(BLOCKS[first:] + BLOCKS[:first])
+    formats = {kind: gguf_tensors(WIDE, kind) for kind in BLOCKS}
+    tensors = {}
+    for name, (_, shape, _) in formats["Q4_K"].items():
+        tensors[name] = formats[next(kinds) if len(shape) == 2 else "Q4_K"][name]
+    loaded, refused = run_mutants(gguf_bytes(gguf_metadata(WIDE), tensors), 2000, tmp_path)
+    assert loaded > 100 and refused > 700
+
+
+def run_mutants(data: bytes, count: int, tmp_path: Path) -> tuple[int, int]:
+    """-> how many loaded, how many were refused; none slowly or in much memory."""
     rng, path = random.Random(7), tmp_path / "mutant.gguf"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     loaded = refused = 0
-    for _ in range(4000):
+    for _ in range(count):
         path.unlink(missing_ok=True)
         path.write_bytes(mutate(data, header_size(data), rng))
         start = time.process_time()
@@ -87,7 +112,7 @@ def test_mutants_load_or_raise_one_line(vocabulary, tmp_path):
         assert time.process_time() - start < MAX_SECONDS
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown < MAX_GROWTH_MB
-    assert loaded > 150 and refused > 1500  # both outcomes are really reached
+    return loaded, refused
 
 
 def try_load(path: Path) -> bool:

@@ -164,9 +164,9 @@ def test_rows_of_odd_length_cannot_be_blocks(tmp_path):
 
 
 def test_other_quantisations_are_named(tmp_path):
-    """Q4_K is sound but not run; the message says what is."""
-    error = refuse(tmp_path, edit_info(b"ten2", TYPE, "<I", 12), "Q4_K", UnsupportedModel)
-    assert "Q4_0, Q4_1, Q8_0" in str(error)
+    """IQ2_XXS is sound but not run; the message says what is."""
+    error = refuse(tmp_path, edit_info(b"ten2", TYPE, "<I", 16), "IQ2_XXS", UnsupportedModel)
+    assert "Q4_0, Q4_1, Q5_0" in str(error)
     assert error.exit_code == 1
 
 

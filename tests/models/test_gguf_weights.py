@@ -7,9 +7,10 @@ import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
 from ruvmlx.models import gguf_blocks
-from ruvmlx.models.gguf import TENSOR_TYPES, GGUFTensor
+from ruvmlx.models.gguf import GGUFTensor
 from ruvmlx.models.gguf_blocks import check_finite, unpack
 from ruvmlx.models.gguf_config import gguf_name
+from ruvmlx.models.gguf_types import TENSOR_TYPES
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
@@ -182,7 +183,7 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": f32(4.0)
 @pytest.mark.parametrize(
     ("keys", "words", "error"),
     [
-        ({"split.count": u32(3)}, "one of 3 parts", UnsupportedModel),
+        ({"split.count": u32(3)}, "one of 3 parts", CorruptFile),
         ({"general.architecture": "phi3"}, "architecture 'phi3'", UnsupportedModel),
         ({"llama.block_count": u32(2)}, "'blk.1.attn_q.weight' .* is missing", CorruptFile),
         ({"llama.block_count": u32(1 << 31)}, "n_layers", CorruptFile),

@@ -230,9 +230,8 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
         assert (store.kv.choice(*kept_for) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
     whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
-    kept = next(
-        r for r in store.kv.measured(*kept_for) if (r.reply_id, r.lengths) == ("long-1", LATER.lengths)
-    )
+    wanted = "long-1", LATER.lengths
+    kept = next(r for r in store.kv.measured(*kept_for) if (r.reply_id, r.lengths) == wanted)
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
 

@@ -16,6 +16,7 @@ from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
 from ...models.model import Model, ModelShape, Weights
+from ...models.stored import stored_tensor
 from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx, nn
@@ -314,8 +315,8 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
     stored = _stored_dtype(weights)
     if device != "cpu":
         return WeightsPlan(stored, False, False)
-    packed = any(w.dtype == np.uint32 for w in weights.values())
-    share = 4 * sum(map(_numbers, weights.values())) / cpu.total_memory()
+    packed = any(name.endswith(".scales") for name in weights)
+    share = 4 * sum(_numbers(weights, name) for name in weights) / cpu.total_memory()
     if share <= 0.25 or packed:
         return WeightsPlan(mx.float32, share <= 0.25, True)
     return WeightsPlan(mx.float32, False, True) if share <= 0.5 else WeightsPlan(stored, False, False)
@@ -323,14 +324,21 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
     """The dtype of the embedding or its scales. Norms of another dtype would convert every product to
-    theirs."""
+    theirs. float32 where float16 would round the scales of any matrix."""
+    modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
+    if any((tensor := stored_tensor(weights, m)) and tensor.type.wide for m in modules):
+        return mx.float32
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
-def _numbers(value: np.ndarray) -> int:
+def _numbers(weights: Weights, name: str) -> int:
     """Numbers in a tensor; packed ones count as 4 bits each, an upper bound for wider formats."""
+    module, _, kind = name.rpartition(".")
+    if kind != "bias" and (tensor := stored_tensor(weights, module)):  # known without converting it
+        return tensor.elements if kind == "weight" else 0
+    value = weights[name]
     return value.size * 8 if value.dtype == np.uint32 else value.size
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import CorruptFile
 from ...models.model import ModelConfig, Weights
+from ...models.stored import rounded_matrix, stored_tensor
 from ...platform.mx import mx, nn
 from . import mlxlm
 from .attention import Attention
@@ -90,6 +91,8 @@ def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
+    if tensor := stored_tensor(weights, path):  # known without converting it
+        return {"bits": tensor.type.affine_bits, "group_size": tensor.type.affine_group}
     width = shapes.get(f"{path}.weight", (0,))[-1]
     packed, groups = weights[f"{path}.weight"].shape[-1], weights[f"{path}.scales"].shape[-1]
     if not width or (32 * packed) % width or width % groups:
@@ -121,6 +124,9 @@ def dequantised(
     path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.Dtype, pause: Pause = lambda: None
 ) -> mx.array:
     """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
+    if stored := rounded_matrix(weights, path):
+        shape = len(stored.raw), stored.raw.shape[1] // stored.type.nbytes * stored.type.block
+        return _by_blocks(lambda rows: _array(stored.dequantised(rows), dtype), shape, dtype, pause)
     packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
 
     def block(rows: slice) -> mx.array:

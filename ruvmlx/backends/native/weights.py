@@ -13,12 +13,17 @@ import numpy as np
 
 from ...errors import CorruptFile, RuvmlxError
 from ...kernels.decoder import MODULES, DecoderWeights, LayerWeights
-from ...kernels.packing import ALIGNMENT, PackedMatrix
+from ...kernels.packing import ALIGNMENT, SUPER_BLOCKS, PackedMatrix
+from ...models.affine import as_eight_bits
+from ...models.gguf_blocks import AffineArrays
+from ...models.gguf_codes import q3_k_as_q6_k
 from ...models.layout import matrices, vectors
 from ...models.mapped import release
 from ...models.model import ModelConfig, Weights
+from ...models.stored import stored_matrix, stored_tensor
 
 Arrays = dict[str, np.ndarray]
+BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # GGUF types that are packed from the file's blocks
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
@@ -91,8 +96,13 @@ def _mapped(nbytes: int) -> np.ndarray:
 
 
 def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix:
-    weight, scales = weights[f"{module}.weight"], weights.get(f"{module}.scales")
     out, width = shape
+    tensor = stored_tensor(weights, module)
+    if tensor is not None and tensor.type.name in BLOCKS:
+        return PackedMatrix.plan_blocks(*_blocks(weights, module, shape), width)
+    if tensor is not None and tensor.type.affine_bits not in (4, 8):
+        return PackedMatrix.plan(*_eight_bits(weights, module, shape), width)
+    weight, scales = weights[f"{module}.weight"], weights.get(f"{module}.scales")
     if scales is None:
         _check(f"{module}.weight", weight.shape, shape)
         return PackedMatrix.plan(weight)
@@ -100,11 +110,37 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
     groups = scales.shape[-1]
     if scales.shape != biases.shape or len(scales) != out or len(weight) != out or width % groups:
         raise CorruptFile(f"{module}: scales {scales.shape} do not fit a matrix [{out}, {width}]")
-    if weight.shape[1] * 32 not in (4 * width, 8 * width):
+    bits, rest = divmod(32 * weight.shape[1], width)
+    if rest or not 1 <= bits <= 8:
         raise CorruptFile(
-            f"{module}: packed width {weight.shape[1]} is neither 4 nor 8 bits of {width} inputs"
+            f"{module}: packed width {weight.shape[1]} is not 1 to 8 bits of {width} inputs each"
         )
+    if bits not in (4, 8):
+        weight, scales, biases = as_eight_bits(weight, scales, biases, bits)
     return PackedMatrix.plan(weight, scales, biases, width)
+
+
+def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
+    """GGUF codes of 5 bits: there are kernels for 4 and 8."""
+    stored = stored_matrix(weights, module)
+    assert stored is not None
+    arrays = stored.eight_bits()
+    release(stored.raw)
+    _check(f"{module}.weight", (len(arrays[0]), 4 * arrays[0].shape[1]), shape)
+    return arrays
+
+
+def _blocks(weights: Weights, module: str, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
+    """GGUF blocks that have kernels of their own; Q3_K in the form of Q6_K."""
+    stored = stored_matrix(weights, module)
+    assert stored is not None
+    raw, kind = stored.raw, stored.type
+    _check(f"{module}.weight", (len(raw), raw.shape[1] // kind.nbytes * kind.block), shape)
+    if kind.name in SUPER_BLOCKS:
+        return kind.name, raw
+    blocks = q3_k_as_q6_k(raw.reshape(-1, kind.nbytes))
+    release(raw)
+    return "Q6_K", blocks.reshape(len(raw), -1)
 
 
 def _vector(weights: Weights, name: str, shape: tuple[int]) -> np.ndarray:

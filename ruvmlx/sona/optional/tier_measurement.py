@@ -45,7 +45,7 @@ class NoRoom(Exception):
 
 
 def reach(policy: TierPolicy) -> int:
-    """Smallest token offset from which every token attends to a page in the policy's lowest tier; 0 for f16."""
+    """Smallest offset from which every token attends to a page in the policy's lowest tier; 0 for f16."""
     return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 

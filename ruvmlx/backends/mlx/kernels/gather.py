@@ -14,7 +14,7 @@ from ruvmlx.platform.mx import mx
 from ruvmlx.tiers import PAGE, TIERS
 
 from .demote import rotate
-from .pages import POOLS, GPUPageTable, Param, Pools, SequencePages, unpack
+from .pages import POOLS, GPUPageTable, KernelParam, Pools, SequencePages, unpack
 from .source import HEAD_DIMS, Kernel
 
 GATHER = Kernel(
@@ -78,8 +78,11 @@ class PromptChunk:
         found = {}
         for head in range(0, self.table.n_kv_heads, self.heads):
             row = self.table.rows[0].copy()
-            row[Param.FIRST], row[Param.N_NEW] = self.first, self.tokens
-            row[Param.HEAD], row[Param.HEADS] = head, min(self.heads, self.table.n_kv_heads - head)
+            row[KernelParam.FIRST], row[KernelParam.N_NEW] = self.first, self.tokens
+            row[KernelParam.HEAD], row[KernelParam.HEADS] = (
+                head,
+                min(self.heads, self.table.n_kv_heads - head),
+            )
             found[head] = mx.array(row)
         return found
 

@@ -24,7 +24,7 @@ Pools = Sequence[mx.array]  # by tier; an empty tier may be any array of at leas
 POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for them
 
 
-class Param(IntEnum):
+class KernelParam(IntEnum):
     """Where a kernel's parameters lie, as in pages.h; before them the number of pages of each tier."""
 
     @staticmethod
@@ -48,7 +48,7 @@ def params_of(**values: int) -> list[int]:
     """A row of parameters by their names; others are 0."""
     row = [0] * PARAMS
     for name, value in values.items():
-        row[Param[name]] = value
+        row[KernelParam[name]] = value
     return row
 
 

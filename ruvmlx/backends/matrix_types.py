@@ -1,0 +1,89 @@
+"""What the types of a GGUF file's matrices take in memory, by backend; `ruvmlx show` prints it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..kernels.packing import SUPER_BLOCKS
+from ..models.gguf_types import ROWS, TensorType
+from ..models.layout import matrices
+from ..models.model import Model
+from ..models.stored import StoresBlocks
+
+_Q6_K = next(row for row in ROWS if row.name == "Q6_K")
+
+
+@dataclass(frozen=True)
+class MatrixType:
+    """Bits of a weight, scales included. rounded: backends whose weights are not quite the file's."""
+
+    type: str
+    matrices: int
+    file_bits: float
+    native_bits: float
+    mlx_bits: float
+    rounded: tuple[str, ...]
+
+    def __str__(self) -> str:
+        memory = f"{self.native_bits:.4g} (native), {self.mlx_bits:.4g} (mlx)"
+        note = f", rounded on {' and '.join(self.rounded)}" if self.rounded else ""
+        return f"{self.matrices}, {self.file_bits:.4g} bits a weight; in memory {memory}{note}"
+
+
+def matrix_types(model: Model) -> list[MatrixType]:
+    """The types of the model's matrices, the most frequent first; none for a folder of safetensors."""
+    weights = model.load_weights() if model.format == "gguf" else {}
+    if not isinstance(weights, StoresBlocks):
+        return []
+    found = [weights.stored_tensor(module) for module, _ in matrices(model.config)]
+    counts = Counter(tensor.type for tensor in found if tensor)
+    wide = any(kind.wide for kind in counts)
+    return [_described(kind, n, wide) for kind, n in counts.most_common()]
+
+
+def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
+    """Of weights by type, on "native" or "mlx"."""
+    kinds = {row: types[row.name] for row in ROWS if row.name in types}
+    wide = any(kind.wide for kind in kinds)
+    bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
+    return round(sum(n * bits[kind] / 8 for kind, n in kinds.items()))
+
+
+def _described(kind: TensorType, count: int, wide: bool) -> MatrixType:
+    backends = [
+        name for name, rounds in (("native", _native_rounds(kind)), ("mlx", _mlx_rounds(kind))) if rounds
+    ]
+    return MatrixType(
+        kind.name, count, _file_bits(kind), native_bits(kind), mlx_bits(kind, wide), tuple(backends)
+    )
+
+
+def _file_bits(kind: TensorType) -> float:
+    return 8 * kind.nbytes / kind.block
+
+
+def native_bits(kind: TensorType) -> float:
+    """Super-blocks as in the file; other blocks in 4 or 8 bits, with biases only where there are lows."""
+    if kind.block == 1 or kind.name in SUPER_BLOCKS:
+        return _file_bits(kind)
+    if kind.name == "Q3_K":
+        return _file_bits(_Q6_K)
+    codes = 4 if kind.affine_bits == 4 else 8
+    scale = 32 if kind.wide and kind.name != "MXFP4" else 16  # powers of two fit into bfloat16
+    lows = kind.zero == 0 and kind.affine
+    return codes + (2 if lows else 1) * scale / kind.affine_group
+
+
+def mlx_bits(kind: TensorType, wide: bool = False) -> float:
+    """On a GPU. wide: whether any matrix of the file needs float32 scales; then all have them."""
+    if kind.block == 1:
+        return _file_bits(kind)
+    return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group
+
+
+def _native_rounds(kind: TensorType) -> bool:
+    return kind.name == "Q2_K"
+
+
+def _mlx_rounds(kind: TensorType) -> bool:
+    return kind.block > 1 and kind.group < 32

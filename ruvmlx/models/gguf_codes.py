@@ -1,0 +1,188 @@
+"""GGUF blocks -> the integers and the scales that they hold. One function a type; the table is
+gguf_types.py.
+
+Blocks come as uint8 [n, bytes of a block]. A weight is
+
+    scale * (q - zero)      or, where `lows` are stored,      scale * q - low
+
+with one scale (and low) for each group of consecutive weights. Products of a block's float16 scale with the
+integer scales of its groups fit into float32 exactly, so weights computed from these are rounded at most
+once, as llama.cpp's are. Bit layouts: ggml-common.h of https://github.com/ggml-org/ggml.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+IQ4_LEVELS = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
+)  # of four-bit codes that are not evenly spaced
+FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice e2m1
+
+
+class Codes(NamedTuple):
+    """q: uint8 [n, weights of a block]; scales, lows: float32 [n, groups of a block]."""
+
+    q: np.ndarray
+    scales: np.ndarray
+    lows: np.ndarray | None = None
+
+
+def halves(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The f16 at byte `at` of every block: [n]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")[:, 0]
+
+
+def _scale(blocks: np.ndarray, at: int) -> np.ndarray:
+    return halves(blocks, at).astype(np.float32)[:, None]
+
+
+def _two_halves(nibbles: np.ndarray) -> np.ndarray:
+    """Bytes [n, ..., m] -> [n, ..., 2 m]: all low nibbles, then all high ones."""
+    return np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
+
+
+def _bits(blocks: np.ndarray) -> np.ndarray:
+    """Bytes [n, m] -> their bits [n, 8 m], lowest first."""
+    return np.unpackbits(np.ascontiguousarray(blocks), axis=1, bitorder="little")
+
+
+def _fields(data: np.ndarray, bits: int) -> np.ndarray:
+    """Bytes [n, ..., m] -> fields of so many bits [n, ..., 8 / bits, m], the lowest of all first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return data[..., None, :] >> shifts & np.uint8((1 << bits) - 1)
+
+
+# Blocks of 32 ---------------------------------------------------------------------------------------
+
+
+def q4_0(blocks: np.ndarray) -> Codes:
+    """f16 d | qs[16]"""
+    return Codes(_two_halves(blocks[:, 2:]), _scale(blocks, 0))
+
+
+def q4_1(blocks: np.ndarray) -> Codes:
+    """f16 d, f16 m | qs[16]"""
+    return Codes(_two_halves(blocks[:, 4:]), _scale(blocks, 0), -_scale(blocks, 2))
+
+
+def q5_0(blocks: np.ndarray) -> Codes:
+    """f16 d | qh[4], bit j: the fifth bit of weight j | qs[16]"""
+    return Codes(_two_halves(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4, _scale(blocks, 0))
+
+
+def q5_1(blocks: np.ndarray) -> Codes:
+    """f16 d, f16 m | qh[4] | qs[16]"""
+    q = _two_halves(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return Codes(q, _scale(blocks, 0), -_scale(blocks, 2))
+
+
+def q8_0(blocks: np.ndarray) -> Codes:
+    """f16 d | i8 qs[32]"""
+    return Codes(blocks[:, 2:] ^ 0x80, _scale(blocks, 0))
+
+
+def iq4_nl(blocks: np.ndarray) -> Codes:
+    """f16 d | qs[16]: numbers of levels"""
+    return Codes(_levels(_two_halves(blocks[:, 2:]), IQ4_LEVELS, 128), _scale(blocks, 0))
+
+
+def mxfp4(blocks: np.ndarray) -> Codes:
+    """u8 e | qs[16]: four-bit floats, times 2^(e - 127)"""
+    return Codes(_levels(_two_halves(blocks[:, 1:]), FP4_LEVELS, 16), _half_power(blocks[:, :1]))
+
+
+def _levels(numbers: np.ndarray, levels: np.ndarray, zero: int) -> np.ndarray:
+    return (levels + zero).astype(np.uint8)[numbers]
+
+
+def _half_power(e: np.ndarray) -> np.ndarray:
+    """2^(e - 128) as float32: half of the power, for levels are twice the floats. 255 is NaN."""
+    wide = e.astype(np.uint32)
+    bits = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - 1) << 23).astype(np.uint32)
+    return np.where(e == 255, np.float32(np.nan), bits.view(np.float32))
+
+
+# Blocks of 256 --------------------------------------------------------------------------------------
+
+
+def q2_k(blocks: np.ndarray) -> Codes:
+    """u8 scales[16]: low nibble scale, high nibble low | qs[64], four fields | f16 d, f16 dmin"""
+    q = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    s, m = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    return Codes(q, _scale(blocks, 80) * s, _scale(blocks, 82) * m)
+
+
+def q3_k(blocks: np.ndarray) -> Codes:
+    """hmask[32], eight fields: the third bit | qs[64], four fields | scales[12], six bits | f16 d"""
+    low = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    high = _fields(blocks[:, :32], 1).reshape(-1, 256)
+    return Codes(low | high << 2, _scale(blocks, 108) * q3_k_scales(blocks))
+
+
+def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
+    """int8 [n, 16]: four low bits in bytes 96 .. 103, two high ones in 104 .. 107, less 32."""
+    low = _two_halves(blocks[:, 96:104])
+    high = _fields(blocks[:, 104:108], 2).reshape(-1, 16)
+    return (low | high << 4).astype(np.int8) - np.int8(32)
+
+
+def q4_k(blocks: np.ndarray) -> Codes:
+    """f16 d, f16 dmin | scales[12] | qs[128]: of 64 weights the first 32 in low nibbles"""
+    q = _two_halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
+    s, m = _six_bits(blocks[:, 4:16])
+    return Codes(q, _scale(blocks, 0) * s, _scale(blocks, 2) * m)
+
+
+def q5_k(blocks: np.ndarray) -> Codes:
+    """f16 d, f16 dmin | scales[12] | qh[32], eight fields: the fifth bit | qs[128] as Q4_K"""
+    q = _two_halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256)
+    s, m = _six_bits(blocks[:, 4:16])
+    high = _fields(blocks[:, 16:48], 1).reshape(-1, 256)
+    return Codes(q | high << 4, _scale(blocks, 0) * s, _scale(blocks, 2) * m)
+
+
+def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """12 bytes -> eight scales and eight lows of six bits.
+
+    Bytes 0..3 and 4..7: the first four of each, and two high bits of the others; 8..11: their low nibbles.
+    """
+    a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
+    return scales, np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
+
+
+def q6_k(blocks: np.ndarray) -> Codes:
+    """ql[128]: of 128 weights the first 64 in low nibbles | qh[64], four fields | i8 scales[16] | f16 d"""
+    low = _two_halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
+    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    return Codes(low | high << 4, _scale(blocks, 208) * blocks[:, 192:208].view(np.int8))
+
+
+def q8_k(blocks: np.ndarray) -> Codes:
+    """f32 d | i8 qs[256] | sums, not needed"""
+    return Codes(blocks[:, 4:260] ^ 0x80, np.ascontiguousarray(blocks[:, :4]).view("<f4"))
+
+
+def iq4_xs(blocks: np.ndarray) -> Codes:
+    """f16 d | u16 and scales[4]: two high and four low bits of eight scales | qs[128]: numbers of levels"""
+    q = _levels(_two_halves(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 256), IQ4_LEVELS, 128)
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
+    high = np.stack([blocks[:, 2:4] >> s & 3 for s in (0, 2, 4, 6)], axis=-1).reshape(-1, 8)
+    return Codes(q, _scale(blocks, 0) * ((low | high << 4).astype(np.int8) - np.int8(32)))
+
+
+# Q3_K in the form of Q6_K ---------------------------------------------------------------------------
+
+
+def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Q3_K blocks [n, 110] -> Q6_K blocks [n, 210] of the same weights: q - 4 = (q + 28) - 32."""
+    q = q3_k(blocks).q + np.uint8(28)
+    low = (q & 15).reshape(-1, 2, 2, 64)
+    high = (q >> 4).reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    out = np.empty((len(blocks), 210), np.uint8)
+    out[:, :128] = (low[:, :, 0] | low[:, :, 1] << 4).reshape(-1, 128)
+    out[:, 128:192] = np.bitwise_or.reduce(high, axis=2).reshape(-1, 64)
+    out[:, 192:208] = q3_k_scales(blocks).view(np.uint8)
+    out[:, 208:] = blocks[:, 108:]
+    return out

@@ -1,0 +1,88 @@
+"""The tensor types of GGUF files that are read: one row each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from . import gguf_codes
+from .gguf_codes import Codes
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`block` weights are stored together in `nbytes` bytes; of plain numbers one. See gguf_codes.py.
+
+    bits: of a code q; group: weights to a scale; zero: the code of 0, where no lows are stored;
+    halves: bytes of a block at which its float16 numbers lie; wide: scales that float16 would round.
+    """
+
+    name: str
+    id: int
+    block: int
+    nbytes: int
+    codes: Callable[[np.ndarray], Codes] | None = None
+    bits: int = 0
+    group: int = 0
+    zero: int = 0
+    halves: tuple[int, ...] = ()
+    wide: bool = False
+
+    def widened(self) -> "TensorType":
+        """The same weights in codes of 8 bits; where there are no lows, 128 stands for 0."""
+
+        def codes(blocks: np.ndarray) -> Codes:
+            assert self.codes is not None
+            found = self.codes(blocks)
+            shift = np.uint8(128 - self.zero if found.lows is None else 0)
+            return found._replace(q=found.q + shift)
+
+        return replace(self, codes=codes, bits=8, zero=128)
+
+    @property
+    def affine(self) -> bool:
+        """Whether MLX's affine layout holds the same weights: its groups are of 32, 64 or 128."""
+        return 32 <= self.group <= 128
+
+    @property
+    def affine_group(self) -> int:
+        """Weights to a scale in the affine layout."""
+        return min(128, max(32, self.group))
+
+    @property
+    def affine_bits(self) -> int:
+        """Of a weight in the affine layout. Finer groups than 32 are rounded to 8 bits."""
+        return self.bits if self.group >= 32 else 8
+
+
+ROWS = (
+    TensorType("F32", 0, 1, 4),
+    TensorType("F16", 1, 1, 2),
+    TensorType("BF16", 30, 1, 2),
+    TensorType("Q4_0", 2, 32, 18, gguf_codes.q4_0, bits=4, group=32, zero=8, halves=(0,)),
+    TensorType("Q4_1", 3, 32, 20, gguf_codes.q4_1, bits=4, group=32, halves=(0, 2)),
+    TensorType("Q5_0", 6, 32, 22, gguf_codes.q5_0, bits=5, group=32, zero=16, halves=(0,)),
+    TensorType("Q5_1", 7, 32, 24, gguf_codes.q5_1, bits=5, group=32, halves=(0, 2)),
+    TensorType("Q8_0", 8, 32, 34, gguf_codes.q8_0, bits=8, group=32, zero=128, halves=(0,)),
+    TensorType("Q2_K", 10, 256, 84, gguf_codes.q2_k, bits=2, group=16, halves=(80, 82)),
+    TensorType("Q3_K", 11, 256, 110, gguf_codes.q3_k, bits=3, group=16, zero=4, halves=(108,)),
+    TensorType("Q4_K", 12, 256, 144, gguf_codes.q4_k, bits=4, group=32, halves=(0, 2), wide=True),
+    TensorType("Q5_K", 13, 256, 176, gguf_codes.q5_k, bits=5, group=32, halves=(0, 2), wide=True),
+    TensorType("Q6_K", 14, 256, 210, gguf_codes.q6_k, bits=6, group=16, zero=32, halves=(208,)),
+    TensorType("Q8_K", 15, 256, 292, gguf_codes.q8_k, bits=8, group=256, zero=128, wide=True),
+    TensorType("IQ4_NL", 20, 32, 18, gguf_codes.iq4_nl, bits=8, group=32, zero=128, halves=(0,)),
+    TensorType("IQ4_XS", 23, 256, 136, gguf_codes.iq4_xs, bits=8, group=32, zero=128, halves=(0,), wide=True),
+    TensorType("MXFP4", 39, 32, 17, gguf_codes.mxfp4, bits=5, group=32, zero=16, wide=True),
+)
+TENSOR_TYPES = {row.id: row for row in ROWS}
+SUPPORTED = ", ".join(row.name for row in ROWS)
+
+_NAMES = str.split(  # by type id
+    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
+    "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4"
+)
+
+
+def name_of(id: int) -> str | None:
+    """What ggml calls the type, also where it is not read; None for an id that nothing has."""
+    return _NAMES[id] if id < len(_NAMES) and _NAMES[id] != "-" else None

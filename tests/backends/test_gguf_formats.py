@@ -1,0 +1,138 @@
+"""Models in every packed type of GGUF: native and MLX against NumPy, and against llama.cpp."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.mlx import graph
+from ruvmlx.backends.mlx.backend import MLXBackend, plan
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.backends.reference import ReferenceBackend, unpacked
+from ruvmlx.models.gguf_types import ROWS
+from ruvmlx.models.layout import matrices
+from ruvmlx.models.load import load_gguf
+from ruvmlx.models.stored import stored_tensor
+from ruvmlx.platform.mx import mx
+from tests.models.make_models import make_gguf_model
+from tests.oracles import llama_cpp
+from tests.oracles.divergence import mean_kl
+
+from .test_agreement import TOKENS, worst
+from .test_native import TOLERANCE
+
+PACKED = [row.name for row in ROWS if row.block > 1]
+SHAPE = {"hidden_size": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "intermediate_size": 512}
+TEXT = Path(__file__).parents[1] / "data" / "teacher_forced.txt"
+ROUNDED = {"Q2_K"}  # on the native backend, to 8 bits; elsewhere see gguf_types.py
+packed = pytest.mark.parametrize("quant", PACKED)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("formats")
+
+    def make(quant):
+        path = folder / f"{quant}.gguf"
+        return load_gguf(path if path.exists() else make_gguf_model(path, quant=quant, **SHAPE))
+
+    return make
+
+
+def difference(backend, want):
+    got = backend.verify(TOKENS[: len(want)], backend.new_cache())
+    return worst(dict(enumerate(got)), want)
+
+
+def oracle(model, n=70):
+    backend = ReferenceBackend(model)
+    return backend.verify(TOKENS[:n], backend.new_cache())
+
+
+@packed
+def test_native_agrees_with_the_oracle(quant, made):
+    """The oracle has the file's weights to the last bit; native, too, but for types that it rounds."""
+    model = made(quant)
+    want = oracle(model)
+    backend = NativeBackend(model, threads=2, chunk=37)
+    assert difference(backend, want) < TOLERANCE * (20 if quant in ROUNDED else 3)
+
+
+@packed
+def test_mlx_on_a_cpu_agrees_with_the_oracle(quant, made):
+    """It unpacks to float32, from the file's blocks where the affine layout would round."""
+    model = made(quant)
+    assert difference(MLXBackend(model, device="cpu"), oracle(model)) < TOLERANCE
+
+
+@packed
+def test_mlx_keeps_the_affine_form_on_a_gpu(quant, made):
+    """Packed as `plan` says, MLX's own dequantisation gives the oracle's weights, or nearly so."""
+    model = made(quant)
+    weights = model.load_weights()
+    how = plan(weights, "metal")
+    assert not how.unpack
+    assert how.dtype == (mx.float32 if weights.stored_tensor("lm_head").type.wide else mx.float16)
+    net = graph.build(model.config, weights, mx.float32, False)
+    want = unpacked(weights, model.config)
+    for module, (_, width) in matrices(model.config):
+        kind = weights.stored_tensor(module).type
+        parts = {k: graph.parameters(net)[f"{module}.{k}"] for k in ("weight", "scales", "biases")}
+        fmt = {"bits": kind.affine_bits, "group_size": kind.affine_group}
+        got = np.array(mx.dequantize(*parts.values(), **fmt))
+        assert got.shape == (len(want[f"{module}.weight"]), width)
+        most = np.abs(want[f"{module}.weight"]).max()
+        close = 3e-7 if kind.affine or kind.name == "Q8_K" else 0.51 / 127
+        assert np.abs(got - want[f"{module}.weight"]).max() <= close * most
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "Q6_K", "Q3_K"])
+def test_native_takes_the_bytes_of_the_file(quant, made):
+    """Super-blocks are packed as they are; Q3_K takes those of Q6_K."""
+    model = made(quant)
+    kind = stored_tensor(model.load_weights(), "lm_head").type
+    backend = NativeBackend(model, threads=1)
+    weights = backend.nbytes - backend.decoder.nbytes
+    share = {"Q3_K": 210 / 110}.get(quant, 1.0)
+    assert kind.name == quant
+    assert weights < 1.02 * share * model.bytes + 64 * 1024
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "Q5_K", "Q6_K"])
+def test_every_type_runs_in_llama_cpp_alike(quant, made):
+    """Random weights: llama.cpp's activations have 8 bits, ours 16; the rest is rounding."""
+    model = made(quant)
+    theirs = llama_cpp.logits(model.path, TOKENS[:40])
+    want = oracle(model, 40)
+    backend = NativeBackend(model, threads=2)
+    ours = backend.verify(TOKENS[:40], backend.new_cache())
+    spread = np.abs(want).max()
+    assert np.abs(theirs - want).max() < 0.05 * spread  # another model, or rows in another order, is at 1
+    assert np.abs(ours - want).max() < 0.002 * spread
+
+
+def kl_to_llama_cpp(model, backends, tokens):
+    theirs = llama_cpp.logits(model.path, tokens)
+    found = {}
+    for name, make in backends.items():
+        backend = make(model)
+        found[name] = mean_kl(theirs, backend.verify(tokens, backend.new_cache()))
+    return found
+
+
+NATIVE = {"native": NativeBackend}
+BOTH = NATIVE | {"mlx": lambda model: MLXBackend(model, device="cpu")}
+
+
+@pytest.mark.parametrize("file_type", [name for name in llama_cpp.FILE_TYPES if name != "Q4_0"])
+def test_kl_to_llama_cpp(file_type, full, starter_file, tmp_path, record_property):
+    """The starter, requantised by llama.cpp: at most 0.01 nats. Rows of 576 that a type does not fit fall
+    back to blocks of 32 there. --full: 500 tokens, native and MLX, every type."""
+    if not full and file_type not in ("Q4_K_M", "Q2_K"):
+        pytest.skip("only with --full")
+    model = load_gguf(llama_cpp.requantise(starter_file, tmp_path / "m.gguf", file_type))
+    tokens = model.tokenizer.encode(TEXT.read_text())[: 500 if full else 48]
+    for name, kl in kl_to_llama_cpp(model, BOTH if full else NATIVE, tokens).items():
+        record_property(f"kl_{name}", kl)
+        print(f"\n{file_type}: mean KL(llama.cpp || {name}) over {len(tokens)} tokens: {kl:.6f} nats")
+        assert -1e-9 <= kl <= 0.01
