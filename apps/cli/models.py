@@ -146,7 +146,11 @@ def remove_model(name: str) -> None:
     from huggingface_hub import scan_cache_dir
 
     from ruvmlx.models.hub import cached
+    from ruvmlx.models.resolve import REPO
 
+    asked = REPO.fullmatch(name)
+    if asked and asked["repo"] != name:
+        raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
     if "/" not in name or cached(name) is None:
         raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
     cache = scan_cache_dir()

@@ -86,12 +86,18 @@ def cached(name: str, wanted: str = "") -> Path | None:
 
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
-    """The GGUF file that was fetched, or that is wanted; of several the one that suits this machine."""
+    """The GGUF file that was fetched, or that is wanted; of several the one that suits this machine.
+
+    ModelNotFound if several are of the wanted type.
+    """
     here = _cached_variants(_repo(name))
     found = [variant for variant in here if not wanted or variant.is_called(wanted)]
-    if not found or (wanted and len(found) > 1):
+    if not found:
         return None
-    best = best_variant(found, _memory_limit()) or min(found, key=lambda variant: variant.bytes)
+    if wanted:
+        best = named_variant(name, found, wanted).chosen
+    else:
+        best = best_variant(found, _memory_limit()) or min(found, key=lambda variant: variant.bytes)
     return here[best] / best.files[0]
 
 

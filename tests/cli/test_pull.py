@@ -32,6 +32,8 @@ def test_pull_of_what_the_repository_does_not_have(repository, run):  # noqa: F8
 def test_rm_deletes_the_files_of_a_gguf_repository(repository, run, tmp_path, monkeypatch):  # noqa: F811
     for wanted in (":Q4_0", ":F16"):
         assert run("pull", NAME + wanted)[0] == 0
+    code, _, err = run("rm", f"{NAME}:F16")
+    assert code == 2 and one_line(err) and f"`ruvmlx rm {NAME}`" in err
     code, out, _ = run("rm", NAME)
     assert code == 0 and "deleted owner/tiny: " in out and not list((tmp_path / "hub").rglob("*.gguf"))
 

@@ -111,6 +111,20 @@ def test_several_files_of_one_repository_in_the_cache(repository, monkeypatch):
     assert load_model(NAME).path == opened[f"{NAME}:Q4_0"]
 
 
+def test_two_files_of_one_type_are_told_apart_by_their_names(repository):
+    """On the hub and in the cache alike."""
+    shutil.copy(repository.folder / "Tiny-Q4_0.gguf", repository.folder / "Long-Q4_0.gguf")
+    for _ in range(2):
+        with pytest.raises(
+            ModelNotFound, match=r"2 files of owner/tiny are of type Q4_0; name one: owner/tiny/L"
+        ):
+            load_model(f"{NAME}:Q4_0")
+        opened = {name: load_model(f"{NAME}/{name}-Q4_0.gguf").path.name for name in ("Tiny", "Long")}
+        assert opened == {"Tiny": "Tiny-Q4_0.gguf", "Long": "Long-Q4_0.gguf"}
+    names = [row["name"] for row in list_local_models()]
+    assert names == [f"{NAME}/Long-Q4_0.gguf", f"{NAME}/Tiny-Q4_0.gguf"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

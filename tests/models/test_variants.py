@@ -3,6 +3,7 @@
 import pytest
 
 from ruvmlx.errors import ModelNotFound, RuvmlxError
+from ruvmlx.models.gguf_types import TENSOR_TYPES
 from ruvmlx.models.variants import choose_variant, named_variant, variant_names, variants, variants_in
 
 GB = 10**9
@@ -36,6 +37,13 @@ def test_plain_files_where_there_are_no_others():
     assert chosen({"m-F32.gguf": 4, "m-bf16.gguf": 2}, 10) == "BF16"
     assert chosen({"m-fp16.gguf": 2}, 10) == "F16"
     assert chosen({"model.gguf": 2}, 10) == ""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TENSOR_TYPES.values() if kind.name != "Q8_K"])
+def test_every_type_that_is_read_can_be_chosen(kind):
+    """Files of K-quants are named with a letter for their mixture. Q8_K is for llama.cpp's activations."""
+    name = f"{kind.name}{'_S' if kind.name in ('Q3_K', 'Q4_K', 'Q5_K') else ''}"
+    assert chosen({f"m-{name}.gguf": 1, "m-IQ1_S.gguf": 0.5}, 64) == name
 
 
 def test_types_that_are_not_read_are_never_chosen():
