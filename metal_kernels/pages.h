@@ -10,7 +10,7 @@ CONSTANT int PAGE = 64; // tokens
 //   pool     the kernels' argument that holds the tier's pages
 //   rotated  keys are rotated (hadamard in quantise.h) before they become codes, and queries before they score them
 //   cost     of attention over a page. Larger pages keep less in flight, so that warm ones cost 3 and not 2.
-// `x` is passed on to each ROW. ruvmlx/tiers.py and neon/include/rvm.h have the same rows.
+// `x` is passed on to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
 //            name   pool  bits  rotated  cost
 #define TIERS(ROW, x)              \
     ROW(x, COLD, cold, 4, true, 1) \

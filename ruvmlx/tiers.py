@@ -1,7 +1,7 @@
 """The tiers of the KV cache: how precisely keys and values are kept, by the age of their tokens.
 
 A row each, from the oldest tokens to the newest; the number of a tier is its row's. The C library and the GPU
-kernels have the same rows: RVM_CODE_TIERS in neon/include/rvm.h, TIERS in metal_kernels/pages.h.
+kernels have the same rows: RVM_CODE_TIERS in neon/include/rvm_pages.h, TIERS in metal_kernels/pages.h.
 tests/kv/test_tiers.py compares the three.
 """
 

@@ -16,7 +16,8 @@
  *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
  *                              are stored.  q: int16 [m][32]
  *   i_words(p, i32x)           stores 16 values as int16
- * For 8-bit weights a row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the same integers. */
+ * For 8-bit weights a row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the
+ * same integers. */
 #ifndef WORDS
 #define WORDS 0
 INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
