@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from ruvmlx import settings
 from ruvmlx.models.facts import Facts
+from ruvmlx.models.variants import FileChoice
 from ruvmlx.plan import Plan
 from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
 from ruvmlx.text import one_line
@@ -78,6 +79,9 @@ class TerminalWatch(Watch):
         self._line, self._first = line, first
         self._told = False  # whether the plan was shown
 
+    def chosen(self, choice: FileChoice) -> None:
+        self._line.say(*choice.lines)
+
     def planned(self, plan: Plan) -> None:
         if (self._first or plan.facts.to_fetch) and not self._told:
             self._told = True
@@ -88,13 +92,16 @@ class TerminalWatch(Watch):
 
 
 class PullWatch(Watch):
-    """For `pull`: shows what will be fetched."""
+    """For `pull`: shows what will be fetched; without a terminal only which file of several, and why."""
 
-    def __init__(self, line: TerminalLine):
-        self._line = line
+    def __init__(self, line: TerminalLine, terminal: bool = True):
+        self._line, self._terminal = line, terminal
+
+    def chosen(self, choice: FileChoice) -> None:
+        self._line.say(*choice.lines)
 
     def found(self, facts: Facts) -> None:
-        if facts.to_fetch:
+        if facts.to_fetch and self._terminal:
             size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
             self._line.say(
                 f"{one_line(facts.name)}: {size}, {megabytes(facts.bytes)}, "
@@ -102,14 +109,15 @@ class PullWatch(Watch):
             )
 
     def progress(self, progress: Progress) -> None:
-        self._line.progress(progress)
+        if self._terminal:
+            self._line.progress(progress)
 
 
 @contextmanager
 def watching(still: bool = False, pull: bool = False) -> Iterator[Watch]:
     """A watch that writes to stderr, or nothing if stderr is no terminal. pull: yield a PullWatch."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield QUIET
+        yield PullWatch(TerminalLine(sys.stderr), terminal=False) if pull and sys.stderr else QUIET
         return
     line = TerminalLine(sys.stderr, still)
     try:

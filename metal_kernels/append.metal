@@ -1,6 +1,6 @@
 // append: new keys, turned by RoPE, and new values as rows of hot pages.   For a prompt; a single token: rope_append
 //   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of D/2 angles, then their sines
-//   params: int32 [16], of which KV_HEADS and N_NEW, tokens   out: halves [n_kv_heads][2][tokens][D], as bytes: K rows, V rows
+//   params: int32 [PARAMS], of which KV_HEADS and N_NEW, tokens   out: halves [n_kv_heads][2][tokens][D], as bytes: K rows, V rows
 //   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; a thread takes the numbers i, i + 64 ..
 //   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/append.py::append_ops
 KERNEL_START

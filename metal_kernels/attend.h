@@ -32,7 +32,7 @@ FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
 }
 
 // s[t][head] = q . k_t, without the scale and bias of token t
-template <int TIER, int D, int G>
+template <int BITS, int D, int G>
 FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
     typedef Tile<D, G> T;
     const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS, head = j % T::HEADS;
@@ -44,7 +44,7 @@ FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint 
         float sum[T::LANES];
         UNROLL for (int u = 0; u < T::STEPS; u++) {
             float k[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (live) load_numbers<TIER, D>(page, (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
+            if (live) load_numbers<BITS, D>(page, (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
             UNROLL for (int g = 0; g < T::HEADS; g++)
                 sum[u * T::HEADS + g] = g < G ? dot8(0, own[g < G ? g : 0], k) : 0.0f;
         }
@@ -54,18 +54,18 @@ FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint 
 }
 
 // o[head][8] += sum over this lane's rows of p[t][head] * v_t; only tokens before `valid` hold numbers
-template <int TIER, int D, int G>
+template <int BITS, int D, int G>
 FN void page_values(GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
     typedef Tile<D, G> T;
     const uint j = lane % T::LANES, row = lane / T::LANES;
     if (8 * j >= D) return;
-    const auto values = page + v_at(TIER, D);
+    const auto values = page + v_at(BITS, D);
     for (int b = 0; b < PAGE / T::ROWS; b += 4) {
         UNROLL for (int u = 0; u < 4; u++) {
             const int t = (b + u) * T::ROWS + row;
-            if (TIER == HOT && t >= valid) continue;
+            if (BITS == 16 && t >= valid) continue;
             float v[8];
-            load_numbers<TIER, D>(values, t, 8 * j, v);
+            load_numbers<BITS, D>(values, t, 8 * j, v);
             UNROLL for (int g = 0; g < G; g++) {
                 const float pg = p[t * T::HEADS + g];
                 UNROLL for (int i = 0; i < 8; i++) o[g * 8 + i] = fma(pg, v[i], o[g * 8 + i]);
@@ -75,17 +75,17 @@ FN void page_values(GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint
 }
 
 template <int D, int G>
-FN void scores_of(int tier, GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
-    if (tier == COLD) page_scores<COLD, D, G>(page, q + G * D, s, lane);
-    else if (tier == WARM) page_scores<WARM, D, G>(page, q, s, lane);
-    else page_scores<HOT, D, G>(page, q, s, lane);
+FN void scores_of(int bits, GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
+    if (bits == 4) page_scores<4, D, G>(page, q, s, lane);
+    else if (bits == 8) page_scores<8, D, G>(page, q, s, lane);
+    else page_scores<16, D, G>(page, q, s, lane);
 }
 
 template <int D, int G>
-FN void values_of(int tier, GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
-    if (tier == COLD) page_values<COLD, D, G>(page, p, o, lane, valid);
-    else if (tier == WARM) page_values<WARM, D, G>(page, p, o, lane, valid);
-    else page_values<HOT, D, G>(page, p, o, lane, valid);
+FN void values_of(int bits, GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
+    if (bits == 4) page_values<4, D, G>(page, p, o, lane, valid);
+    else if (bits == 8) page_values<8, D, G>(page, p, o, lane, valid);
+    else page_values<16, D, G>(page, p, o, lane, valid);
 }
 
 // The largest (the sum) over the lanes that share a head.

@@ -1,13 +1,13 @@
-// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a three-tier cache, one query a sequence.
-//   q, q_cold: f32 [sequences][n_heads][D], q_cold as cold keys are rotated   params: int32 [sequences][16], pages.h
-//   pages: int32, page ids   cold, warm, hot: pools   open: a sequence's last hot page, [sequences][n_kv_heads][256 D bytes]
+// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a tiered cache, one query a sequence.
+//   q, q_rotated: f32 [sequences][n_heads][D], q_rotated as rotated keys are   params: int32 [sequences][PARAMS], pages.h
+//   pages: int32, page ids   cold, warm ..: a pool for each tier   open: a sequence's last hot page, [sequences][n_kv_heads][256 D bytes]
 //   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2]: what attend_merge joins,
 //     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth page
 //   G query heads of one KV head share each read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
 //   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
 //   those of a value to its probability.
-//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 36 HEADS bytes, 16.3 KB at most.
+//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;
@@ -15,48 +15,54 @@ constexpr int SIMDS = 4;
 constexpr int WORK = 2 * G * D + SIMDS * PAGE * T::HEADS, JOIN = SIMDS * G * D;
 SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(float, ends, SIMDS * T::HEADS * 2);
-SHARED(float, sums, T::HEADS); // of each head's q_cold
+SHARED(float, sums, 2 * T::HEADS); // of each head's query, then of each rotated one
 
 const auto P = params + (int)group_at.z * PARAMS;
-const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
-const int n_pages = n_cold + n_warm + P[N_HOT], n_tokens = P[N_TOKENS], first = P[FIRST];
+int n[N_TIERS];
+load_counts(P, n);
+const int group = P[GROUP], n_kv = P[KV_HEADS];
+const int n_pages = count_pages(n), n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
 const uint query = group_at.z * n_kv * group + head; // of the first of G heads
-const int cost = cost_before(first / PAGE, n_cold, n_warm) + (int)group_at.x * P[SPLIT];
-const int begin = first_page_from(cost, n_cold, n_warm), end = min(first_page_from(cost + P[SPLIT], n_cold, n_warm), n_pages);
+const int cost = cost_before(first / PAGE, n) + (int)group_at.x * P[SPLIT];
+const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[SPLIT], n), n_pages);
 
 const float scale = as_f32(P[SCALE]);
 for (uint i = thread_at; i < G * D; i += 32 * SIMDS) {
     memory[i] = q[query * D + i] * scale;
-    memory[G * D + i] = q_cold[query * D + i] * scale;
+    memory[G * D + i] = q_rotated[query * D + i] * scale;
 }
 for (int g = simd_at; g < T::HEADS; g += SIMDS) {
-    const float sum = g < G ? sum_of_query<D>(q_cold, (query + g) * D, lane) * scale : 0.0f;
-    if (lane == 0) sums[g] = sum;
+    float sum = 0, sum_rotated = 0;
+    if (has_keys(4, false) && g < G) sum = sum_of_query<D>(q, (query + g) * D, lane) * scale;
+    if (has_keys(4, true) && g < G) sum_rotated = sum_of_query<D>(q_rotated, (query + g) * D, lane) * scale;
+    if (lane == 0) sums[g] = sum, sums[T::HEADS + g] = sum_rotated;
 }
 BARRIER();
 
 const auto s = memory + (2 * G * D + (int)simd_at * PAGE * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
-const float q_sum = sums[j % T::HEADS];
+const float q_sum = sums[j % T::HEADS], q_sum_rotated = sums[T::HEADS + j % T::HEADS];
 float m = NEG_INF, l = 0, biased = 0; // of this lane's head; l and biased: this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
 
 for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
-    const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
-    const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
+    const int tier = tier_of(page, n), bits = bits_of(tier);
     const bool last = tier == HOT && page == n_pages - 1; // the page that is being filled lies apart
     const auto data = last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
-                           : pool + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
-    scores_of<D, G>(tier, data, memory, s, lane);
+                           : POOL_OF(tier) + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
+    scores_of<D, G>(bits, data, memory + (is_rotated(tier) ? G * D : 0), s, lane);
 
     float x[T::BLOCKS], top = NEG_INF;
     UNROLL for (int b = 0; b < T::BLOCKS; b++) {
         const int t = (b * T::STEPS + step) * T::ROWS + row, token = page * PAGE + t;
         x[b] = s[t * T::HEADS + j % T::HEADS];
-        if (tier != HOT) x[b] *= half_to_f32(load_u16(data, k_scale_at(tier, D) + 2 * t));
-        if (tier == COLD) x[b] = fma(half_to_f32(load_u16(data, k_bias_at(D) + 2 * t)), q_sum, x[b]);
+        if (bits != 16) x[b] *= half_to_f32(load_u16(data, k_scale_at(bits, D) + 2 * t));
+        if (has_bias(bits)) {
+            const float sum = is_rotated(tier) ? q_sum_rotated : q_sum;
+            x[b] = fma(half_to_f32(load_u16(data, k_bias_at(bits, D) + 2 * t)), sum, x[b]);
+        }
         if (token < first || token >= n_tokens) x[b] = NEG_INF;
         top = fmax(top, x[b]);
     }
@@ -67,8 +73,8 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         const int t = (b * T::STEPS + step) * T::ROWS + row;
         float p = exp2(x[b] - at);
         l += p;
-        if (tier == COLD) biased = fma(p, half_to_f32(load_u16(data, v_bias_at(D) + 2 * t)), biased);
-        if (tier != HOT) p *= half_to_f32(load_u16(data, v_scale_at(tier, D) + 2 * t));
+        if (has_bias(bits)) biased = fma(p, half_to_f32(load_u16(data, v_bias_at(bits, D) + 2 * t)), biased);
+        if (bits != 16) p *= half_to_f32(load_u16(data, v_scale_at(bits, D) + 2 * t));
         s[t * T::HEADS + j % T::HEADS] = p;
     }
     UNROLL for (int g = 0; g < G; g++) {
@@ -76,7 +82,7 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         UNROLL for (int i = 0; i < 8; i++) acc[g * 8 + i] *= shrink_g;
     }
     SIMD_BARRIER();
-    values_of<D, G>(tier, data, s, acc, lane, n_tokens - page * PAGE);
+    values_of<D, G>(bits, data, s, acc, lane, n_tokens - page * PAGE);
     SIMD_BARRIER();
 }
 

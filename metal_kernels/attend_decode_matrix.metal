@@ -4,52 +4,65 @@
 //   Threadgroup memory: 28 KB at most.   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
-constexpr int SIMDS = 4, Q_COLD = M::PARTS * M::DK / 2 * 32; // where the cold queries begin
-constexpr int WORK = 2 * Q_COLD, JOIN = SIMDS * G * D;
+constexpr int SIMDS = 4, FORM = M::PARTS * M::DK / 2 * 32; // words of the queries in one form
+constexpr int WORK = (form_at(false, true) + has_form(false, true)) * FORM, JOIN = SIMDS * G * D;
 SHARED(uint, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(ushort, probabilities, SIMDS * M::PARTS * 8 * M::COLUMN);
 SHARED(float, ends, SIMDS * 8 * 2);
 SHARED(uint, tails, SIMDS * TAIL);
-SHARED(float, sums, 8); // of each head's q_cold
+SHARED(float, sums, 2 * 8); // of each head's query, then of each rotated one
 
 const auto P = params + (int)group_at.z * PARAMS;
-const int group = P[GROUP], n_kv = P[KV_HEADS], n_cold = P[N_COLD], n_warm = P[N_WARM];
-const int n_pages = n_cold + n_warm + P[N_HOT], n_tokens = P[N_TOKENS], first = P[FIRST];
+int n[N_TIERS];
+load_counts(P, n);
+const int group = P[GROUP], n_kv = P[KV_HEADS];
+const int n_pages = count_pages(n), n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
 const uint query = group_at.z * n_kv * group + head; // of the first of G heads
-const int cost = cost_before(first / PAGE, n_cold, n_warm) + (int)group_at.x * P[SPLIT];
-const int begin = first_page_from(cost, n_cold, n_warm), end = min(first_page_from(cost + P[SPLIT], n_cold, n_warm), n_pages);
+const int cost = cost_before(first / PAGE, n) + (int)group_at.x * P[SPLIT];
+const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[SPLIT], n), n_pages);
 const uint row = lane / 4, column = lane % 4;
 const float scale = as_f32(P[SCALE]);
 
 // The first page is asked for before anything else is done.
 const int last = max(n_pages - 1, 0); // page ids are read one page ahead
 int id = pages[P[TABLE] + min(begin + (int)simd_at, last)], next_id = pages[P[TABLE] + min(begin + SIMDS + (int)simd_at, last)];
-ColdPage<D> held;
-if (begin + (int)simd_at < min(end, n_cold)) {
-    const auto data = cold + (ulong)(id * n_kv + kv) * (ulong)page_bytes(COLD, D);
-    load_cold_k<D>(data, held, lane);
-    load_cold_v<D>(data, held, lane);
+HeldPage<D> held;
+int n_held = 0; // pages of 4 bits: bits never fall from a tier to the next, so these are the oldest
+UNROLL for (int tier = 0; tier < N_TIERS; tier++) n_held += bits_of(tier) == 4 ? n[tier] : 0;
+if (begin + (int)simd_at < min(end, n_held)) {
+    const int tier = tier_of(begin + (int)simd_at, n);
+    const auto data = POOL_OF(tier) + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
+    hold_k<D>(data, held, lane);
+    hold_v<D>(data, held, lane);
 }
 
-// Queries as the lanes want them, two halves to a word: first for hot and warm pages, then for cold ones.
-for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
-    const int at = i % 32, pair = i / 32 % (M::DK / 2), part = M::PACKED ? at / 16 : i / (M::DK * 16);
-    const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 2 * pair;
-    float a = 0, b = 0;
-    if (g < G) a = q[(query + g) * D + d] * scale, b = q[(query + g) * D + d + 1] * scale;
-    memory[i] = pack_halves(part_of(a, part), part_of(b, part));
-}
-for (int i = thread_at; i < Q_COLD; i += 32 * SIMDS) {
-    const int at = i / 4 % 32, e = i / 128 % (M::DK / 8), part = M::PACKED ? at / 16 : i / (M::DK * 16);
-    const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 8 * e + i % 4;
-    float a = 0, b = 0;
-    if (g < G) a = q_cold[(query + g) * D + d] * scale, b = q_cold[(query + g) * D + d + 4] * scale;
-    memory[Q_COLD + i] = pack_halves(part_of(a, part), part_of(b, part));
+// Queries as the lanes take them, two halves to a word, in every form that is needed.
+UNROLL for (int rotated = 0; rotated < 2; rotated++) {
+    const auto from = rotated ? q_rotated : q;
+    const auto wide = memory + form_at(true, rotated) * FORM, narrow = memory + form_at(false, rotated) * FORM;
+    if (has_form(true, rotated))
+        for (int i = thread_at; i < FORM; i += 32 * SIMDS) {
+            const int at = i % 32, pair = i / 32 % (M::DK / 2), part = M::PACKED ? at / 16 : i / (M::DK * 16);
+            const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 2 * pair;
+            float a = 0, b = 0;
+            if (g < G) a = from[(query + g) * D + d] * scale, b = from[(query + g) * D + d + 1] * scale;
+            wide[i] = pack_halves(part_of(a, part), part_of(b, part));
+        }
+    if (has_form(false, rotated))
+        for (int i = thread_at; i < FORM; i += 32 * SIMDS) {
+            const int at = i / 4 % 32, e = i / 128 % (M::DK / 8), part = M::PACKED ? at / 16 : i / (M::DK * 16);
+            const int g = M::PACKED ? at / 4 % 4 : at / 4, d = at % 4 * M::DK + 8 * e + i % 4;
+            float a = 0, b = 0;
+            if (g < G) a = from[(query + g) * D + d] * scale, b = from[(query + g) * D + d + 4] * scale;
+            narrow[i] = pack_halves(part_of(a, part), part_of(b, part));
+        }
 }
 for (int g = simd_at; g < 8; g += SIMDS) {
-    const float sum = g < G ? sum_of_query<D>(q_cold, (query + g) * D, lane) * scale : 0.0f;
-    if (lane == 0) sums[g] = sum;
+    float sum = 0, sum_rotated = 0;
+    if (has_keys(4, false) && g < G) sum = sum_of_query<D>(q, (query + g) * D, lane) * scale;
+    if (has_keys(4, true) && g < G) sum_rotated = sum_of_query<D>(q_rotated, (query + g) * D, lane) * scale;
+    if (lane == 0) sums[g] = sum, sums[8 + g] = sum_rotated;
 }
 BARRIER();
 
@@ -58,30 +71,33 @@ const auto p_half = probabilities + (int)simd_at * M::PARTS * 8 * M::COLUMN;
 const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // this lane's two: of scores and of o
 const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // this lane's tiles of 16 tokens: of scores
 const float q_sum[2] = {sums[first_head], sums[first_head + 1]};
+const float q_sum_rotated[2] = {sums[8 + first_head], sums[8 + first_head + 1]};
 float m[2] = {NEG_INF, NEG_INF}, l[2] = {0, 0}, biased[2] = {0, 0}, o_tile[D / 16][4];
 UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_tile[i][r] = 0;
 
 for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
-    const int tier = page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
-    const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
+    const int tier = tier_of(page, n), bits = bits_of(tier);
     const auto data = tier == HOT && page == last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
-                                                  : pool + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
-    const bool next_cold = page + SIMDS < min(end, n_cold);
-    const auto next = cold + (ulong)(next_cold ? next_id * n_kv + kv : 0) * (ulong)page_bytes(COLD, D);
+                                                  : POOL_OF(tier) + (ulong)(id * n_kv + kv) * (ulong)page_bytes(tier, D);
+    const bool next_held = page + SIMDS < min(end, n_held);
+    const int next_tier = next_held ? tier_of(page + SIMDS, n) : 0;
+    const auto next = POOL_OF(next_tier) + (ulong)(next_held ? next_id * n_kv + kv : 0) * (ulong)page_bytes(next_tier, D);
     id = next_id, next_id = pages[P[TABLE] + min(page + 2 * SIMDS, last)];
     float c[4][4];
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int r = 0; r < 4; r++) c[i][r] = 0;
-    if (tier == COLD) {
+    const auto wide = memory + (is_rotated(tier) ? form_at(true, true) : form_at(true, false)) * FORM;
+    if (bits == 4) {
+        const auto narrow = memory + (is_rotated(tier) ? form_at(false, true) : form_at(false, false)) * FORM;
         store_tail<D>(tail, held, lane);
         SIMD_BARRIER();
-        matrix_scores_cold<D, G>(held, memory + Q_COLD, c, lane);
-        if (next_cold) load_cold_k<D>(next, held, lane);
-    } else if (tier == WARM) {
+        matrix_scores_held<D, G>(held, narrow, c, lane);
+        if (next_held) hold_k<D>(next, held, lane);
+    } else if (bits == 8) {
         forget<D>(held);
-        matrix_scores<WARM, D, G>(data, memory, c, lane);
+        matrix_scores<8, D, G>(data, wide, c, lane);
     } else {
         forget<D>(held);
-        matrix_scores<HOT, D, G>(data, memory, c, lane);
+        matrix_scores<16, D, G>(data, wide, c, lane);
     }
 
     // Row r / 2, head r % 2 of each tile; packed: the two parts of a score are added, half the tiles in each lane.
@@ -92,8 +108,11 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
             x[i][r] = c[i][r];
             if (M::PACKED) x[i][r] = (column < 2 ? c[i][r] : other) + shuffle_xor(column < 2 ? other : c[i][r], 2);
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, token = page * PAGE + t;
-            if (tier == COLD) x[i][r] = fma(tail_half(tail, K_SCALE + t), x[i][r], tail_half(tail, K_BIAS + t) * q_sum[r % 2]);
-            if (tier == WARM) x[i][r] *= half_to_f32(load_u16(data, k_scale_at(WARM, D) + 2 * t));
+            if (bits == 4) {
+                const float sum = is_rotated(tier) ? q_sum_rotated[r % 2] : q_sum[r % 2];
+                x[i][r] = fma(tail_half(tail, K_SCALE + t), x[i][r], tail_half(tail, K_BIAS + t) * sum);
+            }
+            if (bits == 8) x[i][r] *= half_to_f32(load_u16(data, k_scale_at(8, D) + 2 * t));
             if (token < first || token >= n_tokens) x[i][r] = NEG_INF;
             top[r % 2] = fmax(top[r % 2], x[i][r]);
         }
@@ -110,21 +129,21 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
             const int t = 16 * (first_tile + i) + row + r / 2 * 8, to = (first_head + r % 2) * M::COLUMN + t % 4 * 16 + t / 4;
             float p = fast_exp2(x[i][r] - at[r % 2]);
             l[r % 2] += p;
-            if (tier == COLD) biased[r % 2] = fma(p, tail_half(tail, V_BIAS + t), biased[r % 2]), p *= tail_half(tail, V_SCALE + t);
-            if (tier == WARM) p *= half_to_f32(load_u16(data, v_scale_at(WARM, D) + 2 * t));
+            if (bits == 4) biased[r % 2] = fma(p, tail_half(tail, V_BIAS + t), biased[r % 2]), p *= tail_half(tail, V_SCALE + t);
+            if (bits == 8) p *= half_to_f32(load_u16(data, v_scale_at(8, D) + 2 * t));
             const uint high = f32_to_half(p);
             p_half[to] = high;
             p_half[to + (M::PACKED ? 4 : 8) * M::COLUMN] = f32_to_half(p - half_to_f32(high));
         }
     UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_tile[i][r] *= shrink[r % 2];
     SIMD_BARRIER();
-    if (tier == COLD) {
-        matrix_values<COLD, D, G>(data, held, p_half, o_tile, lane, PAGE);
-        if (next_cold) load_cold_v<D>(next, held, lane);
-    } else if (tier == WARM) {
-        matrix_values<WARM, D, G>(data, held, p_half, o_tile, lane, PAGE);
+    if (bits == 4) {
+        matrix_values<4, D, G>(data, held, p_half, o_tile, lane, PAGE);
+        if (next_held) hold_v<D>(next, held, lane);
+    } else if (bits == 8) {
+        matrix_values<8, D, G>(data, held, p_half, o_tile, lane, PAGE);
     } else {
-        matrix_values<HOT, D, G>(data, held, p_half, o_tile, lane, n_tokens - page * PAGE);
+        matrix_values<16, D, G>(data, held, p_half, o_tile, lane, n_tokens - page * PAGE);
     }
     SIMD_BARRIER();
 }

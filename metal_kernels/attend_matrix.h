@@ -20,8 +20,8 @@ template <int D, int G> struct Matrix {
     };
 };
 
-// How a lane's numbers are paired in A's words, and with them the query's in B's: cold (0,4) (1,5) (2,6) (3,7), else
-// (0,1) (2,3) ...: what takes the fewest operations.
+// How a lane's numbers are paired in A's words, and with them the query's in B's: numbers of 4 bits (0,4) (1,5) (2,6) (3,7),
+// others (0,1) (2,3) ...: what takes the fewest operations.
 // 0x6400 is 1024, whose last bit is worth 1: a number put below it becomes a half when 1024 is taken away again. Of two
 // neighbouring nibbles the higher one arrives times 16 and saves a shift.
 FN uint nibbles(uint w, int i) {
@@ -30,6 +30,16 @@ FN uint nibbles(uint w, int i) {
     return half2_sub((u & 0x000f000fu) | 0x64006400u, 0x64006400u);
 }
 FN uint bytes(uint w, uint select) { return half2_sub(byte_permute(w, 0x64646464u, select), 0x64806480u); }
+
+// Queries lie in threadgroup memory in up to four forms: paired as numbers of 8 and 16 bits are (wide) or of 4, and rotated or
+// not. Only forms that some tier's keys take are there; form_at counts those before one.
+CONST_FN bool has_form(bool wide, bool rotated) {
+    return wide ? has_keys(8, rotated) || has_keys(16, rotated) : has_keys(4, rotated);
+}
+CONST_FN int form_at(bool wide, bool rotated) {
+    return wide ? rotated && has_form(true, false)
+                : has_form(true, false) + has_form(true, true) + (rotated && has_form(false, false));
+}
 
 // The f16 nearest to x, or (part 1) nearest to what that leaves of x.
 FN float part_of(float x, int part) {
@@ -51,11 +61,11 @@ template <int N> FN void load_words(GLOBAL_IN(uchar) p, uint at, THREAD uint *w)
     }
 }
 
-// c[tile] += K of 16 tokens x q, hot and warm.  q: this lane's words, [part][DK / 2][32]
-template <int TIER, int D, int G>
+// c[tile] += K of 16 tokens x q, 16 or 8 bits.  q: this lane's words, [part][DK / 2][32]
+template <int BITS, int D, int G>
 FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
-    constexpr int N = M::DK / (TIER == HOT ? 2 : 4); // words of a lane
+    constexpr int N = M::DK * BITS / 32; // words of a lane
     const uint row = lane / 4, column = lane % 4;
     UNROLL for (int i = 0; i < 4; i++) {
         uint x[N], y[N];
@@ -64,7 +74,7 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
         UNROLL for (int k = 0; k < M::DK / 4; k++)
             UNROLL for (int part = 0; part < M::PARTS; part++) {
                 const uint b0 = q[(part * M::DK / 2 + 2 * k) * 32 + lane], b1 = q[(part * M::DK / 2 + 2 * k + 1) * 32 + lane];
-                if (TIER == HOT) {
+                if (BITS == 16) {
                     multiply(c[i], x[2 * k % N], y[2 * k % N], x[(2 * k + 1) % N], y[(2 * k + 1) % N], b0, b1);
                 } else {
                     const uint u = x[k % N] ^ 0x80808080u, v = y[k % N] ^ 0x80808080u;
@@ -74,24 +84,24 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
     }
 }
 
-// What this lane takes of a cold page. Each part is asked for as soon as the last page's is used up, so that
+// What this lane takes of a page of 4 bits. Each part is asked for as soon as the last page's is used up, so that
 // the next page is on its way during the whole of this one's arithmetic.
-template <int D> struct ColdPage {
+template <int D> struct HeldPage {
     uint k[8][D / 32], v[16][D / 64];
     uint4 tail; // 16 bytes of scales and biases: they go through threadgroup memory
 };
-template <int D> FN void load_cold_k(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
+template <int D> FN void hold_k(GLOBAL_IN(uchar) page, THREAD HeldPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 8; i++)
         load_words<D / 32>(page, (8 * i + lane / 4) * (D / 2) + lane % 4 * (D / 8), w.k[i]);
-    w.tail = load_u32x4(page, k_scale_at(COLD, D) + 16 * lane);
+    w.tail = load_u32x4(page, k_scale_at(4, D) + 16 * lane);
 }
-template <int D> FN void load_cold_v(GLOBAL_IN(uchar) page, THREAD ColdPage<D> &w, uint lane) {
+template <int D> FN void hold_v(GLOBAL_IN(uchar) page, THREAD HeldPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 16; i++)
-        load_words<D / 64>(page, v_at(COLD, D) + (4 * i + lane % 4) * (D / 2) + lane / 4 * (D / 16), w.v[i]);
+        load_words<D / 64>(page, v_at(4, D) + (4 * i + lane % 4) * (D / 2) + lane / 4 * (D / 16), w.v[i]);
 }
 
-// After the last cold page: a compiler that sees this need not keep the words in registers.
-template <int D> FN void forget(THREAD ColdPage<D> &w) {
+// After the last page of 4 bits: a compiler that sees this need not keep the words in registers.
+template <int D> FN void forget(THREAD HeldPage<D> &w) {
     UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < D / 32; n++) w.k[i][n] = 0;
     UNROLL for (int i = 0; i < 16; i++) UNROLL for (int n = 0; n < D / 64; n++) w.v[i][n] = 0;
     w.tail.x = w.tail.y = w.tail.z = w.tail.w = 0;
@@ -99,14 +109,14 @@ template <int D> FN void forget(THREAD ColdPage<D> &w) {
 
 // The scales and biases, in the order they have in the page: halves K_SCALE + t ..
 CONSTANT int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words
-template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const ColdPage<D> &w, uint lane) {
+template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const HeldPage<D> &w, uint lane) {
     tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
 }
 FN float tail_half(LOCAL(uint) tail, int i) { return half_to_f32((uint)tail[i / 2] >> (i % 2 * 16) & 0xffffu); }
 
-// c[tile] += K of 16 tokens x q, cold.  q: this lane's words, [part][DK / 8][32][4]
+// c[tile] += K of 16 tokens x q, 4 bits.  q: this lane's words, [part][DK / 8][32][4]
 template <int D, int G>
-FN void matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
+FN void matrix_scores_held(THREAD const HeldPage<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
     UNROLL for (int e = 0; e < M::DK / 8; e++) // 8 numbers of the key: a word of each token, two products
         UNROLL for (int part = 0; part < M::PARTS; part++) {
@@ -120,10 +130,10 @@ FN void matrix_scores_cold(THREAD const ColdPage<D> &w, LOCAL(uint) q, THREAD fl
 }
 
 // o[tile] += V^T of 16 numbers x p.  p: halves [part][8 columns][COLUMN]; token t lies at t % 4 * 16 + t / 4
-template <int TIER, int D, int G>
-FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const ColdPage<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
+template <int BITS, int D, int G>
+FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const HeldPage<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
     typedef Matrix<D, G> M;
-    constexpr int N = TIER == HOT ? M::DV / 2 : TIER == WARM ? M::DV / 4 : M::DV / 8;
+    constexpr int N = M::DV * BITS / 32;
     const uint row = lane / 4, column = lane % 4;
     uint4 b[M::PARTS][2];
     UNROLL for (int part = 0; part < M::PARTS; part++)
@@ -133,27 +143,27 @@ FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const ColdPage<D> &w, LOCAL(
         uint x[4][N];
         UNROLL for (int i = 0; i < 4; i++) {
             const int t = 4 * (4 * k + i) + column;
-            if (TIER == COLD) {
+            if (BITS == 4) {
                 UNROLL for (int n = 0; n < N; n++) x[i][n] = w.v[4 * k + i][n % (D / 64)];
-            } else if (TIER == HOT && t >= valid) {
+            } else if (BITS == 16 && t >= valid) {
                 UNROLL for (int n = 0; n < N; n++) x[i][n] = 0;
             } else {
-                load_words<N>(page, v_at(TIER, D) + (t * 8 + row) * N * 4, x[i]);
+                load_words<N>(page, v_at(BITS, D) + (t * 8 + row) * N * 4, x[i]);
             }
         }
         UNROLL for (int part = 0; part < M::PARTS; part++) {
             const uint4 four = b[part][k / 2];
             const uint b0 = k % 2 ? four.z : four.x, b1 = k % 2 ? four.w : four.y;
             UNROLL for (int n = 0; n < N; n++) {
-                if (TIER == HOT) {
+                if (BITS == 16) {
                     multiply(o[n], byte_permute(x[0][n], x[1][n], 0x5410), byte_permute(x[0][n], x[1][n], 0x7632),
                              byte_permute(x[2][n], x[3][n], 0x5410), byte_permute(x[2][n], x[3][n], 0x7632), b0, b1);
                 } else {
                     UNROLL for (int half = 0; half < 2; half++) {
-                        // cold: numbers 8n + 4 half ..+3; warm: 4n + 2 half, +1; of two tokens each
-                        const uint select = TIER == COLD ? (half ? 0x7632 : 0x5410) : (half ? 0x7362 : 0x5140);
+                        // 4 bits: numbers 8n + 4 half ..+3; 8 bits: 4n + 2 half, +1; of two tokens each
+                        const uint select = BITS == 4 ? (half ? 0x7632 : 0x5410) : (half ? 0x7362 : 0x5140);
                         const uint u = byte_permute(x[0][n], x[1][n], select), v = byte_permute(x[2][n], x[3][n], select);
-                        if (TIER == COLD) {
+                        if (BITS == 4) {
                             multiply(o[(4 * n + 2 * half) % (D / 16)], nibbles(u, 0), nibbles(u, 1), nibbles(v, 0), nibbles(v, 1), b0, b1);
                             multiply(o[(4 * n + 2 * half + 1) % (D / 16)], nibbles(u, 2), nibbles(u, 3), nibbles(v, 2), nibbles(v, 3), b0, b1);
                         } else {

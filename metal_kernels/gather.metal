@@ -1,41 +1,42 @@
 // gather: the keys and values of older pages and, behind them, of a prompt's new tokens, as halves in one piece, for
-//   scaled_dot_product_attention. Keys of cold pages are rotated back.
-//   params: int32 [16], pages.h, of which FIRST: the pages before its own are left out; N_NEW: new tokens; HEAD, HEADS: KV heads
-//   that are wanted   pages: int32   cold, warm, hot: pools   fresh: the new tokens' rows, as `append` wrote them
+//   scaled_dot_product_attention. Rotated keys are rotated back.
+//   params: int32 [PARAMS], pages.h, of which FIRST: the pages before its own are left out; N_NEW: new tokens; HEAD, HEADS: KV heads
+//   that are wanted   pages: int32   cold, warm ..: a pool for each tier   fresh: the new tokens' rows, as `append` wrote them
 //   out: pairs of halves [2][HEADS][tokens][D / 2]: K, V; tokens: those of the pages, then the new ones
 //   grid: (pages + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
 //   Template: D.   Twin: backends/mlx/kernels/gather.py::gather_ops
 KERNEL_START
-constexpr int N = blocks_of(D);
-const int n_cold = params[N_COLD], n_warm = params[N_WARM], n_pages = n_cold + n_warm + params[N_HOT];
+constexpr int BLOCKS = blocks_of(D);
+int n[N_TIERS];
+load_counts(params, n);
+const int n_pages = count_pages(n);
 const int n_kv = params[KV_HEADS], heads = params[HEADS], kv = params[HEAD] + (int)group_at.y, chunk = params[N_NEW];
 const int skipped = params[FIRST] / PAGE, page = skipped + (int)group_at.x;
 const int n_old = params[N_TOKENS] - skipped * PAGE, n_out = n_old + chunk;
 const bool old = page < n_pages;
-const int tier = !old ? HOT : page < n_cold ? COLD : page < n_cold + n_warm ? WARM : HOT;
+const int tier = old ? tier_of(page, n) : HOT, bits = bits_of(tier);
 const int first = old ? (page - skipped) * PAGE : n_old + (page - n_pages) * PAGE; // row of out for the block's first token
 const int rows = min(PAGE, (old ? n_old : n_out) - first);
-const auto pool = tier == COLD ? cold : tier == WARM ? warm : hot;
-const auto data = pool + (ulong)(old ? pages[params[TABLE] + page] * n_kv + kv : 0) * (ulong)page_bytes(tier, D);
+const auto data = POOL_OF(tier) + (ulong)(old ? pages[params[TABLE] + page] * n_kv + kv : 0) * (ulong)page_bytes(tier, D);
 for (int row = simd_at; row < 2 * rows; row += 4) {
     const int value = row >= rows, t = value ? row - rows : row;
     const auto block = fresh + (ulong)((kv * 2 + value) * chunk + (page - n_pages) * PAGE + t) * (ulong)(2 * D);
-    UNROLL for (int n = 0; n < N; n++) {
-        const int d = 128 * n + 4 * (int)lane;
+    UNROLL for (int b = 0; b < BLOCKS; b++) {
+        const int d = 128 * b + 4 * (int)lane;
         float x[4] = {0, 0, 0, 0};
         if (!old) {
             if (d < D) {
                 const uint2 w = load_u32x2(block, 2 * d);
                 halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2);
             }
-        } else if (tier == HOT) {
-            load_values<HOT, D>(data, value, t, d, x);
-        } else if (tier == WARM) {
-            load_values<WARM, D>(data, value, t, d, x);
+        } else if (bits == 16) {
+            load_values<16, D>(data, value, t, d, x);
+        } else if (bits == 8) {
+            load_values<8, D>(data, value, t, d, x);
         } else {
-            load_values<COLD, D>(data, value, t, d, x);
-            if (!value) hadamard<D>(x, lane);
+            load_values<4, D>(data, value, t, d, x);
         }
+        if (is_rotated(tier) && !value) hadamard<D>(x, lane);
         const ulong to = ((ulong)((value * heads + (int)group_at.y) * (ulong)n_out + first + t) * D + d) / 2;
         if (d < D) {
             out[to] = f32_to_half(x[0]) | f32_to_half(x[1]) << 16;

@@ -1,46 +1,100 @@
 // Pages of the KV cache: 64 tokens of one layer and one KV head, D numbers each.   Layouts: README.md
-//   hot:  K f16 [64][D], V f16 [64][D]
-//   warm: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
-//   cold: K u4 [64][D/2] rotated (hadamard in quantise.h), V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
+//   16 bits: K f16 [64][D], V f16 [64][D]
+//    8 bits: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
+//    4 bits: K u4 [64][D/2], V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
 // A pool is [pages][n_kv_heads][bytes of a page].
 
 CONSTANT int PAGE = 64; // tokens
-CONSTANT int COLD = 0, WARM = 1, HOT = 2;
 
-// What a sequence is to the attention kernels: params int32 [sequences][16]
-CONSTANT int N_COLD = 0, N_WARM = 1, N_HOT = 2; // pages of each tier, oldest first in this order
-CONSTANT int N_TOKENS = 3;                      // only the last page may be partly filled, and only a hot one
-CONSTANT int FIRST = 4;                         // first visible token
-CONSTANT int TABLE = 5;                         // where the sequence's page ids begin in `pages`
-CONSTANT int SPLIT = 6;                         // decode: what a threadgroup takes, in cold pages (page_cost)
-CONSTANT int KV_HEADS = 7, GROUP = 8;           // n_heads = KV_HEADS * GROUP
-CONSTANT int SCALE = 9;                         // bits of a float: log2(e) / sqrt(D)
-CONSTANT int N_NEW = 10;                        // prefill: tokens of the chunk
-CONSTANT int SPLITS = 12;                       // decode: threadgroups per head
-CONSTANT int HEAD = 13, HEADS = 14;             // gather: first KV head, and how many
-CONSTANT int PARAMS = 16;
+// The tiers, a row each, from the oldest tokens to the newest. Codes of 4 bits have a bias, codes of 8 bits have none.
+//   pool     the kernels' argument that holds the tier's pages
+//   rotated  keys are rotated (hadamard in quantise.h) before they become codes, and queries before they score them
+//   cost     of attention over a page. Larger pages keep less in flight, so that warm ones cost 3 and not 2.
+// `x` is passed on to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
+//            name   pool  bits  rotated  cost
+#define TIERS(ROW, x)              \
+    ROW(x, COLD, cold, 4, true, 1) \
+    ROW(x, WARM, warm, 8, false, 3) \
+    ROW(x, HOT, hot, 16, false, 6)
+
+#define TIER_NUMBER(x, name, pool, bits, rotated, cost) name,
+enum { TIERS(TIER_NUMBER, 0) N_TIERS };
+
+#define TIER_BITS(tier, name, pool, bits, rotated, cost) (tier) == name ? bits :
+#define TIER_ROTATED(tier, name, pool, bits, rotated, cost) (tier) == name ? rotated :
+#define TIER_COST(tier, name, pool, bits, rotated, cost) (tier) == name ? cost :
+#define TIER_POOL(tier, name, pool, bits, rotated, cost) (tier) == name ? pool :
+CONST_FN int bits_of(int tier) { return TIERS(TIER_BITS, tier) 16; }
+CONST_FN bool is_rotated(int tier) { return TIERS(TIER_ROTATED, tier) false; }
+CONST_FN int cost_of(int tier) { return TIERS(TIER_COST, tier) 0; }
+#define POOL_OF(tier) (TIERS(TIER_POOL, tier) hot)
+
+// Do keys of this width, rotated or not, occur?
+#define TIER_KEYS(x, name, pool, width, turned, cost) || (width == bits && turned == rotated)
+CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0); }
+
+// What a sequence is to the attention kernels: params int32 [sequences][PARAMS], of which the first N_TIERS are the numbers of
+// pages by tier: the oldest pages are those of tier 0, and so on.
+enum {
+    N_TOKENS = N_TIERS, // only the last page may be partly filled, and only a hot one
+    FIRST,              // first visible token
+    TABLE,              // where the sequence's page ids begin in `pages`
+    SPLIT,              // decode: what a threadgroup takes, in cold pages (cost_before)
+    KV_HEADS,           // n_heads = KV_HEADS * GROUP
+    GROUP,
+    SCALE,              // bits of a float: log2(e) / sqrt(D)
+    N_NEW,              // prefill: tokens of the chunk
+    SPLITS,             // decode: threadgroups per head
+    HEAD,               // gather: first KV head
+    HEADS,              // gather: how many KV heads
+    PARAMS = 16,
+};
 
 #define NEG_INF as_f32(0xff800000u)
 
-CONST_FN int page_bytes(int tier, int D) {
-    return tier == HOT ? 256 * D : tier == WARM ? 128 * D + 256 : 64 * D + 512;
-}
-CONST_FN int v_at(int tier, int D) { return tier == HOT ? 128 * D : tier == WARM ? 64 * D : 32 * D; }
-CONST_FN int k_scale_at(int tier, int D) { return tier == WARM ? 128 * D : 64 * D; }
-CONST_FN int k_bias_at(int D) { return 64 * D + 128; }
-CONST_FN int v_scale_at(int tier, int D) { return tier == WARM ? 128 * D + 128 : 64 * D + 256; }
-CONST_FN int v_bias_at(int D) { return 64 * D + 384; }
+CONST_FN bool has_bias(int bits) { return bits == 4; }
 
-// Threadgroups of the decode kernels get pages of equal cost, not equal numbers: warm and hot pages are larger and
-// keep less in flight. A threadgroup takes the pages that begin in its stretch of SPLIT.
-CONSTANT int WARM_COST = 3, HOT_COST = 6; // a cold page costs 1
-FN int cost_before(int page, int n_cold, int n_warm) {
-    const int warm = min(max(page - n_cold, 0), n_warm), hot = max(page - n_cold - n_warm, 0);
-    return min(page, n_cold) + WARM_COST * warm + HOT_COST * hot;
+// Byte offsets in a page whose numbers have so many bits.
+CONST_FN int v_at(int bits, int D) { return 8 * bits * D; }
+CONST_FN int k_scale_at(int bits, int D) { return 16 * bits * D; }
+CONST_FN int k_bias_at(int bits, int D) { return 16 * bits * D + 128; }
+CONST_FN int v_scale_at(int bits, int D) { return 16 * bits * D + (has_bias(bits) ? 256 : 128); }
+CONST_FN int v_bias_at(int bits, int D) { return 16 * bits * D + 384; }
+
+CONST_FN int page_bytes(int tier, int D) {
+    return 16 * bits_of(tier) * D + (bits_of(tier) == 16 ? 0 : has_bias(bits_of(tier)) ? 512 : 256);
 }
-FN int first_page_from(int cost, int n_cold, int n_warm) { // the inverse, rounded up
-    const int warm = min(max(cost - n_cold, 0), WARM_COST * n_warm), hot = max(cost - n_cold - WARM_COST * n_warm, 0);
-    return min(cost, n_cold) + (warm + WARM_COST - 1) / WARM_COST + (hot + HOT_COST - 1) / HOT_COST;
+
+// n: the numbers of a sequence's pages by tier.
+template <typename P> FN void load_counts(P params, THREAD int *n) { UNROLL for (int i = 0; i < N_TIERS; i++) n[i] = params[i]; }
+FN int count_pages(THREAD const int *n) {
+    int pages = 0;
+    UNROLL for (int tier = 0; tier < N_TIERS; tier++) pages += n[tier];
+    return pages;
+}
+FN int tier_of(int page, THREAD const int *n) {
+    int tier = 0, end = n[0];
+    UNROLL for (int i = 1; i < N_TIERS; i++) tier += page >= end, end += n[i];
+    return tier;
+}
+
+// Threadgroups of the decode kernels get pages of equal cost, not equal numbers. A threadgroup takes the pages that begin in
+// its stretch of SPLIT.
+FN int cost_before(int page, THREAD const int *n) {
+    int cost = 0;
+    UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
+        const int here = tier == HOT ? page : min(page, n[tier]);
+        cost += cost_of(tier) * here, page -= here;
+    }
+    return cost;
+}
+FN int first_page_from(int cost, THREAD const int *n) { // the inverse, rounded up
+    int page = 0;
+    UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
+        const int here = tier == HOT ? cost : min(cost, cost_of(tier) * n[tier]);
+        page += (here + cost_of(tier) - 1) / cost_of(tier), cost -= here;
+    }
+    return page;
 }
 
 // Small integers become floats by writing them below the mantissa of 2^23: exact, and two cheap operations.
@@ -63,7 +117,7 @@ FN float sum_over_lanes(float x) {
     return x;
 }
 
-// The sum of D numbers from q[at] on, for the simdgroup: what a cold key's bias is multiplied by.
+// The sum of D numbers from q[at] on, for the simdgroup: what a key's bias is multiplied by.
 template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
     float sum = 0;
     for (uint d = lane; d < D; d += 32) sum += q[at + d];
@@ -71,10 +125,10 @@ template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
 }
 
 // x[0..7] = numbers d .. d+7 of token t of a block K or V, without scale and bias
-template <int TIER, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
-    if (TIER == HOT) {
+template <int BITS, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
+    if (BITS == 16) {
         load_halves(block, (t * D + d) * 2, x);
-    } else if (TIER == WARM) {
+    } else if (BITS == 8) {
         const uint2 w = load_u32x2(block, t * D + d);
         UNROLL for (int i = 0; i < 4; i++) {
             x[i] = byte_to_f32(w.x ^ 0x80808080u, i);

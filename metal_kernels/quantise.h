@@ -18,33 +18,32 @@ FN uint stored_half(float x) {
     return bits == 0x8000u ? 0u : bits;
 }
 
-FN uint eight_bits(float x, float s) {
-    return s == 0 ? 0u : (uint)(int)fmin(fmax(rint(x / s), -127.0f), 127.0f) & 255u;
-}
-FN uint four_bits(float x, float s, float b) {
-    return s == 0 ? 0u : (uint)fmin(fmax(rint((x - b) / s), 0.0f), 15.0f);
+template <int BITS> FN uint code_of(float x, float s, float b) {
+    if (s == 0) return 0;
+    if (BITS == 8) return (uint)(int)fmin(fmax(rint(x / s), -127.0f), 127.0f) & 255u;
+    return (uint)fmin(fmax(rint((x - b) / s), 0.0f), 15.0f);
 }
 
 // A simdgroup holds a token's numbers four to a lane: block n holds numbers 128 n .. 128 n + 127, lane l of it 4 l .. 4 l + 3.
 CONST_FN int blocks_of(int D) { return (D + 127) / 128; }
 
-// x[0..3] = numbers d .. d+3 of token t of K (or V), dequantised; zeros past D. K of a cold page stays rotated.
-template <int TIER, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint d, THREAD float *x) {
+// x[0..3] = numbers d .. d+3 of token t of K (or V), dequantised; zeros past D. Rotated keys stay rotated.
+template <int BITS, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint d, THREAD float *x) {
     UNROLL for (int i = 0; i < 4; i++) x[i] = 0;
     if (d >= D) return;
-    const uint at = value ? v_at(TIER, D) : 0;
-    if (TIER == HOT) {
+    const uint at = value ? v_at(BITS, D) : 0;
+    if (BITS == 16) {
         const uint2 w = load_u32x2(page, at + (t * D + d) * 2);
         halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2);
         return;
     }
-    const float s = half_to_f32(load_u16(page, (value ? v_scale_at(TIER, D) : k_scale_at(TIER, D)) + 2 * t));
-    if (TIER == WARM) {
+    const float s = half_to_f32(load_u16(page, (value ? v_scale_at(BITS, D) : k_scale_at(BITS, D)) + 2 * t));
+    if (BITS == 8) {
         const uint w = load_u32(page, at + t * D + d) ^ 0x80808080u;
         UNROLL for (int i = 0; i < 4; i++) x[i] = s * byte_to_f32(w, i);
     } else {
         const uint w = load_u16(page, at + (t * D + d) / 2);
-        const float b = half_to_f32(load_u16(page, (value ? v_bias_at(D) : k_bias_at(D)) + 2 * t));
+        const float b = half_to_f32(load_u16(page, (value ? v_bias_at(BITS, D) : k_bias_at(BITS, D)) + 2 * t));
         UNROLL for (int i = 0; i < 4; i++) x[i] = fma(s, nibble_to_f32(w, i), b);
     }
 }

@@ -1,8 +1,8 @@
-// rope_append: what decode attention needs of one new token per sequence: its queries turned by RoPE, these again as cold keys
-//   are rotated, and the open page (the one that is being filled) with the token's turned key and its value as a new row.
+// rope_append: what decode attention needs of one new token per sequence: its queries turned by RoPE, the same queries
+//   rotated as rotated keys are, and the open page (the one that is being filled) with the token's turned key and its value as a new row.
 //   q: T [sequences][n_heads][D]   k, v: T [sequences][n_kv_heads][D]   turn: f32 [sequences][D], as for append
-//   open: hot pages [sequences][n_kv_heads][256 D bytes]   params: int32 [sequences][16], pages.h: the new token is N_TOKENS - 1
-//   q_out, q_cold: f32 [sequences][n_heads][D]   open_out: as open
+//   open: hot pages [sequences][n_kv_heads][256 D bytes]   params: int32 [sequences][PARAMS], pages.h: the new token is N_TOKENS - 1
+//   q_out, q_rotated: f32 [sequences][n_heads][D]   open_out: as open
 //   grid: (n_heads + n_kv_heads, sequences, 1) threadgroups of 2 simdgroups: one for each head of q, then of k and v
 //   MLX kernels write fresh arrays: a copied page is 64 rows, where a changed pool would be copied whole while a step that reads
 //   it is still running.   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/rope_append.py::rope_append_ops
@@ -17,7 +17,7 @@ if ((int)group_at.x < n_heads) {
             q_out[from + d + i] = x[i];
         }
     hadamard<D>(x, lane);
-    if (d < D) UNROLL for (int i = 0; i < 4; i++) q_cold[from + d + i] = x[i];
+    if (d < D) UNROLL for (int i = 0; i < 4; i++) q_rotated[from + d + i] = x[i];
 } else {
     const int kv = b * n_kv + (int)group_at.x - n_heads, from = kv * D, row = (params[b * PARAMS + N_TOKENS] - 1) % PAGE;
     const auto old_page = open + (ulong)kv * (ulong)page_bytes(HOT, D);

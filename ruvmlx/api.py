@@ -322,7 +322,8 @@ def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
 
 
 def list_models() -> list[ModelInfo]:
-    """The starter model, then the models in the Hugging Face cache; no weights are read."""
+    """The starter model, then the models in the Hugging Face cache, of ollama and of LM Studio; no weights
+    are read."""
     from .models.local import list_local_models
 
     return [ModelInfo(**row | {"path": Path(row["path"])}) for row in list_local_models()]

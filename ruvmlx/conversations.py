@@ -201,7 +201,7 @@ class Conversations:
         for place, turn in enumerate(turns):
             if turn.id == message and role in (None, turn.role):
                 return place
-        raise NotFound(f"message {message} is not on the current branch of the chat.")
+        raise NotFound(f"message {message} is not in the conversation shown.")
 
     # -- implicit feedback ---------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from typing import TypeVar
 from .engine.types import Chunk
 from .errors import Interrupted, RuvmlxError, UsageError, error_line
 from .models.facts import Facts
-from .plan import GPU_SHARE, Plan
+from .models.variants import FileChoice
+from .plan import Plan
+from .platform.cpu import GPU_SHARE
 from .progress import QUIET, Progress, Watch
 from .runtime import Runtime
 
@@ -81,6 +83,11 @@ class StoppableWatch(Watch):
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
 
+    def chosen(self, choice: FileChoice) -> None:
+        self._fetches = True
+        self._raise_if_stopped()
+        self._watch.chosen(choice)
+
     def planned(self, plan: Plan) -> None:
         self._fetches = self._fetches or plan.facts.to_fetch > 0
         self._raise_if_stopped()
@@ -105,6 +112,9 @@ class _PlanWatch(Watch):
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
+
+    def chosen(self, choice: FileChoice) -> None:
+        self._watch.chosen(choice)
 
     def planned(self, plan: Plan) -> None:
         self.plan = plan

@@ -12,6 +12,7 @@ from .models.asking import watched_weights
 from .models.facts import Facts
 from .models.load import load_model
 from .models.model import Model, ModelConfig, ModelShape
+from .models.variants import FileChoice
 from .platform import cpu
 from .progress import QUIET, Progress, Watch, megabytes, parameters
 
@@ -19,8 +20,6 @@ CONTEXT = 4096  # tokens of KV cache in the estimate
 # Bytes beside weights and cache: the program, and per token of the vocabulary the KL probe and the adapter.
 # Measured: 268 MB for the starter model with 49,152 tokens, at its first opening (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
-SPARE = 0.95  # share of the free memory that a model may take
-GPU_SHARE = 0.75  # share of unified memory that Metal gives one process, about
 
 
 class NotEnoughMemory(RuvmlxError):
@@ -117,9 +116,7 @@ class MachineMemory:
     @classmethod
     def now(cls, backend: Choice) -> "MachineMemory":
         total, available = cpu.total_memory(), cpu.available_memory()
-        # macOS frees memory itself, up to the GPU's share; other systems kill a process that takes too much.
-        limit = int(total * GPU_SHARE) if backend.device == "metal" else int(available * SPARE)
-        return cls(total, available, limit)
+        return cls(total, available, cpu.memory_limit(backend.device == "metal"))
 
 
 @dataclass(frozen=True)
@@ -198,6 +195,16 @@ class Planning(Watch):
         plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
         plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
+
+    def chosen(self, choice: FileChoice) -> None:
+        """Refuse a file, before it is fetched, whose weights alone take more than a model may."""
+        self._watch.chosen(choice)
+        limit = MachineMemory.now(self._backend).limit + self._watch.held
+        if choice.bytes > limit:
+            raise NotEnoughMemory(
+                f"{choice.chosen.files[0]} of {choice.name} has {megabytes(choice.bytes)}; there is room for "
+                f"{megabytes(limit)}. {_what_fits(limit, self._backend)}"
+            )
 
     def progress(self, progress: Progress) -> None:
         self._watch.progress(progress)

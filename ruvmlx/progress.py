@@ -92,6 +92,11 @@ class Watch:
 
         facts: models.facts.Facts"""
 
+    def chosen(self, choice: Any) -> None:
+        """A GGUF file of a repository is chosen; nothing of it was fetched yet.
+
+        choice: models.variants.FileChoice"""
+
     def planned(self, plan: Any) -> None:
         """The plan is made. Memory that is freed in this call counts as free.
 

@@ -15,8 +15,11 @@ from typing import Any
 
 import platformdirs
 
+from . import tiers
 from .errors import StoreError, UsageError
 
+_LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
+_CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
@@ -115,7 +118,7 @@ class Settings:
     kv: str | None = _setting(
         str,
         None,
-        "KV cache: tiered (f16, then 8 bits, then 4 bits by age), f16, or auto, the default",
+        f"KV cache: tiered ({tiers.described()} by age), f16, or auto, the default",
         choices=("auto", "tiered", "f16"),
         witnessed=True,
         public=True,
@@ -123,9 +126,9 @@ class Settings:
     kv_tiers: str | None = _setting(
         str,
         None,
-        "hot,warm: tokens kept in f16, and tokens up to which 8 bits are used; measured by default",
-        pattern=re.compile(r"\d{1,9},(\d{1,9}|all)", re.ASCII),
-        expected="hot,warm in tokens, as in 64,1024",
+        f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; measured by default",
+        pattern=re.compile(r"\d{1,9}" + r",(\d{1,9}|all)" * (len(tiers.LENGTHS) - 1), re.ASCII),
+        expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         witnessed=True,
         public=True,
     )

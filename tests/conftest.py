@@ -57,10 +57,12 @@ def full(request) -> bool:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """An empty data folder, and none of the developer's own settings."""
+    """An empty data folder, none of the developer's own settings, and none of other programs' models."""
     for name in config.SPECS:
         monkeypatch.delenv(config.variable(name), raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
     return tmp_path / "home"
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_gone_on_with(open_tiny):
         with pytest.raises(UsageError, match="is complete"):
             run(runtime.chats.continue_reply(chat, **options()))
         runtime.store.db.execute("UPDATE replies SET finish_reason = 'length', fingerprint = 'x'")
-        with pytest.raises(UsageError, match="begun by"):
+        with pytest.raises(UsageError, match="began that reply"):
             run(runtime.chats.continue_reply(chat, **options()))
         with pytest.raises(NotFound, match="not in the conversation"):
             run(runtime.chats.again(chat, message=99, **options()))

@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
-from ruvmlx.host import Host, ModelHolder, ModelUnchanged, Opener, StoppableWatch
+from ruvmlx.host import Host, ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.models.facts import Facts
 from ruvmlx.plan import MachineMemory, Need, Plan
 from ruvmlx.progress import QUIET, Progress, Watch
@@ -149,6 +149,19 @@ def test_stopped():
     assert shop.events == ["old"] and told == []
     with pytest.raises(Interrupted):
         shop.holder.open(watch)
+
+
+@pytest.mark.parametrize("wrap", [StoppableWatch, _PlanWatch])
+def test_the_choice_of_a_file_is_passed_on(wrap):
+    """Whoever opens a model learns which file of a repository is fetched."""
+    told = []
+
+    class Notes(Watch):
+        def chosen(self, choice):
+            told.append(choice)
+
+    wrap(Notes()).chosen("a file")
+    assert told == ["a file"]
 
 
 def test_a_plain_function_opens_the_only_runtime():

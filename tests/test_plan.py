@@ -71,7 +71,7 @@ def test_the_longest_context_that_fits(monkeypatch, facts):
     per_token = 2 * 2 * facts.shape.n_layers * facts.shape.n_kv_heads * facts.shape.head_dim
     need = Need.of(facts, NATIVE)
     for room, expected in ((100, 100), (10**6, facts.shape.max_context), (0, 0), (-5, 0)):
-        available = (need.weights + need.work + (room + 0.5) * per_token) / planning.SPARE
+        available = (need.weights + need.work + (room + 0.5) * per_token) / planning.cpu.SPARE
         memory_of(monkeypatch, 64e9, available)
         fit = Fit.of(facts, NATIVE)
         assert (fit.longest_context, fit.fits) == (expected, expected > 0) and fit.kv_per_token == per_token
@@ -82,7 +82,7 @@ def test_a_window_bounds_the_cache_and_not_the_context(monkeypatch, facts):
     shape = replace(facts.shape, sliding_window=64, max_context=100_000)
     slides = replace(facts, shape=shape)
     need = Need.of(slides, NATIVE)
-    memory_of(monkeypatch, 64e9, (need.total + 10) / planning.SPARE)
+    memory_of(monkeypatch, 64e9, (need.total + 10) / planning.cpu.SPARE)
     assert Fit.of(slides, NATIVE).longest_context == 100_000
     assert need.cache == Need.of(slides, NATIVE, 50_000).cache
 
@@ -90,7 +90,7 @@ def test_a_window_bounds_the_cache_and_not_the_context(monkeypatch, facts):
 def test_the_nearest_context_that_fits_is_proposed_and_then_opens(monkeypatch, tiny_folder, facts):
     need = Need.of(facts, Choice("reference", "cpu", "numpy", ""))
     per_token = need.cache / facts.shape.max_context
-    memory_of(monkeypatch, 64e9, (need.weights + need.work + 300 * per_token) / planning.SPARE)
+    memory_of(monkeypatch, 64e9, (need.weights + need.work + 300 * per_token) / planning.cpu.SPARE)
     monkeypatch.setattr(local, "sized", lambda: [])
     settings = Settings(model=str(tiny_folder), backend="reference", kv_disk=0)
     with pytest.raises(NotEnoughMemory, match="With --max-context 256 it fits"):

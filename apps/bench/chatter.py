@@ -92,7 +92,7 @@ class PacedEngine:
         response = GenerationResponse(
             request.request_id, request.session_id, "".join(words), [], prompt, 0, len(words), ended,
             1.0, 1e3 * (time.monotonic() - started), 0.0, self._rate, prompt + len(words),
-            KVStats("tiered", prompt + len(words), 0, 0, 0, 0),
+            KVStats.all_f16("tiered", prompt + len(words), 0, 0),
         )  # fmt: skip
         yield Chunk("", len(words), response=response)
 

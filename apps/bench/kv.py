@@ -8,6 +8,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from ruvmlx.kv.policy import TIERED
+from ruvmlx.tiers import LENGTHS, TIERS
 
 from .model import NEW, prompt
 from .peers import Peers
@@ -17,7 +18,7 @@ from .stage import OnStage, take_turns
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns include one demotion
 READ_AGAIN = 4  # turns at most: each takes seconds
-USUAL, TIGHTEST = (TIERED.hot, TIERED.warm), (64, 64)
+USUAL, TIGHTEST = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: % of perplexity, nats of KL
 LEAVING = 300  # ms that the end of a chat may take
 BEST = 2.5  # times llama.cpp's speed, in a long context
@@ -29,8 +30,8 @@ def run(
 ) -> list[Row]:
     """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
     rows = _memory(ours, long, log)
-    for (hot, warm), tokens in ((USUAL, long), (TIGHTEST, long // 2)):
-        rows += _quality(ours["tiered"], tokens, hot, warm)
+    for lengths, tokens in ((USUAL, long), (TIGHTEST, long // 2)):
+        rows += _quality(ours["tiered"], tokens, lengths)
     log(f"perplexity and KL over {long} tokens: measured")
     rows += _resuming(ours["tiered"], long, min(rounds, READ_AGAIN))
     log(f"a chat of {long} tokens, resumed and read again: measured")
@@ -55,7 +56,7 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
         log(f"{kv}: {tokens} tokens read")
     held = ours["tiered"].call("kv")
     share = held["bytes"] / held["f16_bytes"]
-    tiers = ", ".join(f"{held[f'{tier}_tokens']} {tier}" for tier in ("hot", "warm", "cold"))
+    tiers = ", ".join(f"{held[f'{tier.name}_tokens']} {tier.name}" for tier in reversed(TIERS))
     note = f"{held['bytes'] / 1e6:.1f} of {held['f16_bytes'] / 1e6:.1f} MB; {tiers}"
     half = f"cache at {tokens}: share of f16"
     reading = f"peak memory of reading {tokens}: tiered"
@@ -65,11 +66,12 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     ]
 
 
-def _quality(ours: OnStage, tokens: int, hot: int, warm: int) -> list[Row]:
+def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """On Python's reference manual, with the usual tiers, and with the smallest ones, for short memory."""
-    found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, hot, warm)
-    policy, note = f"hot {hot}, warm {warm}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
-    usual = (hot, warm) == USUAL
+    found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
+    named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
+    policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
+    usual = lengths == USUAL
     rows = (
         ("perplexity over f16's", 100 * found["change"], "%", COST[0]),
         ("KL to f16", found["kl"], "nats", COST[1]),

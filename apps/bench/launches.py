@@ -36,7 +36,7 @@ VIEWS = {
     *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
 }
 LIMIT = 1.15  # times mlx-lm's launches, at most
-POLICY = TierPolicy("tiered", 64, 128)
+POLICY = TierPolicy("tiered", (64, 128))
 CONTEXT = 300  # tokens in the cache: pages of all tiers
 
 
@@ -97,8 +97,8 @@ def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx
     )[0]
 
 
-def model(shape: DecoderSize) -> tuple[nn.Module, ModelConfig]:
-    """mlx-lm's graph of this shape, packed in 4 bits, computing in float16."""
+def model(shape: DecoderSize, own: bool = True) -> tuple[nn.Module, ModelConfig]:
+    """The graph of this shape, packed in 4 bits, computing in float16; own: False for mlx-lm's unchanged."""
     config = ModelConfig(
         model_type="mistral" if shape.window else "llama",
         hidden_size=128,
@@ -116,7 +116,9 @@ def model(shape: DecoderSize) -> tuple[nn.Module, ModelConfig]:
     )
     llama = mlxlm.load("models.llama")
     made = llama.Model(llama.ModelArgs.from_dict(graph.model_args(config)))
-    if shape.window:
+    if own:
+        graph.adapt(made.model, config)
+    elif shape.window:
         graph.slide(made.model)
     made.set_dtype(mx.float16)
     nn.quantize(made, group_size=64, bits=4)
@@ -127,7 +129,7 @@ def model(shape: DecoderSize) -> tuple[nn.Module, ModelConfig]:
 @functools.cache
 def theirs(shape: DecoderSize) -> LaunchCount:
     """A step of mlx-lm's generate_step, greedy."""
-    made, config = model(shape)
+    made, config = model(shape, own=False)
     caches = mlxlm.load("models.cache").make_prompt_cache(made)
     if shape.window:
         caches = [mlxlm.load("models.cache").RotatingKVCache(shape.window) for _ in caches]

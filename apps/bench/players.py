@@ -112,7 +112,7 @@ class Ruvmlx:
         return times
 
     def kv(self) -> dict[str, Any]:
-        return asdict(self._cache.stats())
+        return self._cache.stats().facts()
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
         """Write n tokens greedily: seconds to the first one, then the seconds of each further one."""
@@ -130,11 +130,11 @@ class Ruvmlx:
 
         return cache_policy(kv, self._backend)
 
-    def quality(self, text: str, tokens: int, hot: int, warm: int) -> dict[str, float]:
+    def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
         """Cost of a policy on a text's first tokens, against an f16 cache: perplexity change, KL, share of
         bytes."""
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
-        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", hot, warm))
+        found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}

@@ -11,6 +11,7 @@ from ruvmlx.platform.memory import MemoryUse, size
 from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line
+from ruvmlx.tiers import TIERS
 
 from . import describe
 from .describe import bar, share
@@ -76,17 +77,12 @@ def cache_rows(kv: KVStats | None) -> Rows:
     """Each tier of the chat's KV cache, with its share of the bytes, and the whole cache."""
     if kv is None:
         return []
-    tiers = {
-        "hot": (kv.hot_bytes, kv.hot_tokens),
-        "warm": (kv.warm_bytes, kv.warm_tokens),
-        "cold": (kv.cold_bytes, kv.cold_tokens),
-    }
     total = kv.bytes or 1
     rows = [
-        (name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
-        for name, (nbytes, tokens) in tiers.items()
+        (tier.name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
+        for tier, nbytes, tokens in zip(TIERS, kv.tier_bytes, kv.tokens, strict=True)
     ]
-    return [*rows, ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
+    return [*reversed(rows), ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
 
 
 def memory_rows(held: MemoryUse) -> Rows:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,8 +18,6 @@ from ruvmlx.text import Sanitizer
 from .interrupt import ctrl_c_sets
 from .options import model_options, open_runtime, resolve, sampling_options, setting_options
 from .output import json_option, log, print_json
-
-KV_FIELDS = ("policy", "hot_tokens", "warm_tokens", "cold_tokens", "bytes", "f16_bytes")
 
 
 @click.command()
@@ -107,7 +105,7 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
         "examples": list(response.examples),
-        "kv": {name: value for name, value in asdict(response.kv).items() if name in KV_FIELDS},
+        "kv": response.kv.facts(),
         "peak_rss_bytes": memory.peak(),
     }
     if response.route is not None:

@@ -11,6 +11,7 @@ from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.sona.objective import check_rating
+from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
 from .learning_words import rating_line, status_lines
@@ -286,7 +287,7 @@ def _kv_facts(status: Any) -> dict[str, Any]:
     known = status.report or {}
     return {
         "backend": status.backend,
-        "policy": _lengths({"hot": status.policy.hot, "warm": status.policy.warm}),
+        "policy": _lengths(status.policy.named()),
         "asked": status.asked,
         "reason": status.reason,
         "long_replies": status.long_replies,
@@ -297,7 +298,7 @@ def _kv_facts(status: Any) -> dict[str, Any]:
 
 
 def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
-    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in ("hot", "warm")}
+    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in LENGTHS}
     return facts | short
 
 
@@ -316,10 +317,15 @@ def _show_kv(facts: dict[str, Any]) -> None:
 
 
 def _named(lengths: dict[str, Any]) -> str:
-    if lengths["hot"] is None:
+    """ "f16 for 64 tokens, 8 bits to 1024 tokens, then 4" """
+    if lengths[LENGTHS[0]] is None:
         return "f16 throughout"
-    to = f"to {lengths['warm']} tokens, then 4" if lengths["warm"] else "for all others"
-    return f"f16 for {lengths['hot']} tokens, 8 bits {to}"
+    said = f"f16 for {lengths[LENGTHS[0]]} tokens"
+    for tier in reversed(TIERS[1:-1]):
+        if lengths[tier.name] is None:
+            return f"{said}, {tier.bits} bits for all others"
+        said += f", {tier.bits} bits to {lengths[tier.name]} tokens"
+    return f"{said}, then {TIERS[0].bits}"
 
 
 VERBS = [rate, learn]

@@ -12,7 +12,7 @@ from .output import show as show_line
 
 if TYPE_CHECKING:
     from ruvmlx.models.facts import Facts
-    from ruvmlx.models.model import Model
+    from ruvmlx.models.model import Model, ModelShape
     from ruvmlx.plan import Fit
 
 
@@ -31,7 +31,11 @@ def _facts(model: "Model | Facts") -> dict[str, Any]:
 @click.argument("name")
 @json_option
 def pull(name: str, as_json: bool) -> None:
-    """Fetch a model from Hugging Face (owner/name) and check it. An interrupted download continues."""
+    """Fetch a model from Hugging Face (owner/name) and check it. An interrupted download continues.
+
+    Of GGUF files the one that suits this machine is taken; owner/name:Q5_K_M or owner/name/file.gguf names
+    one.
+    """
     from ruvmlx.models.load import load_model
 
     from ..progress import watching
@@ -48,7 +52,7 @@ def pull(name: str, as_json: bool) -> None:
 @click.command("ls")
 @json_option
 def list_models(as_json: bool) -> None:
-    """List the models on this machine."""
+    """List the models on this machine, those of ollama and LM Studio included."""
     from ruvmlx.models.local import list_local_models
 
     rows = list_local_models()
@@ -98,7 +102,8 @@ def show_model(name: str, as_json: bool) -> None:
 
     model = load_model(name)
     fit, types = _fit(model), matrix_types(model)
-    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": model.shape}
+    config = _config_facts(model.shape) if as_json else _config_words(model.shape)
+    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": config}
     if not model.is_own:
         facts |= {"note": without(model.shape.model_type)}
     if as_json:
@@ -107,15 +112,46 @@ def show_model(name: str, as_json: bool) -> None:
         show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
 
 
+def _config_facts(shape: "ModelShape") -> dict[str, Any]:
+    """The shape's fields, and those that scripts know from the version before."""
+    from ruvmlx.models.model import ModelConfig
+    from ruvmlx.models.rope_scaling import LinearRope
+
+    if not isinstance(shape, ModelConfig):
+        return asdict(shape)
+    linear = shape.rope_scaling.factor if isinstance(shape.rope_scaling, LinearRope) else 1.0
+    return asdict(shape) | {
+        "attention_bias": "q_proj" in shape.biases,
+        "mlp_bias": "up_proj" in shape.biases,
+        "rope_linear_factor": linear,
+    }
+
+
+def _config_words(shape: "ModelShape") -> str:
+    from ruvmlx.models.model import ModelConfig
+
+    words = (
+        f"{shape.model_type}, {shape.n_layers} layers, {shape.hidden_size} hidden, vocabulary of "
+        f"{shape.vocab_size:,}, context of {shape.max_context:,} tokens"
+    )
+    if not isinstance(shape, ModelConfig):
+        return words
+    return f"{words}, {shape.n_heads} query heads, {shape.n_kv_heads} key and value heads of {shape.head_dim}"
+
+
 @click.command("rm")
 @click.argument("name")
 def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir
 
-    from ruvmlx.models.hub import cached_folder
+    from ruvmlx.models.hub import cached
+    from ruvmlx.models.resolve import REPO
 
-    if "/" not in name or cached_folder(name) is None:
+    asked = REPO.fullmatch(name)
+    if asked and asked["repo"] != name:
+        raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
+    if "/" not in name or cached(name) is None:
         raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
     cache = scan_cache_dir()
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]

@@ -27,6 +27,8 @@ def print_json(value: Any) -> None:
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
     return str(value)
 
 

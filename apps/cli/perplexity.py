@@ -2,7 +2,6 @@
 
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))
-    kv = asdict(found.kv)
+    kv = found.kv.facts() | found.kv.byte_facts()
     facts = {
         "ppl": found.ppl,
         "nll": found.nll,

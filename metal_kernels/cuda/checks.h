@@ -34,7 +34,7 @@ static double decode_error(Layer &a) {
             for (int t = s.first; t < s.tokens(); t++) {
                 int tier;
                 const uchar *page = page_of(t, tier);
-                const float *query = (tier == COLD ? &a.q_cold[0] : &a.q[0]) + row * a.D;
+                const float *query = (is_rotated(tier) ? &a.q_rotated[0] : &a.q[0]) + row * a.D;
                 double dot = 0;
                 for (int d = 0; d < a.D; d++) dot += query[d] * number(page, tier, a.D, false, t % 64, d);
                 x.push_back(dot / sqrt((double)a.D)), top = std::max(top, x.back());
@@ -112,19 +112,21 @@ template <typename F> static void rotate(F *x, int D) {
 }
 
 // Bytes that differ from what the formulas of README.md give.
-static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, const uchar *got) {
-    std::vector<uchar> want(page_bytes(cold ? COLD : WARM, D));
+static size_t wrong_bytes(const uchar *page, int source, int D, int to, const uchar *got) {
+    std::vector<uchar> want(page_bytes(to, D));
     ushort *half = (ushort *)want.data();
     std::vector<float> x(2 * 64 * D);
     for (int value = 0; value < 2; value++)
         for (int t = 0; t < 64; t++)
             for (int d = 0; d < D; d++) x[(value * 64 + t) * D + d] = (float)number(page, source, D, value, t, d);
     auto stored = [](float v) { ushort h = f16(v); return (ushort)(h == 0x8000 ? 0 : h); };
-    if (!cold) {
+    if (is_rotated(to) != is_rotated(source))
+        for (int t = 0; t < 64; t++) rotate(&x[t * D], D);
+    if (bits_of(to) == 8) {
         for (int row = 0; row < 128; row++) {
             float top = 0;
             for (int d = 0; d < D; d++) top = fmaxf(top, fabsf(x[row * D + d]));
-            ushort scale = f16(top / 127.0f);
+            ushort scale = stored(top / 127.0f);
             half[64 * D + row] = scale;
             for (int d = 0; d < D; d++) {
                 float s = f32(scale), q = s == 0 ? 0 : fminf(fmaxf(rintf(x[row * D + d] / s), -127), 127);
@@ -132,7 +134,6 @@ static size_t wrong_bytes(const uchar *page, int source, int D, bool cold, const
             }
         }
     } else {
-        for (int t = 0; t < 64; t++) rotate(&x[t * D], D);
         for (int row = 0; row < 128; row++) { // 64 of K, 64 of V
             ushort *affine = half + 32 * D + row / 64 * 128 + row % 64;
             float low = INFINITY, high = -INFINITY;
@@ -156,21 +157,17 @@ template <int D> static void check_demotion() {
     std::vector<int> ids = {4, 0, 5, 2, 1}, params(PARAMS);
     params[KV_HEADS] = KV;
     Device<int> d_ids(ids), d_params(params);
-    for (int kind = 0; kind < 3; kind++) {
-        int source = kind == 1 ? WARM : HOT;
-        size_t from = page_bytes(source, D), to = page_bytes(kind ? COLD : WARM, D), wrong = 0;
+    for (int target = HOT - 1; target >= 0; target--) {
+        size_t from = page_bytes(target + 1, D), to = page_bytes(target, D), wrong = 0;
         Device<uchar> out(N * KV * to);
-        dim3 grid(N, KV);
-        if (kind == 0) demote_warm<D><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
-        if (kind == 1) demote_cold<D, WARM><<<grid, 128>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p);
-        if (kind == 2) demote_cold<D, HOT><<<grid, 128>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p);
+        auto kernel = target == COLD ? demote<D, COLD> : demote<D, WARM>;
+        kernel<<<dim3(N, KV), 128>>>(a.d_pool[target + 1].p, d_ids.p, d_params.p, out.p);
         CHECK(cudaDeviceSynchronize());
         std::vector<uchar> got = out.get();
         for (int i = 0; i < N; i++)
             for (int kv = 0; kv < KV; kv++)
-                wrong += wrong_bytes(&a.pool[source][(ids[i] * KV + kv) * from], source, D, kind > 0, &got[(i * KV + kv) * to]);
-        const char *names[] = {"hot -> warm", "warm -> cold", "hot -> cold"};
-        report(std::string("demotion ") + names[kind] + ", D " + std::to_string(D) + ": wrong bytes", wrong, 0);
+                wrong += wrong_bytes(&a.pool[target + 1][(ids[i] * KV + kv) * from], target + 1, D, target, &got[(i * KV + kv) * to]);
+        report("demotion to tier " + std::to_string(target) + ", D " + std::to_string(D) + ": wrong bytes", wrong, 0);
     }
 }
 
@@ -242,12 +239,12 @@ template <int D, typename T> static void check_rope_append() {
     Device<uchar> d_old(old);
     Device<int> d_params(params);
     for (int traditional : {0, 1}) {
-        Device<float> d_out(B * H * D), d_cold(B * H * D);
+        Device<float> d_out(B * H * D), d_rotated(B * H * D);
         Device<uchar> d_new(old.size());
         auto kernel = traditional ? rope_append<D, 1, T> : rope_append<D, 0, T>;
-        kernel<<<dim3(H + KV, B), 64>>>(d_q.p, d_k.p, d_v.p, d_turn.p, d_old.p, d_params.p, d_out.p, d_cold.p, d_new.p);
+        kernel<<<dim3(H + KV, B), 64>>>(d_q.p, d_k.p, d_v.p, d_turn.p, d_old.p, d_params.p, d_out.p, d_rotated.p, d_new.p);
         CHECK(cudaDeviceSynchronize());
-        std::vector<float> out = d_out.get(), cold = d_cold.get();
+        std::vector<float> out = d_out.get(), rotated = d_rotated.get();
         std::vector<uchar> bytes = d_new.get();
         const ushort *was = (const ushort *)old.data(), *is = (const ushort *)bytes.data();
         double query = 0, row = 0, others = 0;
@@ -255,7 +252,7 @@ template <int D, typename T> static void check_rope_append() {
             std::vector<double> want = turned_head(&q[i * D], &turn[i / H * D], D, traditional);
             for (int d = 0; d < D; d++) compare(query, out[i * D + d], want[d]);
             rotate(want.data(), D);
-            for (int d = 0; d < D; d++) compare(query, cold[i * D + d], want[d]);
+            for (int d = 0; d < D; d++) compare(query, rotated[i * D + d], want[d]);
         }
         for (int i = 0; i < B * KV * 128; i++) { // rows of the open pages: 64 of K, then 64 of V, in each head
             const int head = i / 128, value = i / 64 % 2, b = head / KV;
@@ -270,7 +267,7 @@ template <int D, typename T> static void check_rope_append() {
     }
 }
 
-// What gather should write for one KV head of a Layer's only sequence: a token's D numbers, cold keys as they were before rotation.
+// What gather should write for one KV head of a Layer's only sequence: a token's D numbers, rotated keys rotated back.
 static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fresh, int n_new, int kv, bool value, int token) {
     const Sequence &s = a.sequences[0];
     std::vector<double> x(a.D);
@@ -281,7 +278,7 @@ static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fr
     }
     const int p = token / 64, tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
     for (int d = 0; d < a.D; d++) x[d] = number(a.page(tier, a.pages[p], kv), tier, a.D, value, token % 64, d);
-    if (tier == COLD && !value) rotate(x.data(), a.D);
+    if (is_rotated(tier) && !value) rotate(x.data(), a.D);
     return x;
 }
 
@@ -296,7 +293,7 @@ template <int D> static void check_gather(Sequence s, int n_new, int first, int 
     Device<uchar> d_fresh(fresh);
     Device<uint> out((size_t)heads * total * D); // two values of D / 2 words each
     const dim3 grid(s.n_pages() - skipped / 64 + (n_new + 63) / 64, heads);
-    gather<D><<<grid, 128>>>(params.p, a.d_pages.p, a.d_pool[COLD].p, a.d_pool[WARM].p, a.d_pool[HOT].p, d_fresh.p, out.p);
+    gather<D><<<grid, 128>>>(params.p, a.d_pages.p, TIERS(POOL_GIVEN, a) d_fresh.p, out.p);
     CHECK(cudaDeviceSynchronize());
     std::vector<uint> got = out.get();
     double worst = 0;

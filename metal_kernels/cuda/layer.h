@@ -29,10 +29,13 @@
 
 // ---- the kernels ----
 
+#define POOL_DECLARED(x, name, pool, bits, rotated, cost) const uchar *pool,
+#define POOL_GIVEN(layer, name, pool, bits, rotated, cost) (layer).d_pool[name].p,
+
 template <int D, int G>
 __global__ void __launch_bounds__(128)
-attend_decode(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
-              const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
+attend_decode(const float *q, const float *q_rotated, const int *params, const int *pages,
+              TIERS(POOL_DECLARED, 0) const uchar *open, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion(); // the merge may take its place already; it waits there
 #include "../attend_decode.metal"
 }
@@ -40,8 +43,8 @@ attend_decode(const float *q, const float *q_cold, const int *params, const int 
 // BLOCKS: at least so many on a multiprocessor, which limits the registers of a thread.
 template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
-attend_decode_matrix(const float *q, const float *q_cold, const int *params, const int *pages, const uchar *cold,
-                     const uchar *warm, const uchar *hot, const uchar *open, float *o, float *ml) {
+attend_decode_matrix(const float *q, const float *q_rotated, const int *params, const int *pages,
+                     TIERS(POOL_DECLARED, 0) const uchar *open, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
 #include "../attend_decode_matrix.metal"
 }
@@ -54,17 +57,12 @@ __global__ void __launch_bounds__(256) attend_merge(const float *o, const float 
 
 template <int D>
 __global__ void __launch_bounds__(128)
-gather(const int *params, const int *pages, const uchar *cold, const uchar *warm, const uchar *hot, const uchar *fresh, uint *out) {
+gather(const int *params, const int *pages, TIERS(POOL_DECLARED, 0) const uchar *fresh, uint *out) {
 #include "../gather.metal"
 }
 
-template <int D> __global__ void demote_warm(const uchar *hot, const int *ids, const int *params, uchar *out) {
-#include "../demote_warm.metal"
-}
-
-template <int D, int SOURCE>
-__global__ void demote_cold(const uchar *pool, const int *ids, const int *params, uchar *out) {
-#include "../demote_cold.metal"
+template <int D, int TO> __global__ void demote(const uchar *pool, const int *ids, const int *params, uchar *out) {
+#include "../demote.metal"
 }
 
 template <int D, int TRADITIONAL, typename T>
@@ -74,7 +72,7 @@ __global__ void append(const T *k, const T *v, const float *turn, const int *par
 
 template <int D, int TRADITIONAL, typename T>
 __global__ void rope_append(const T *q, const T *k, const T *v, const float *turn, const uchar *open, const int *params,
-                            float *q_out, float *q_cold, uchar *open_out) {
+                            float *q_out, float *q_rotated, uchar *open_out) {
 #include "../rope_append.metal"
 }
 
@@ -106,31 +104,34 @@ template <typename T> struct Device {
 
 // A page of random content, straight in its bytes.
 static void fill_page(uchar *page, int tier, int D) {
+    const int bits = bits_of(tier);
     ushort *half = (ushort *)page;
-    if (tier == HOT) {
+    if (bits == 16) {
         for (int i = 0; i < 128 * D; i++) half[i] = f16(normal());
         return;
     }
-    for (int i = 0; i < (tier == WARM ? 128 : 64) * D; i++) {
+    for (int i = 0; i < 16 * bits * D; i++) {
         int byte = rng() & 255;
-        page[i] = tier == WARM && byte == 128 ? 127 : byte; // -128 does not occur
+        page[i] = bits == 8 && byte == 128 ? 127 : byte; // -128 does not occur
     }
-    if (tier == WARM) {
+    if (bits == 8) {
         for (int t = 0; t < 128; t++) half[64 * D + t] = f16(uniform(0.005f, 0.03f));
     } else {
-        ushort *k = (ushort *)(page + k_scale_at(COLD, D)), *v = (ushort *)(page + v_scale_at(COLD, D));
+        ushort *k = (ushort *)(page + k_scale_at(bits, D)), *v = (ushort *)(page + v_scale_at(bits, D));
         for (int t = 0; t < 64; t++) k[t] = f16(uniform(0.05f, 0.3f)), k[64 + t] = f16(uniform(-3, 1));
         for (int t = 0; t < 64; t++) v[t] = f16(uniform(0.05f, 0.3f)), v[64 + t] = f16(uniform(-2, 0));
     }
 }
 
 static double number(const uchar *page, int tier, int D, bool value, int t, int d) {
-    const uchar *block = page + (value ? v_at(tier, D) : 0);
+    const int bits = bits_of(tier);
+    const uchar *block = page + (value ? v_at(bits, D) : 0);
     auto half = [&](int byte) { return (double)f32(*(const ushort *)(page + byte)); };
-    if (tier == HOT) return f32(((const ushort *)block)[t * D + d]);
-    if (tier == WARM) return half((value ? v_scale_at(WARM, D) : k_scale_at(WARM, D)) + 2 * t) * (signed char)block[t * D + d];
+    if (bits == 16) return f32(((const ushort *)block)[t * D + d]);
+    const double scale = half((value ? v_scale_at(bits, D) : k_scale_at(bits, D)) + 2 * t);
+    if (bits == 8) return scale * (signed char)block[t * D + d];
     int n = block[(t * D + d) / 2] >> (d % 2 * 4) & 15;
-    return half((value ? v_scale_at(COLD, D) : k_scale_at(COLD, D)) + 2 * t) * n + half((value ? v_bias_at(D) : k_bias_at(D)) + 2 * t);
+    return scale * n + half((value ? v_bias_at(bits, D) : k_bias_at(bits, D)) + 2 * t);
 }
 
 struct Sequence {
@@ -139,7 +140,7 @@ struct Sequence {
     int n_hot() const { return (hot_tokens + 63) / 64; }
     int n_pages() const { return n_cold + n_warm + n_hot(); }
     int cost(int page) const { // cost_before of pages.h
-        return std::min(page, n_cold) + WARM_COST * std::min(std::max(page - n_cold, 0), n_warm) + HOT_COST * std::max(page - n_cold - n_warm, 0);
+        return cost_of(COLD) * std::min(page, n_cold) + cost_of(WARM) * std::min(std::max(page - n_cold, 0), n_warm) + cost_of(HOT) * std::max(page - n_cold - n_warm, 0);
     }
 };
 
@@ -150,29 +151,29 @@ struct Layer {
     int matrix = 0; // 2 or 3: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
-    std::vector<uchar> pool[3], open; // open: a copy of each sequence's last hot page
-    std::vector<float> q, q_cold;
-    Device<uchar> d_pool[3], d_open;
+    std::vector<uchar> pool[N_TIERS], open; // open: a copy of each sequence's last hot page
+    std::vector<float> q, q_rotated;
+    Device<uchar> d_pool[N_TIERS], d_open;
     Device<int> d_params, d_pages;
-    Device<float> d_q, d_q_cold, d_o, d_ml, d_out;
+    Device<float> d_q, d_q_rotated, d_o, d_ml, d_out;
 
     // unique: every page has content of its own; otherwise 16 pages are repeated (quick to make, for timing)
     Layer(int D_, int G_, int n_kv_, std::vector<Sequence> s, int split, bool unique = true)
         : D(D_), G(G_), n_kv(n_kv_), splits(1), sequences(s) {
-        int counts[3] = {0, 0, 0};
+        int counts[N_TIERS] = {};
         for (auto &x : s) {
             counts[0] += x.n_cold, counts[1] += x.n_warm, counts[2] += x.n_hot();
             splits = std::max(splits, (x.cost(x.n_pages()) - x.cost(x.first / 64) + split - 1) / split);
         }
-        for (int tier = 0; tier < 3; tier++) {
+        for (int tier = 0; tier < N_TIERS; tier++) {
             size_t bytes = page_bytes(tier, D), n = (size_t)counts[tier] * n_kv;
             pool[tier].resize(n * bytes);
             for (size_t i = 0; i < n; i++)
                 if (unique || i < 16) fill_page(&pool[tier][i * bytes], tier, D);
                 else memcpy(&pool[tier][i * bytes], &pool[tier][i % 16 * bytes], bytes);
         }
-        std::vector<int> free[3];
-        for (int tier = 0; tier < 3; tier++) {
+        std::vector<int> free[N_TIERS];
+        for (int tier = 0; tier < N_TIERS; tier++) {
             for (int i = 0; i < counts[tier]; i++) free[tier].push_back(i);
             std::shuffle(free[tier].begin(), free[tier].end(), rng);
         }
@@ -180,19 +181,21 @@ struct Layer {
         int scale_bits;
         memcpy(&scale_bits, &scale, 4);
         for (auto &x : s) {
-            int row[PARAMS] = {x.n_cold, x.n_warm, x.n_hot(), x.tokens(), x.first, (int)pages.size(), split, n_kv, G, scale_bits, 0, 0, splits};
+            int row[PARAMS] = {x.n_cold, x.n_warm, x.n_hot()};
+            row[N_TOKENS] = x.tokens(), row[FIRST] = x.first, row[TABLE] = (int)pages.size(), row[SPLIT] = split;
+            row[KV_HEADS] = n_kv, row[GROUP] = G, row[SCALE] = scale_bits, row[SPLITS] = splits;
             params.insert(params.end(), row, row + PARAMS);
-            int n[3] = {x.n_cold, x.n_warm, x.n_hot()};
-            for (int tier = 0; tier < 3; tier++)
+            int n[N_TIERS] = {x.n_cold, x.n_warm, x.n_hot()};
+            for (int tier = 0; tier < N_TIERS; tier++)
                 for (int i = 0; i < n[tier]; i++) pages.push_back(free[tier].back()), free[tier].pop_back();
             open_page(x, pages.back());
         }
-        for (int tier = 0; tier < 3; tier++) d_pool[tier] = Device<uchar>(pool[tier]);
+        for (int tier = 0; tier < N_TIERS; tier++) d_pool[tier] = Device<uchar>(pool[tier]);
         d_open = Device<uchar>(open);
         size_t rows = s.size() * n_kv * G;
-        for (size_t i = 0; i < rows * D; i++) q.push_back(normal()), q_cold.push_back(normal());
+        for (size_t i = 0; i < rows * D; i++) q.push_back(normal()), q_rotated.push_back(normal());
         d_params = Device<int>(params), d_pages = Device<int>(pages);
-        d_q = Device<float>(q), d_q_cold = Device<float>(q_cold);
+        d_q = Device<float>(q), d_q_rotated = Device<float>(q_rotated);
         d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
     }
 
@@ -233,8 +236,8 @@ template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream)
     auto kernel = attend_decode<D, G>;
     if constexpr (D == 64 || D == 128)
         if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : attend_decode_matrix<D, G, 2>;
-    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_cold.p, a.d_params.p, a.d_pages.p, a.d_pool[0].p, a.d_pool[1].p,
-                                     a.d_pool[2].p, a.d_open.p, a.d_o.p, a.d_ml.p);
+    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
+                                     a.d_open.p, a.d_o.p, a.d_ml.p);
 }
 
 template <int D> static void launch_group(Layer &a, cudaStream_t stream) {

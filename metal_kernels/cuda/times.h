@@ -68,7 +68,7 @@ static void time_reading(double bytes, int blocks, double copy) {
 
 static void free_layer(Layer &a) {
     for (auto &p : a.d_pool) cudaFree(p.p);
-    for (void *p : {(void *)a.d_params.p, (void *)a.d_pages.p, (void *)a.d_q.p, (void *)a.d_q_cold.p, (void *)a.d_o.p, (void *)a.d_ml.p, (void *)a.d_out.p, (void *)a.d_open.p}) cudaFree(p);
+    for (void *p : {(void *)a.d_params.p, (void *)a.d_pages.p, (void *)a.d_q.p, (void *)a.d_q_rotated.p, (void *)a.d_o.p, (void *)a.d_ml.p, (void *)a.d_out.p, (void *)a.d_open.p}) cudaFree(p);
 }
 
 static double time_decode(const char *name, int matrix, bool overlap, Sequence s, int n_kv, int G, int split, double copy) {
@@ -121,16 +121,16 @@ static void times_of_others(double copy) {
     params[KV_HEADS] = KV;
     Device<int> d_ids(ids), d_params(params);
     Device<uchar> out(N * KV * page_bytes(WARM, D));
-    double warm = seconds([&](cudaStream_t s) { demote_warm<D><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p); });
-    double cold = seconds([&](cudaStream_t s) { demote_cold<D, WARM><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
+    double warm = seconds([&](cudaStream_t s) { demote<D, WARM><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p); });
+    double cold = seconds([&](cudaStream_t s) { demote<D, COLD><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
     printf("demotion of %d pages x %d heads, D 128: hot -> warm %.2f us, warm -> cold %.2f us\n", N, KV, warm * 1e6, cold * 1e6);
 
     const int B = 1, H = 4 * KV;
     Device<__half> q(typed<__half>(normals(B * H * D))), k(typed<__half>(normals(B * KV * D)));
-    Device<float> turn(turns(B, D)), q_out(B * H * D), q_cold(B * H * D);
+    Device<float> turn(turns(B, D)), q_out(B * H * D), q_rotated(B * H * D);
     Device<uchar> open_out(B * KV * page_bytes(HOT, D));
     double token = seconds([&](cudaStream_t s) {
-        rope_append<D, 0, __half><<<dim3(H + KV, B), 64, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p, q_cold.p, open_out.p);
+        rope_append<D, 0, __half><<<dim3(H + KV, B), 64, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p, q_rotated.p, open_out.p);
     });
     printf("rope_append of one token, %d + %d heads, D 128: %.2f us\n", H, KV, token * 1e6);
 
@@ -143,7 +143,7 @@ static void times_of_others(double copy) {
     Device<uint> out_halves((size_t)KV * (tokens + n_new) * D);
     CHECK(cudaMemset(fresh.p, 0, fresh.n));
     double time = seconds([&](cudaStream_t stream) {
-        gather<D><<<dim3(s.n_pages() + n_new / 64, KV), 128, 0, stream>>>(p.p, b.d_pages.p, b.d_pool[0].p, b.d_pool[1].p, b.d_pool[2].p, fresh.p, out_halves.p);
+        gather<D><<<dim3(s.n_pages() + n_new / 64, KV), 128, 0, stream>>>(p.p, b.d_pages.p, TIERS(POOL_GIVEN, b) fresh.p, out_halves.p);
     });
     double moved = b.bytes_read() + fresh.n + 4.0 * out_halves.n;
     printf("gather of %d + %d tokens, %d heads, D 128: %.2f us, %.0f GB/s (read + written) = %.1f%% of copy\n", tokens, n_new, KV, time * 1e6,

@@ -1,14 +1,14 @@
 /* Attention over pages (rvm.h, "layers"): an online softmax, page by page. Hot pages are multiplied here, in
- * float; warm and cold ones by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
+ * float; code pages by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
 enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
 
-/* c[m][n] = a[m][k] @ b[k][n]  (or +=), for the rows and vectors that fit in registers.
- * b: float, or half that is converted on the way.  m, vectors and half are constants where it is used.
- * soon: what will be read next, as large as b; fetched on the way. Keys and values were last read a token
- * ago and come from memory: without this they arrive at half the speed. */
+/* c[m][n] = a[m][k] @ b[k][n]  (or +=), with as many rows and vectors as fit in registers.
+ * b: float, or half, converted while it is read.  Callers pass constants for m, vectors and half.
+ * soon: the data to be read next, as large as b; it is prefetched. Keys and values were last read a token ago and
+ * come from memory: without prefetching they are read at half the speed. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
                                                        const int m, const int vectors, const int half) {
@@ -75,18 +75,18 @@ static void product(const float *a, size_t lda, const void *b, size_t ldb, const
     }
 }
 
-/* One block of queries on its way over the pages: rows are queries x the heads of a group. */
+/* The state of attention of one block of queries. A row is one query of one head of the group. */
 typedef struct {
     size_t rows, stride;
     float *q;      /* [rows][head_dim] turned, times 1 / sqrt(head_dim) */
     float *scores; /* [rows][PAGE] */
-    float *sum;    /* [rows][stride], O of the online softmax; the last 16 belong to every dimension */
+    float *sum;    /* [rows][stride], O of the online softmax; the last 16, summed, are added to every dimension */
     float *most;   /* [rows] m */
     float *total;  /* [rows] l */
-    float *keys, *values; /* a page as float, when that pays */
-    float *rotated;       /* q for cold pages, until it is codes */
-    uint8_t *codes[2];    /* q as cold and warm pages want it */
-    int made[2];
+    float *keys, *values; /* a hot page as float, if there are many rows */
+    float *rotated;       /* [rows][head_dim] q rotated, before it becomes codes */
+    uint8_t *codes[RVM_HOT]; /* q as pages of each code tier take it */
+    int made[RVM_HOT];
 } flash;
 
 static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
@@ -99,8 +99,11 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     f.keys = f.total + rows;
     f.values = f.keys + PAGE * width;
     f.rotated = f.values + PAGE * width;
-    f.codes[RVM_COLD] = (uint8_t *)(f.rotated + rows * width);
-    f.codes[RVM_WARM] = f.codes[RVM_COLD] + rows * row_codes(RVM_COLD, head_dim);
+    uint8_t *codes = (uint8_t *)(f.rotated + rows * width);
+    for (int tier = 0; tier < RVM_HOT; tier++) {
+        f.codes[tier] = codes;
+        codes += rows * row_codes((rvm_tier)tier, head_dim);
+    }
     return f;
 }
 
@@ -115,7 +118,7 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
-/* scores -> e^(scores - m) for the tokens [begin, end) of a page, 0 for the others; l and O follow. */
+/* scores -> e^(scores - m) for the tokens [begin, end) of a page, 0 for the others; updates m, l and O. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
@@ -131,7 +134,7 @@ static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     f->total[r] += exp_sum(s, most, PAGE, s);
 }
 
-/* Which tokens of the page that begins at position `start` a query at `position` sees: [*begin, *end). */
+/* The query at `position` sees the tokens [*begin, *end) of the page that begins at position `start`. */
 static void seen(const rvm_attention *a, size_t position, size_t start, size_t *begin, size_t *end) {
     const size_t oldest = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
     *begin = oldest > start ? min_size(oldest - start, PAGE) : 0;
@@ -148,12 +151,12 @@ static const uint8_t *head_page(const rvm_attention *a, size_t i) {
     return a->pages[i].data + a->head * head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
 }
 
-/* What comes n pages after page i, or the last one. */
+/* The head-page n pages after page i, or the last one. */
 static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
     return head_page(a, min_size(i + n, a->end_page - 1));
 }
 
-/* Scores of a page -> weights, row by row from `skip` on. */
+/* Scores of a page -> weights, for the rows from `skip` on. */
 static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
@@ -167,7 +170,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = a->position + a->queries - 1;
     if (last < start) return;
-    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* older than the page */
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
     const void *k = keys, *v = values, *next = later_page(a, page, 1);
@@ -185,7 +188,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
 
 enum { SMALL = 16 };
 
-/* The Hadamard matrix of 16 rows; its corners are the smaller ones. */
+/* The Hadamard matrix of 16 rows. Its upper left corner of n rows is the matrix of n rows. */
 static void hadamard(float m[SMALL][SMALL]) {
     for (int j = 0; j < SMALL; j++)
         for (int i = 0; i < SMALL; i++) {
@@ -194,8 +197,8 @@ static void hadamard(float m[SMALL][SMALL]) {
         }
 }
 
-/* A row times blocks of a Hadamard matrix, as keys were before they became cold (metal_kernels/README.md). The
- * last bit is free here, so blocks of 16 go by multiplication: their butterflies would not fill a vector. */
+/* A row times blocks of a Hadamard matrix, as keys of rotated tiers are (metal_kernels/README.md). The last
+ * bit may differ here, so blocks of 16 are multiplied: their butterflies would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
@@ -217,7 +220,7 @@ static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], flo
         }
 }
 
-/* The rotated queries; where they are kept until they are codes. */
+/* The rotated queries. */
 static const float *rotated(const flash *f, size_t head_dim) {
     float m[SMALL][SMALL];
     hadamard(m);
@@ -225,20 +228,20 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* The queries as pages of this tier want them, once a call. */
+/* The queries as pages of this tier take them; made once a call. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
-    const float *q = tier == RVM_COLD ? rotated(f, a->head_dim) : f->q;
+    const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
     a->matmul->page_queries(tier, q, f->rows, a->head_dim, f->codes[tier]);
     f->made[tier] = 1;
     return f->codes[tier];
 }
 
-/* A warm or cold page is full: a query that does not see all of it has its mask. */
-static void flash_small(flash *f, const rvm_attention *a, size_t page) {
+/* A code page is full; flash_rows masks the tokens that a query does not see. */
+static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
     const rvm_tier tier = (rvm_tier)a->pages[page].tier;
     const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
-    const uint8_t *soon = later_page(a, page, 2); /* one page is gone through faster than another arrives */
+    const uint8_t *soon = later_page(a, page, 2); /* computing on one page takes less time than reading another */
     a->matmul->page_scores(tier, data, codes, f->rows, a->head_dim, soon, f->scores);
     flash_rows(f, a, 0, page * PAGE);
     a->matmul->page_values(tier, data, f->scores, f->rows, a->head_dim, soon, f->sum, f->stride);
@@ -263,7 +266,7 @@ static void flash_out(const flash *f, const rvm_attention *a) {
     }
 }
 
-/* Are there pages, and kernels for them? */
+/* Does every page have data, and every code page kernels? */
 static int good_pages(const rvm_attention *a) {
     for (size_t i = a->first_page; i < a->end_page; i++) {
         const rvm_page *p = a->pages + i;
@@ -281,7 +284,7 @@ int LAYER(attend)(const rvm_attention *a) {
     flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
     for (size_t page = a->first_page; page < a->end_page; page++) {
         if (a->pages[page].tier == RVM_HOT) flash_hot(&f, a, page);
-        else flash_small(&f, a, page);
+        else flash_codes_page(&f, a, page);
     }
     flash_out(&f, a);
     return RVM_OK;

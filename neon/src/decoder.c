@@ -4,6 +4,7 @@
  *   embed                                            x, and the rope angles of each position
  *   for each layer
  *     qkv      norm(x) @ Wqkv^T                      chunks of matrix tiles
+ *     heads    q, k normed, q scaled by position     in families that do so
  *     append   turned k, v into their pages          one token, and rows: part of attend
  *     attend   per key-value head, query block and key range
  *     o        x += merged attention @ Wo^T
@@ -35,11 +36,11 @@ static void tock(const stage *s, int part) {
 static void embed(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, half = hd / 2, dim = d->config.hidden_size;
-    const double position = (double)position_of(s->c, t);
+    const double position = (double)position_of(s->c, t), factor = d->config.rope_factor;
     const int32_t token = s->c->rows ? s->c->rows[t].token : s->c->tokens[t];
     for (size_t i = 0; i < half; i++) {
-        d->turn[t * hd + i] = (float)cos(position * d->frequencies[i]);
-        d->turn[t * hd + half + i] = (float)sin(position * d->frequencies[i]);
+        d->turn[t * hd + i] = (float)(factor * cos(position * d->frequencies[i]));
+        d->turn[t * hd + half + i] = (float)(factor * sin(position * d->frequencies[i]));
     }
     checked(s->c, rvm_matrix_row(d->embedding, (size_t)token, d->x + t * dim));
 }
@@ -55,6 +56,7 @@ static void embed_phase(const stage *s) {
 /* Of the last layer only what is read is computed: keys and values of all tokens, the rest for `outputs`. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
+    heads_phase(s);
     tock(s, RVM_PART_QKV);
     if (!s->c->rows && (s->c->n > 1 || s->c->outputs == 0)) append_phase(s);
     if (s->layer + 1 == s->c->d->config.n_layers) s->first = s->c->n - s->c->outputs, s->n = s->c->outputs;

@@ -36,7 +36,8 @@ typedef struct {
 
 typedef struct {
     linear linear[RVM_N_PROJ];
-    const float *input_norm, *post_norm;
+    const float *input_norm, *post_norm, *q_norm, *k_norm;
+    int no_rope;
 } layer;
 
 /* Linear layers that read the same input. */
@@ -66,8 +67,8 @@ struct rvm_decoder {
     rvm_acts_kind acts;
     uint8_t *arena;
     size_t arena_bytes;
-    /* in the arena; T = max_tokens */
-    float *x, *turn, *qkv, *attended, *gate, *up, *tmp, *partial;
+    /* in the arena; T = max_tokens. still: the turn of layers without rope, by no angle; NULL without such layers */
+    float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
     input shared, *own; /* own: one token, per thread */
     float **scratch;    /* per thread */
     float **parts;      /* per thread: key ranges of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
@@ -130,6 +131,10 @@ void prepare_phase(const stage *s, role r);
 
 /* The head alone, over the call's `hidden`, already normed. */
 void head_phases(const stage *s);
+
+/* Between the products and rope: q and k of each head normed, queries scaled by position. Nothing in most families:
+ * then it is no phase. */
+void heads_phase(const stage *s);
 
 void append_phase(const stage *s);
 void attend_phase(const stage *s);

@@ -1,6 +1,8 @@
 /* The decoder's attention phases: keys and values into their pages, queries over all pages. */
 #include "decoder.h"
 
+#include <math.h>
+
 typedef struct {
     size_t first, stop;
 } range;
@@ -35,6 +37,38 @@ void merge_parts(const stage *s, size_t begin, size_t end, float *out) {
                                             out + (t - begin) * d->q_width + h * d->group * hd));
 }
 
+/* Cosines and sines of the layer's angles for the chunk's token t. */
+static const float *turn_of(const stage *s, size_t t) {
+    const rvm_decoder *d = s->c->d;
+    return (d->layers[s->layer].no_rope ? d->still : d->turn) + t * d->config.head_dim;
+}
+
+/* 1 + beta ln(1 + floor(position / span)) */
+static float query_scale(const rvm_decoder *d, size_t position) {
+    return (float)(1 + d->config.query_beta * log1p(floor((double)position / d->config.query_span)));
+}
+
+/* One token's q and k of the layer, in place. */
+static void finish_heads(const stage *s, size_t t) {
+    rvm_decoder *d = s->c->d;
+    const layer *l = d->layers + s->layer;
+    const size_t hd = d->config.head_dim, n = d->config.n_heads, n_kv = d->config.n_kv_heads;
+    float *q = d->qkv + t * d->qkv_width, *k = q + d->q_width;
+    if (l->q_norm) {
+        checked(s->c, d->kernels->rms_norm(q, l->q_norm, d->config.rms_norm_eps, n, hd, q));
+        checked(s->c, d->kernels->rms_norm(k, l->k_norm, d->config.rms_norm_eps, n_kv, hd, k));
+    }
+    if (d->config.query_beta == 0) return;
+    const float scale = query_scale(d, position_of(s->c, t));
+    for (size_t i = 0; scale != 1 && i < d->q_width; i++) q[i] *= scale;
+}
+
+void heads_phase(const stage *s) {
+    if (!s->c->d->layers[s->layer].q_norm && s->c->d->config.query_beta == 0) return;
+    for (uint32_t t; pool_next(s->w, (uint32_t)s->n, &t);)
+        if (!stopped(s->c)) finish_heads(s, t);
+}
+
 static const rvm_page *pages_of(const call *c, size_t t) { return c->rows ? c->rows[t].pages : c->pages; }
 
 /* Tokens [begin, end) of the chunk, of one sequence, one head, into their pages. */
@@ -48,7 +82,7 @@ static void append(const stage *s, size_t head, size_t begin, size_t end) {
         uint16_t *keys = (uint16_t *)(void *)(pages[position / PAGE].data + at);
         n = min_size(end - t, PAGE - position % PAGE);
         const float *k = d->qkv + t * d->qkv_width + d->q_width + head * hd;
-        checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, d->turn + t * hd, n, hd, position % PAGE,
+        checked(s->c, d->kernels->append(k, k + d->kv_width, d->qkv_width, turn_of(s, t), n, hd, position % PAGE,
                                          keys, keys + PAGE * hd));
     }
 }
@@ -73,7 +107,7 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
         .group = d->group,
         .q = d->qkv + t * d->qkv_width + head * d->group * hd,
         .q_stride = d->qkv_width,
-        .turn = d->turn + t * hd,
+        .turn = turn_of(s, t),
         .queries = end - begin,
         .position = position_of(s->c, t),
         .window = s->c->window,

@@ -28,11 +28,24 @@ static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in)
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
+static int any_no_rope(const rvm_decoder *d) {
+    for (size_t i = 0; i < d->config.n_layers; i++)
+        if (d->layers[i].no_rope) return 1;
+    return 0;
+}
+
+/* Cosines 1, sines 0. */
+static void fill_still(const rvm_decoder *d) {
+    const size_t hd = d->config.head_dim;
+    for (size_t i = 0; d->still && i < d->config.max_tokens * hd; i++) d->still[i] = i % hd < hd / 2 ? 1.0f : 0.0f;
+}
+
 static void lay_out(arena *a, rvm_decoder *d) {
     const rvm_decoder_config *c = &d->config;
     const size_t t = c->max_tokens, few = min_size(t, FEW), rows = d->query_block * d->group;
     d->x = take_floats(a, t * c->hidden_size);
     d->turn = take_floats(a, t * c->head_dim);
+    d->still = any_no_rope(d) ? take_floats(a, t * c->head_dim) : NULL;
     d->qkv = take_floats(a, t * d->qkv_width);
     d->attended = take_floats(a, t * d->q_width);
     d->gate = take_floats(a, t * c->intermediate_size);
@@ -58,7 +71,8 @@ static int good_config(const rvm_decoder_config *c) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] == 0 || sizes[i] >= 1u << 24) return 0;
     return c->head_dim % 2 == 0 && c->head_dim <= RVM_MAX_HEAD_DIM && c->n_heads % c->n_kv_heads == 0 &&
-           c->threads <= 1024 && c->rope_frequencies && c->rms_norm_eps > 0;
+           c->threads <= 1024 && c->rope_frequencies && c->rms_norm_eps > 0 && isfinite(c->rope_factor) &&
+           c->rope_factor > 0 && isfinite(c->query_beta) && (c->query_beta == 0 || c->query_span >= 1);
 }
 
 /* 0 if the matrix is not [out, in]. */
@@ -76,9 +90,10 @@ static int set_layer(const rvm_decoder *d, layer *to, const rvm_decoder_layer *f
     const size_t out[] = {d->q_width, d->kv_width, d->kv_width, dim, f, f, dim};
     const size_t in[] = {dim, dim, dim, d->q_width, dim, dim, f};
     to->input_norm = from->input_norm, to->post_norm = from->post_norm;
+    to->q_norm = from->q_norm, to->k_norm = from->k_norm, to->no_rope = from->no_rope != 0;
     for (size_t i = 0; i < RVM_N_PROJ; i++)
         if (!set_linear(to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
-    return to->input_norm && to->post_norm;
+    return to->input_norm && to->post_norm && !to->q_norm == !to->k_norm;
 }
 
 static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
@@ -89,15 +104,6 @@ static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
     for (size_t i = 0; i < d->config.n_layers; i++)
         if (!set_layer(d, d->layers + i, w->layers + i)) return 0;
     return set_linear(&d->head, w->lm_head, NULL, v, dim);
-}
-
-/* The layers that go with an implementation of the matrices: "avx512vnni" -> "avx512", "avxvnni" -> "avx2". */
-static const rvm_layers *layers_for(const char *matmul) {
-    for (size_t i = 0; rvm_layers_impl_name(i); i++) {
-        const char *name = rvm_layers_impl_name(i);
-        if (strncmp(matmul, name, strlen(name)) == 0) return rvm_layers_impl(name);
-    }
-    return rvm_layers_impl(strncmp(matmul, "avx", 3) == 0 ? "avx2" : "scalar");
 }
 
 static void set_sizes(rvm_decoder *d) {
@@ -115,7 +121,7 @@ static void set_sizes(rvm_decoder *d) {
 static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
     const rvm_decoder_config *c = &d->config;
     d->matmul = rvm_matmul_impl(c->impl);
-    if (!d->matmul || !(d->kernels = layers_for(d->matmul->name))) return RVM_BAD_ARGUMENT;
+    if (!d->matmul || !(d->kernels = rvm_layers_impl(rvm_matmul_layers(d->matmul)))) return RVM_BAD_ARGUMENT;
     set_sizes(d);
     d->layers = calloc(c->n_layers, sizeof *d->layers);
     d->frequencies = malloc(c->head_dim / 2 * sizeof *d->frequencies);
@@ -129,6 +135,7 @@ static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
     if (!d->arena) return RVM_NO_MEMORY;
     a = (arena){d->arena, 0};
     lay_out(&a, d);
+    fill_still(d);
     return RVM_OK;
 }
 

@@ -1,10 +1,10 @@
-/* Pages on their way down: hot (f16) -> warm (8 bits) -> cold (4 bits).  Compiled once per instruction set, as
- * layers.c, but without contraction: all implementations give the bytes of metal_kernels/README.md.
+/* Demotion: pages of one tier become pages of a lower tier.  Compiled once per instruction set, as layers.c, but
+ * without contraction: all implementations give the bytes of metal_kernels/README.md.
  *
  * Keys go 16 tokens at a time, values 32: a panel x [columns][lanes], where lanes are what a tile calls rows.
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
- * So four columns of 16 lanes, interleaved, are one line of a block, and a token's scale belongs to a lane of
- * keys, to a column of values. */
+ * So four columns of 16 lanes, interleaved, are one line of a block. A token's scale applies to a lane of keys, or
+ * to a column of values. */
 #include "layers.h"
 #include "pages.h"
 
@@ -29,7 +29,7 @@ static void round_to_half(float *x, size_t n, uint8_t *to) {
     if (to) memcpy(to, h, n * sizeof *h);
 }
 
-/* ---- the least and the largest number of each token ---- */
+/* ---- the smallest and the largest number of each token ---- */
 
 static inline float less(float a, float b) { return a < b ? a : b; }
 static inline float more(float a, float b) { return a > b ? a : b; }
@@ -43,7 +43,7 @@ static void extremes_of_lanes(const panel *p, float *low, float *high) {
     }
 }
 
-/* 16 lanes of a column's numbers at a time; which comes first does not change a minimum. */
+/* Takes 16 of a column's numbers at a time. The order of comparisons does not change a minimum. */
 static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
     float least[PAGE_TILE], most[PAGE_TILE];
     for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
@@ -68,23 +68,23 @@ static void extremes(const panel *p, int keys, float *low, float *high) {
     for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
 }
 
-/* Scales and biases of a tier, as they are stored: scales of the panel's n tokens at `scales`, if wanted. */
+/* Scales and biases of a tier. The stored halves go to `scales` and `biases` unless NULL. */
 static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     const size_t n = keys ? PAGE_TILE : SPAN;
+    const float steps = (float)most_code(tier);
     float low[SPAN], high[SPAN];
     extremes(p, keys, low, high);
     for (size_t i = 0; i < n; i++) {
-        const float most = more(-low[i], high[i]);
-        p->scale[i] = tier == RVM_WARM ? most / 127.0f : (high[i] - low[i]) / 15.0f;
-        p->bias[i] = tier == RVM_WARM ? 0 : low[i];
+        p->scale[i] = (has_bias(tier) ? high[i] - low[i] : more(-low[i], high[i])) / steps;
+        p->bias[i] = has_bias(tier) ? low[i] : 0;
     }
     round_to_half(p->scale, n, scales);
-    if (tier == RVM_COLD) round_to_half(p->bias, n, biases);
+    if (has_bias(tier)) round_to_half(p->bias, n, biases);
 }
 
 /* ---- numbers <-> codes ---- */
 
-/* clamp(rint((x - bias) / scale), low, high); a NaN becomes `low`.  divisor: scale, or infinity for 0 */
+/* clamp(rint((x - bias) / scale), low, high); NaN becomes `low`.  divisor: the scale, or infinity if that is 0 */
 static inline float code_of(float x, float divisor, float bias, float low, float high) {
     return less(more(rintf((x - bias) / divisor), low), high);
 }
@@ -93,35 +93,21 @@ static void divisors(const panel *p, float *to) {
     for (size_t i = 0; i < SPAN; i++) to[i] = p->scale[i] == 0 ? INFINITY : p->scale[i];
 }
 
-/* The numbers of one column. own: 1 when each lane has a scale of its own, 0 when all share one. */
-INLINE void soften_column(float *x, size_t n, const float *scale, const float *divisor, const size_t own) {
-    SIMD()
-    for (size_t r = 0; r < n; r++) x[r] = scale[own * r] * code_of(x[r], divisor[own * r], 0, -127, 127);
-}
-
+/* One column. own: 1 when each lane has a scale of its own, 0 when all share one. */
 INLINE void code_column(const float *x, size_t n, const float *divisor, const float *bias, const size_t own,
                         rvm_tier tier, uint8_t *code) {
-    const float low = tier == RVM_COLD ? 0 : -127, high = tier == RVM_COLD ? 15 : 127;
+    const float low = (float)least_code(tier), high = (float)most_code(tier);
     const int zero = page_zero(tier);
     SIMD()
     for (size_t r = 0; r < n; r++)
         code[r] = (uint8_t)((int)code_of(x[r], divisor[own * r], bias[own * r], low, high) + zero);
 }
 
-INLINE void number_column(const uint8_t *code, size_t n, const float *scale, const size_t own, float *x) {
+INLINE void number_column(const uint8_t *code, size_t n, const float *scale, const float *bias, const size_t own,
+                          rvm_tier tier, float *x) {
+    const int zero = page_zero(tier);
     SIMD()
-    for (size_t r = 0; r < n; r++) x[r] = scale[own * r] * (float)((int)code[r] - 128);
-}
-
-/* x becomes what a warm page keeps of it. */
-static void soften(panel *p, int keys) {
-    float divisor[SPAN];
-    find_scales(p, keys, RVM_WARM, NULL, NULL);
-    divisors(p, divisor);
-    for (size_t c = 0; c < p->columns; c++) {
-        if (keys) soften_column(p->x + c * PAGE_TILE, PAGE_TILE, p->scale, divisor, 1);
-        else soften_column(p->x + c * p->lanes, p->lanes, p->scale + c, divisor + c, 0);
-    }
+    for (size_t r = 0; r < n; r++) x[r] = scale[own * r] * (float)((int)code[r] - zero) + bias[own * r];
 }
 
 static void to_codes(panel *p, int keys, rvm_tier tier) {
@@ -138,10 +124,11 @@ static void to_codes(panel *p, int keys, rvm_tier tier) {
     if (keys) memset(p->code + p->columns * n, (int)zero, (key_columns(p->columns) - p->columns) * n);
 }
 
-static void from_warm_codes(panel *p, int keys) {
+static void from_codes(panel *p, int keys, rvm_tier tier) {
+    const size_t n = p->lanes;
     for (size_t c = 0; c < p->columns; c++) {
-        if (keys) number_column(p->code + c * PAGE_TILE, PAGE_TILE, p->scale, 1, p->x + c * PAGE_TILE);
-        else number_column(p->code + c * p->lanes, p->lanes, p->scale + c, 0, p->x + c * p->lanes);
+        if (keys) number_column(p->code + c * n, PAGE_TILE, p->scale, p->bias, 1, tier, p->x + c * n);
+        else number_column(p->code + c * n, n, p->scale + c, p->bias + c, 0, tier, p->x + c * n);
     }
 }
 
@@ -158,15 +145,16 @@ static void separate(const uint8_t *line, uint8_t *const column[4]) {
         for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
 }
 
-/* code: the first of 32 columns, `lanes` apart */
+/* code: the first of 32 columns, `lanes` apart. A byte of 4-bit codes holds columns c and, above it, c + 16. */
 static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
-    for (size_t j = 0; j < (tier == RVM_COLD ? 4 : 8); j++, block += LINE) {
+    const int two = TIERS[tier].bits == 4;
+    for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {
         uint8_t both[4][PAGE_TILE];
         const uint8_t *column[4];
         for (size_t i = 0; i < 4; i++) {
             const uint8_t *low = code + (4 * j + i) * lanes, *high = low + 16 * lanes;
             column[i] = low;
-            if (tier == RVM_WARM) continue;
+            if (!two) continue;
             for (size_t r = 0; r < PAGE_TILE; r++) both[i][r] = (uint8_t)(low[r] | high[r] << 4);
             column[i] = both[i];
         }
@@ -174,15 +162,23 @@ static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *
     }
 }
 
-static void from_warm_block(const uint8_t *block, uint8_t *code, size_t lanes) {
-    for (size_t j = 0; j < 8; j++, block += LINE, code += 4 * lanes)
-        separate(block, (uint8_t *const[4]){code, code + lanes, code + 2 * lanes, code + 3 * lanes});
+static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_t *code) {
+    const int two = TIERS[tier].bits == 4;
+    for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {
+        uint8_t *low = code + 4 * j * lanes, *high = low + 16 * lanes;
+        separate(block, (uint8_t *const[4]){low, low + lanes, low + 2 * lanes, low + 3 * lanes});
+        for (size_t i = 0; two && i < 4; i++)
+            for (size_t r = 0; r < PAGE_TILE; r++) {
+                high[i * lanes + r] = low[i * lanes + r] >> 4;
+                low[i * lanes + r] &= 15;
+            }
+    }
 }
 
-/* Where the panel whose first token is `token` lies: block b of it, and its codes' first lane and column. */
+/* The blocks of a page that hold the panel whose first token is `token`. */
 typedef struct {
-    size_t count, at, apart; /* blocks; bytes from the start of the page to the first; bytes between them */
-    size_t step;             /* of codes, between blocks */
+    size_t count, at, apart; /* number of blocks; offset of the first in the page; bytes from one to the next */
+    size_t step;             /* codes of the panel from one block to the next */
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
@@ -200,13 +196,15 @@ static void load_hot(panel *p, int keys, const uint8_t *page, size_t token, size
         from_halves(h + c * (keys ? (size_t)PAGE_TOKENS : p->lanes), p->lanes, p->x + c * p->lanes);
 }
 
-static void load_warm(panel *p, int keys, const uint8_t *page, size_t token, size_t head_dim) {
-    const size_t scales = keys ? k_scales_at() : v_scales_at(RVM_WARM);
-    const blocks b = blocks_of(p, keys, RVM_WARM, token, head_dim);
-    from_halves((const uint16_t *)(page + scales) + token, keys ? PAGE_TILE : SPAN, p->scale);
-    for (size_t i = 0; i < b.count; i++)
-        from_warm_block(page + b.at + i * b.apart, p->code + i * b.step, p->lanes);
-    from_warm_codes(p, keys);
+static void load_codes(panel *p, int keys, rvm_tier tier, const uint8_t *page, size_t token, size_t head_dim) {
+    const size_t n = keys ? PAGE_TILE : SPAN;
+    const blocks b = blocks_of(p, keys, tier, token, head_dim);
+    from_halves((const uint16_t *)(page + (keys ? k_scales_at() : v_scales_at(tier))) + token, n, p->scale);
+    memset(p->bias, 0, n * sizeof *p->bias);
+    if (has_bias(tier))
+        from_halves((const uint16_t *)(page + (keys ? k_biases_at() : v_biases_at())) + token, n, p->bias);
+    for (size_t i = 0; i < b.count; i++) from_block(page + b.at + i * b.apart, p->lanes, tier, p->code + i * b.step);
+    from_codes(p, keys, tier);
 }
 
 static void rotate_panel(panel *p) {
@@ -226,12 +224,18 @@ static void rotate_panel(panel *p) {
     for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
 }
 
+/* x -> codes of a tier, from those of the next higher one. Rotating twice is rotating back. */
+static void lower(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
+    if (keys && TIERS[tier].rotated != TIERS[tier + 1].rotated) rotate_panel(p);
+    find_scales(p, keys, tier, scales, biases);
+    to_codes(p, keys, tier);
+}
+
 static void store(panel *p, int keys, rvm_tier tier, uint8_t *page, size_t token, size_t head_dim) {
     uint8_t *scales = page + (keys ? k_scales_at() : v_scales_at(tier)) + 2 * token;
     uint8_t *biases = page + (keys ? k_biases_at() : v_biases_at()) + 2 * token;
     const blocks b = blocks_of(p, keys, tier, token, head_dim);
-    find_scales(p, keys, tier, scales, tier == RVM_COLD ? biases : NULL);
-    to_codes(p, keys, tier);
+    lower(p, keys, tier, scales, biases);
     for (size_t i = 0; i < b.count; i++)
         to_block(p->code + i * b.step, p->lanes, tier, page + b.at + i * b.apart);
 }
@@ -242,9 +246,11 @@ static void demote_panel(panel *p, int keys, rvm_tier from, const uint8_t *src, 
     p->lanes = keys ? PAGE_TILE : value_rows(head_dim);
     p->used = head_dim;
     if (from == RVM_HOT) load_hot(p, keys, src, token, head_dim);
-    else load_warm(p, keys, src, token, head_dim);
-    if (from == RVM_HOT && to == RVM_COLD) soften(p, keys);
-    if (keys && to == RVM_COLD) rotate_panel(p);
+    else load_codes(p, keys, from, src, token, head_dim);
+    for (rvm_tier tier = from - 1; tier > to; tier--) {
+        lower(p, keys, tier, NULL, NULL);
+        from_codes(p, keys, tier);
+    }
     store(p, keys, to, dst, token, head_dim);
 }
 
@@ -252,7 +258,6 @@ int LAYER(demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, 
     const size_t there = rvm_head_page_bytes(from, head_dim), here = rvm_head_page_bytes(to, head_dim);
     if (!src || !dst || !there || !here || from <= to) return RVM_BAD_ARGUMENT;
     panel p;
-    memset(p.bias, 0, sizeof p.bias);
     for (; n--; src += there, dst += here)
         for (size_t token = 0; token < PAGE_TOKENS; token += PAGE_TILE) {
             demote_panel(&p, 1, from, src, to, dst, token, head_dim);

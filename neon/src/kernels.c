@@ -1,5 +1,5 @@
-/* Every kernel of rvm.h, where the formulas are.  Compiled once per instruction set, with
- * -DRVM_IMPL=<name>; exports the one table rvm_impl_<name>. */
+/* All functions of rvm_kernels; formulas in rvm.h.  Compiled once per instruction set, with -DRVM_IMPL=<name>;
+ * exports only the table rvm_impl_<name>. */
 #include "rvm.h"
 #include "vec.h"
 
@@ -13,7 +13,7 @@
 
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
-/* In blocks, so that float rounding does not grow with n. */
+/* Sums blocks in float and the blocks in double, so that rounding does not grow with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
     *out = 0;
@@ -21,7 +21,7 @@ static int k_dot(const float *x, const float *y, size_t n, double *out) {
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Largest |c * x[i]|, as a magnitude. */
+/* Largest |c * x[i]|, as the bits of a float without its sign. */
 static uint32_t largest(const float *x, size_t n, float c) {
     uint32_t top = 0;
     SIMD(reduction(max : top))
@@ -81,7 +81,8 @@ static int k_micro_update(const rvm_param *params, size_t n_params, float eta, f
     return RVM_OK;
 }
 
-/* Tokens go in groups, the vocabulary in blocks: a block of lora_b is read once per group. */
+/* Computes a group of tokens at a time, block by block of the vocabulary: each block of lora_b is read once per
+ * group. */
 enum { GROUP = 32 };
 
 static int k_head_add(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
@@ -99,8 +100,8 @@ static int k_head_add(const float *hidden, const float *lora_a, const float *lor
     return RVM_OK;
 }
 
-/* Both normalisers of one token, in one pass: logits, and logits without the adapter.
- * Returns the largest |logit shift| of the adapter, as a magnitude. */
+/* Both softmax denominators of one token in one pass: of the logits, and of the logits without the adapter.
+ * Returns the largest |shift| that the adapter gives a logit, as the bits of a float without its sign. */
 static uint32_t live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
                                 size_t rank, expsum *live, expsum *frozen) {
     float shift[BLOCK], tmp[BLOCK];
@@ -166,17 +167,17 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max, where no d so far is above max,
- * or max is 0 and all are near. */
+/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max. max is the largest d so far, or 0
+ * if all |d| are at most NEAR. */
 typedef struct {
     float max;
     double p0, s, t, r;
 } tilt;
 
-/* Where no |d| is above this, 0 serves as well as the largest d, which costs a look at each. */
+/* If no |d| is above this, e^d cannot overflow, and the largest d need not be searched for. */
 static const float NEAR = 8;
 
-/* d may be near, and is in units of ln 2 then. */
+/* near: all |d| are at most NEAR, and d is in units of ln 2. */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
     const float m = a->max;
@@ -215,7 +216,8 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
         tilt_sums(a, p0, NULL, d, 0, n);
 }
 
-/* A lora_b of so few floats stays in a cache while p0 is read from end to end, at twice the speed. */
+/* A lora_b of at most so many floats stays in the cache. Then p0 is read one context at a time, from end to end:
+ * twice as fast. */
 enum { NARROW = 1 << 14 };
 
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
@@ -283,7 +285,7 @@ static int k_evidence_add(const float *held, const float *gradient, const float 
 static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
                            float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
     REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
-    const float least = 1e-12f; /* of evidence that counts as some */
+    const float least = 1e-12f; /* smaller sums of evidence count as none */
     for (size_t r = 0; r < rank; r++) {
         const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
         float *restrict out = theta + r * n;
@@ -302,7 +304,7 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
     return RVM_OK;
 }
 
-/* y = c * x, where x is not read for a c of 0; returns the largest magnitude of it. */
+/* y = c * x; x is not read if c is 0. Returns the largest |y[i]|, as the bits of a float without its sign. */
 static uint32_t scaled(const float *restrict x, size_t n, float c, float *restrict y) {
     uint32_t top = 0;
     if (c == 0) {
@@ -346,6 +348,8 @@ static int k_logprobs(const float *logits, const int32_t *y, size_t tokens, size
     return rc;
 }
 
+extern const rvm_layers JOIN(rvm_layers_, RVM_IMPL);
+
 const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .name = TEXT(RVM_IMPL),
     .dot = k_dot,
@@ -358,4 +362,5 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .evidence_push = k_evidence_push,
     .micro_place = k_micro_place,
     .logprobs = k_logprobs,
+    .layers = &JOIN(rvm_layers_, RVM_IMPL),
 };

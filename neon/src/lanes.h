@@ -1,9 +1,10 @@
-/* A vector of LANES floats: the few operations that compilers do not find by themselves.
+/* A vector of LANES floats, with the few operations that compilers do not vectorise by themselves. A new instruction
+ * set adds a block of these definitions.
  *
  *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar twin
  *
  * Half precision is IEEE binary16, kept as uint16_t. The scalar twin converts with integer arithmetic
- * of its own, so that the hardware's conversions have something to be compared with.
+ * of its own, with which the tests compare the hardware's conversions.
  */
 #ifndef RVM_LANES_H
 #define RVM_LANES_H

@@ -1,5 +1,5 @@
-/* What lies between a decoder's matrix products; formulas in rvm.h, "layers".  Compiled once per
- * instruction set, with -DRVM_IMPL=<name>; exports the one table rvm_layers_<name>. Attention: attend.c. */
+/* A decoder's computation between its matrix products; formulas in rvm.h, "Layers".  Compiled once per instruction
+ * set, with -DRVM_IMPL=<name>; exports only the table rvm_layers_<name>.  Attention: attend.c, demotion: demote.c. */
 #include "layers.h"
 
 #define TEXT_(a) #a
@@ -65,7 +65,7 @@ static int k_lora_project(const float *x, const float *lora_a, float s, size_t t
 static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
-    float c[RVM_MAX_RANK]; /* of its own: clang then sees that y does not overlap it */
+    float c[RVM_MAX_RANK]; /* a copy, so that clang sees that y does not overlap it */
     for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in L1 for all tokens */
         for (size_t t = 0; t < tokens; t++) {
             memcpy(c, u + t * rank, rank * sizeof *c);

@@ -1,4 +1,4 @@
-/* What layers.c, attend.c and demote.c share; each is compiled once per instruction set (RVM_IMPL). */
+/* Shared by layers.c, attend.c and demote.c, each of which is compiled once per instruction set (RVM_IMPL). */
 #ifndef RVM_LAYERS_H
 #define RVM_LAYERS_H
 
@@ -12,7 +12,7 @@
 #define REQUIRE(condition) \
     if (!(condition)) return RVM_BAD_ARGUMENT
 
-/* The entries of the table that are not in layers.c. */
+/* Functions of the table rvm_layers that other files than layers.c define. */
 int LAYER(append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens, size_t head_dim,
                   size_t at, uint16_t *keys, uint16_t *values);
 int LAYER(attend)(const rvm_attention *a);

@@ -1,4 +1,4 @@
-/* Packing weights and asking about them, and which matrix kernels this machine runs. */
+/* Packing weights, and asking about them. */
 #include "matrix.h"
 #include "page_terms.h"
 
@@ -240,106 +240,6 @@ int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts
 
 size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim) {
     const size_t most = (size_t)1 << 24;
-    if ((tier != RVM_WARM && tier != RVM_COLD) || rows == 0 || rows > most || !good_head_dim(head_dim)) return 0;
+    if (!is_code_tier(tier) || rows == 0 || rows > most || !good_head_dim(head_dim)) return 0;
     return rows * row_codes((rvm_tier)tier, head_dim);
-}
-
-/* ---- which implementations this machine runs, fastest first ---- */
-
-/* One line per implementation: is it compiled in, and does this processor run it? */
-#if defined(__x86_64__)
-#include <cpuid.h>
-
-/* Bit of eax of cpuid leaf 7, subleaf 1: compilers came to know "avxvnni" late. */
-static int cpuid_7_1_eax(int bit) {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
-}
-
-static int cpuid_1_ecx(int bit) {
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c >> bit & 1);
-}
-
-/* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
-static int has_avx2(void) {
-    const int f16c = 29;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_1_ecx(f16c);
-}
-
-static int has_avxvnni(void) { return has_avx2() && cpuid_7_1_eax(4); }
-
-static int has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-
-#elif defined(__aarch64__) && defined(__APPLE__)
-#include <sys/sysctl.h>
-
-static int feature(const char *name) {
-    int value = 0;
-    size_t size = sizeof value;
-    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value;
-}
-
-static int has_dotprod(void) { return feature("hw.optional.arm.FEAT_DotProd"); }
-static int has_i8mm(void) { return has_dotprod() && feature("hw.optional.arm.FEAT_I8MM"); }
-
-#elif defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-
-static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                   /* ASIMDDP */
-static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* I8MM */
-
-#elif defined(__aarch64__)
-static int has_dotprod(void) { return 0; }
-static int has_i8mm(void) { return 0; }
-#endif
-
-#define IMPLEMENTATION(name, runs)                      \
-    {                                                   \
-        extern const rvm_matmul rvm_matmul_##name;      \
-        if ((runs) && index-- == 0) return &rvm_matmul_##name; \
-    }
-
-static const rvm_matmul *at(size_t index) {
-#ifdef RVM_HAVE_MATMUL_AVX512VNNI
-    IMPLEMENTATION(avx512vnni, has_avx512vnni())
-#endif
-#ifdef RVM_HAVE_MATMUL_AVXVNNI
-    IMPLEMENTATION(avxvnni, has_avxvnni())
-#endif
-#ifdef RVM_HAVE_MATMUL_AVX512
-    IMPLEMENTATION(avx512, has_avx512())
-#endif
-#ifdef RVM_HAVE_MATMUL_AVX2
-    IMPLEMENTATION(avx2, has_avx2())
-#endif
-#ifdef RVM_HAVE_MATMUL_NEON_I8MM
-    IMPLEMENTATION(neon_i8mm, has_i8mm())
-#endif
-#ifdef RVM_HAVE_MATMUL_NEON_DOTPROD
-    IMPLEMENTATION(neon_dotprod, has_dotprod())
-#endif
-#ifdef RVM_HAVE_MATMUL_NEON
-    IMPLEMENTATION(neon, 1) /* part of every 64-bit ARM */
-#endif
-    IMPLEMENTATION(scalar, 1)
-    return NULL;
-}
-
-const char *rvm_matmul_impl_name(size_t index) {
-    const rvm_matmul *m = at(index);
-    return m ? m->name : NULL;
-}
-
-const rvm_matmul *rvm_matmul_impl(const char *name) {
-    if (!name) return at(0);
-    for (size_t i = 0;; i++) {
-        const rvm_matmul *m = at(i);
-        if (!m || strcmp(m->name, name) == 0) return m;
-    }
 }

@@ -1,22 +1,23 @@
-/* Attention over warm and cold head-pages (pages.h), written over the vectors of matrix_kernel.h, behind which
- * an instruction set's file includes this one.
+/* Attention over head-pages of codes (pages.h), written with the vectors of matrix_kernel.h. An instruction set's file
+ * includes this file after that one.  `tier` is a constant wherever it is passed on.
  *
- * A row of queries, or of weights p_t s_t, becomes integers x of `terms` int8 numbers each: x = hi, or
- * x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates), and one float scale `step`. Rows go in
- * chunks of n; a chunk's codes are, T = n * terms:
+ * A row of queries, or of weights p_t s_t, becomes integers x with one float scale `step`. Each x is stored as `terms`
+ * int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates). Rows are computed in
+ * chunks of n; the codes of a chunk are, with T = n * terms:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
  * Sums of 512 products stay below 2^24: exact as floats. */
 #include "page_terms.h"
 
-#ifndef ODD_TOKENS /* may dots take three tokens? */
+#ifndef ODD_TOKENS /* 1: dots accepts three tokens */
 #define ODD_TOKENS 1
 #endif
 
-/* Where bytes cannot be multiplied quickly, the including file defines WORDS, the most rows at a time, and
+/* If the instruction set multiplies bytes slowly, the including file defines WORDS, the most rows at a time, and
  *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
  *                              are stored.  q: int16 [m][32]
- *   i_words(p, i32x)           16 values as int16
- * Rows of two terms are then int16 instead, [n][32] to a block, as many bytes. The sums are the same integers. */
+ *   i_words(p, i32x)           stores 16 values as int16
+ * For 8-bit weights a row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the
+ * same integers. */
 #ifndef WORDS
 #define WORDS 0
 INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
@@ -25,28 +26,30 @@ INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) 
 INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
 #endif
 
-INLINE int as_words(const size_t terms) { return WORDS && terms == 2; }
+INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
-/* Rows of the next chunk: what there are registers for. */
-INLINE size_t most_rows(const size_t terms) {
-    if (as_words(terms)) return WORDS;
-    return MAX_T / terms < 8 ? MAX_T / terms : 8;
+/* The most rows of a chunk: as many as fit in registers. */
+INLINE size_t most_rows(const rvm_tier tier) {
+    if (as_words(tier)) return WORDS;
+    return MAX_T / page_terms(tier) < 8 ? MAX_T / page_terms(tier) : 8;
 }
 
-INLINE size_t chunk_rows(size_t left, const size_t terms) {
-    if (left == 4 && most_rows(terms) == 3) return 2;
-    if (left >= most_rows(terms)) return most_rows(terms);
+INLINE size_t chunk_rows(size_t left, const rvm_tier tier) {
+    if (left == 4 && most_rows(tier) == 3) return 2;
+    if (left >= most_rows(tier)) return most_rows(tier);
     if (left >= 4) return 4;
-    return left == 3 && !ODD_TOKENS && terms == 1 ? 2 : left;
+    return left == 3 && !ODD_TOKENS && page_terms(tier) == 1 ? 2 : left;
 }
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
-/* Half i of a block: 16 numbers -> their terms; sums of terms, and what is left over of x, go on if used. */
-INLINE void code_half(f32x x, float step, float inverse, const size_t terms, size_t i, uint8_t *to, i32x *sums,
+/* Half i of a block: 16 numbers -> their terms. Adds the terms to `sums`, and MIDDLE times the rounding errors to
+ * *rest unless NULL. */
+INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, size_t i, uint8_t *to, i32x *sums,
                       f32x *rest) {
+    const size_t terms = page_terms(tier);
     const f32x y = f_mul(x, f_all(inverse));
-    if (as_words(terms)) {
+    if (as_words(tier)) {
         i_words(to + 2 * TILE * i, i_round(y));
         sums[0] = i_add(sums[0], i_round(y));
         return;
@@ -62,9 +65,10 @@ INLINE void code_half(f32x x, float step, float inverse, const size_t terms, siz
     sums[1] = i_add(sums[1], low);
 }
 
-/* x [n] -> codes, blocks of 32 columns `apart` bytes from each other. Returns step; 0 when all are tiny. */
-INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_t *codes, size_t apart,
+/* x [n] -> codes, in blocks of 32 columns, `apart` bytes from one to the next. Returns step, 0 if all |x| < 1e-30. */
+INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
+    const size_t terms = page_terms(tier);
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
     i32x top = i_all(0);
     sums[0] = sums[1] = i_all(0);
@@ -78,36 +82,40 @@ INLINE float code_row(const float *x, const size_t n, const size_t terms, uint8_
     const float step = most / full, inverse = full / most;
     for (size_t k = 0; k < n; k += PAGE_BLOCK, codes += apart)
         UNROLL for (size_t i = 0; i < 2; i++)
-            code_half(load_floats(x + k + TILE * i), step, inverse, terms, i, codes, sums, rest);
+            code_half(load_floats(x + k + TILE * i), step, inverse, tier, i, codes, sums, rest);
     return step;
 }
 
-/* Row r's dot product, from those of the terms. */
-INLINE f32x joined(const i32x *acc, size_t r, const size_t terms) {
-    if (as_words(terms)) return f_of(acc[r]);
-    acc += terms * r;
-    return terms == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
+/* Row r's dot product, from the dot products of its terms. */
+INLINE f32x joined(const i32x *acc, size_t r, const rvm_tier tier) {
+    if (as_words(tier)) return f_of(acc[r]);
+    acc += page_terms(tier) * r;
+    return page_terms(tier) == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
-/* Into the first cache, unlike weights: half a page or more is on its way at any time. */
-INLINE void prefetch_near(const uint8_t *p, uint32_t kind) {
-    for (size_t i = 0; i < (kind == RVM_Q4 ? 256u : 512u); i += 64) __builtin_prefetch(p + i);
+/* How the matrix kernels name codes of this width. */
+INLINE uint32_t kind_of(const rvm_tier tier) { return TIERS[tier].bits == 4 ? RVM_Q4 : RVM_Q8; }
+
+/* Prefetches one block into the L1 cache. Weights go elsewhere; of pages, half a page or more is always in flight. */
+INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
+    for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
-/* Are stored codes multiplied without taking off the 128? */
-INLINE int is_offset(const size_t terms, const uint32_t kind) {
-    return kind == RVM_Q8 && (OFFSET8 == 0 || as_words(terms));
+/* Are codes multiplied as they are stored, plus 128? Then acc starts from -128 * sum(x). */
+INLINE int is_offset(const rvm_tier tier) {
+    return page_zero(tier) && (OFFSET8 == 0 || as_words(tier));
 }
 
 /* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]), n rows.  start: -128 * sums, per token */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
-                      const size_t n, const size_t terms, const uint32_t kind, const uint8_t *soon) {
-    const size_t T = n * terms, used = as_words(terms) ? n : T;
-    UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(terms, kind) ? act_i32(start + 4 * t) : 0);
-    for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += kind == RVM_Q4 ? 256 : 512) {
+                      const size_t n, const rvm_tier tier, const uint8_t *soon) {
+    const size_t T = n * page_terms(tier), used = as_words(tier) ? n : T;
+    const uint32_t kind = kind_of(tier);
+    UNROLL for (size_t t = 0; t < used; t++) acc[t] = i_all(is_offset(tier) ? act_i32(start + 4 * t) : 0);
+    for (size_t b = 0; b < blocks; b++, q += 32 * T, tile += page_block(tier)) {
         weights w;
-        if (soon) prefetch_near(soon, kind), soon += kind == RVM_Q4 ? 256 : 512;
-        if (as_words(terms)) {
+        if (soon) prefetch_near(soon, tier), soon += page_block(tier);
+        if (as_words(tier)) {
             dots_words(acc, tile, q, n);
             continue;
         }
@@ -117,11 +125,10 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
     }
 }
 
-/* What a chunk of queries scores. */
-INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const size_t terms,
-                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *scores) {
-    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
-    const size_t T = n * terms, tile = key_tile(tier, head_dim);
+/* The scores of a chunk of queries. */
+INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
+                        size_t head_dim, const uint8_t *soon, float *scores) {
+    const size_t T = n * page_terms(tier), tile = key_tile(tier, head_dim);
     const uint8_t *start = codes + 8 * n, *q = start + 4 * T;
     for (size_t i = 0; soon && i < keys_at(tier); i += 64) __builtin_prefetch(soon + i);
     for (size_t i = 0; i < PAGE_TOKENS / TILE; i++) {
@@ -129,11 +136,10 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
         const uint8_t *scales = page + 2 * TILE * i;
         const f32x s = f_load(scales + k_scales_at(), RVM_F16), b = f_load(scales + k_biases_at(), RVM_F16);
         i32x acc[16];
-        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, terms, kind,
-                  soon ? soon + at : NULL);
+        tile_dots(acc, page + at, key_columns(head_dim) / PAGE_BLOCK, q, start, n, tier, soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
-            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, terms));
-            if (kind == RVM_Q4) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
+            f32x y = f_mul(f_mul(s, f_all(act_f32(codes + 4 * r))), joined(acc, r, tier));
+            if (has_bias(tier)) y = f_fma(b, f_all(act_f32(codes + 4 * (n + r))), y);
             f_store(scores + r * PAGE_TOKENS + TILE * i, y, TILE);
         }
     }
@@ -148,103 +154,93 @@ INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
 
 /* One row's weights p_t s_t as codes. Returns step. */
 INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
-                        const size_t terms, const uint32_t kind, uint8_t *codes, int32_t *start, float *every) {
+                        const rvm_tier tier, uint8_t *codes, int32_t *start, float *every) {
+    const size_t terms = page_terms(tier);
     i32x sums[2];
     f32x rest;
     float w[PAGE_TOKENS];
     UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         f_store(w + i, f_mul(load_floats(p + i), load_floats(scale + i)), TILE);
-    if (kind == RVM_Q4) rest = biases_of(page + v_biases_at(), p, load_floats(every));
+    if (has_bias(tier)) rest = biases_of(page + v_biases_at(), p, load_floats(every));
     const float step =
-        code_row(w, PAGE_TOKENS, terms, codes, 32 * n * terms, sums, kind == RVM_Q4 ? &rest : NULL);
-    if (kind == RVM_Q4) f_store(every, rest, TILE);
-    if (is_offset(terms, kind))
-        for (size_t t = 0; t < (as_words(terms) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
+        code_row(w, PAGE_TOKENS, tier, codes, 32 * n * terms, sums, has_bias(tier) ? &rest : NULL);
+    if (has_bias(tier)) f_store(every, rest, TILE);
+    if (is_offset(tier))
+        for (size_t t = 0; t < (as_words(tier) ? 1 : terms); t++) start[t] = -128 * i_sum(sums[t]);
     return step;
 }
 
-/* What a chunk of weights adds. */
-INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const size_t terms,
-                        const uint32_t kind, size_t head_dim, const uint8_t *soon, float *sum, size_t stride) {
-    const rvm_tier tier = kind == RVM_Q4 ? RVM_COLD : RVM_WARM;
-    const size_t width = value_rows(head_dim);
+/* Adds the values of a page, weighted by a chunk of rows of p. */
+INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const rvm_tier tier, size_t head_dim,
+                        const uint8_t *soon, float *sum, size_t stride) {
+    const size_t terms = page_terms(tier), width = value_rows(head_dim);
     uint8_t codes[PAGE_TOKENS * 16];
     int32_t start[16];
     float scale[PAGE_TOKENS], step[8];
     for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         f_store(scale + i, f_load(page + v_scales_at(tier) + 2 * i, RVM_F16), TILE);
     for (size_t r = 0; r < n; r++)
-        step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, terms, kind, codes + 32 * terms * r,
-                             start + (as_words(terms) ? 1 : terms) * r, sum + r * stride + width);
+        step[r] = weight_row(page, scale, p + r * PAGE_TOKENS, n, tier, codes + 32 * terms * r,
+                             start + (as_words(tier) ? 1 : terms) * r, sum + r * stride + width);
     for (size_t i = 0; i < width / TILE; i++) {
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
-        __asm__ volatile("" : "+r"(q)); /* or gcc keeps all of them in vectors, most of those in memory */
-        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, terms, kind,
+        __asm__ volatile("" : "+r"(q)); /* keeps gcc from holding all codes in vectors and spilling most */
+        tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
             float *y = sum + r * stride + TILE * i;
-            f_store(y, f_fma(f_all(step[r]), joined(acc, r, terms), load_floats(y)), TILE);
+            f_store(y, f_fma(f_all(step[r]), joined(acc, r, tier), load_floats(y)), TILE);
         }
     }
 }
 
 /* ---- all rows, in chunks ---- */
 
-#define CHUNK(n, size, terms, call)                      \
-    if (most_rows(terms) >= (size) && (n) == (size)) {    \
+#define CHUNK(n, size, tier, call)                       \
+    if (most_rows(tier) >= (size) && (n) == (size)) {    \
         enum { rows_now = size };                        \
         call;                                            \
     }
 
-#define EACH_CHUNK(terms, call)                                         \
+#define EACH_CHUNK(tier, call)                                          \
     for (size_t r = 0, n; r < rows; r += n, soon = NULL) {              \
-        n = chunk_rows(rows - r, terms);                                \
-        CHUNK(n, 8, terms, call)                                        \
-        CHUNK(n, 4, terms, call)                                        \
-        CHUNK(n, 3, terms, call)                                        \
-        CHUNK(n, 2, terms, call)                                        \
-        CHUNK(n, 1, terms, call)                                        \
+        n = chunk_rows(rows - r, tier);                                 \
+        CHUNK(n, 8, tier, call)                                         \
+        CHUNK(n, 4, tier, call)                                         \
+        CHUNK(n, 3, tier, call)                                         \
+        CHUNK(n, 2, tier, call)                                         \
+        CHUNK(n, 1, tier, call)                                         \
     }
 
-static void scores_warm(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
-                        const uint8_t *soon, float *scores) {
-    const size_t size = row_codes(RVM_WARM, head_dim);
-    EACH_CHUNK(WARM_TERMS, score_chunk(page, codes + r * size, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
-                                       scores + r * PAGE_TOKENS))
-}
+/* For each code tier two functions, in which the tier is a constant. */
+#define TIER_FUNCTIONS(name, bits, rotated, terms)                                                               \
+    static void scores_##name(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,           \
+                              const uint8_t *soon, float *scores) {                                              \
+        const size_t size = row_codes(RVM_##name, head_dim);                                                     \
+        EACH_CHUNK(RVM_##name, score_chunk(page, codes + r * size, rows_now, RVM_##name, head_dim, soon,         \
+                                           scores + r * PAGE_TOKENS))                                                 \
+    }                                                                                                            \
+    static void values_##name(const uint8_t *page, const float *p, size_t rows, size_t head_dim,                 \
+                              const uint8_t *soon, float *sum, size_t stride) {                                  \
+        EACH_CHUNK(RVM_##name, value_chunk(page, p + r * PAGE_TOKENS, rows_now, RVM_##name, head_dim, soon,      \
+                                           sum + r * stride, stride))                                                 \
+    }
 
-static void scores_cold(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,
-                        const uint8_t *soon, float *scores) {
-    const size_t size = row_codes(RVM_COLD, head_dim);
-    EACH_CHUNK(COLD_TERMS, score_chunk(page, codes + r * size, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
-                                       scores + r * PAGE_TOKENS))
-}
+RVM_CODE_TIERS(TIER_FUNCTIONS)
 
-static void values_warm(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
-                        float *sum, size_t stride) {
-    EACH_CHUNK(WARM_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, WARM_TERMS, RVM_Q8, head_dim, soon,
-                                       sum + r * stride, stride))
-}
-
-static void values_cold(const uint8_t *page, const float *p, size_t rows, size_t head_dim, const uint8_t *soon,
-                        float *sum, size_t stride) {
-    EACH_CHUNK(COLD_TERMS, value_chunk(page, p + r * PAGE_TOKENS, rows_now, COLD_TERMS, RVM_Q4, head_dim, soon,
-                                       sum + r * stride, stride))
-}
-
-/* One row of a chunk of n; i: its number there. */
-INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const size_t terms, uint8_t *codes) {
-    const size_t T = n * terms, columns = key_columns(head_dim);
+/* Row i of a chunk of n. */
+INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const rvm_tier tier, uint8_t *codes) {
+    const size_t terms = page_terms(tier), T = n * terms, columns = key_columns(head_dim);
     float x[RVM_MAX_HEAD_DIM];
     int32_t sum[2], start[2];
     i32x sums[2];
     memcpy(x, q, head_dim * sizeof *x);
     memset(x + head_dim, 0, (columns - head_dim) * sizeof *x);
     uint8_t *to = codes + n * 8 + T * 4 + 32 * terms * i;
-    const float step = code_row(x, columns, terms, to, 32 * T, sums, NULL);
-    const size_t used = as_words(terms) ? 1 : terms;
+    const float step = code_row(x, columns, tier, to, 32 * T, sums, NULL);
+    const size_t used = as_words(tier) ? 1 : terms;
     for (size_t t = 0; t < used; t++) sum[t] = i_sum(sums[t]), start[t] = -128 * sum[t];
     const float bias = step * (float)(used == 2 ? 254 * sum[0] + sum[1] : sum[0]);
     memcpy(codes + 4 * i, &step, 4);
@@ -252,24 +248,36 @@ INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const
     memcpy(codes + 8 * n + 4 * used * i, start, 4 * used);
 }
 
+#define TIER_QUERIES(name, bits, rotated, terms)                                                              \
+    static void queries_##name(const float *q, size_t rows, size_t head_dim, uint8_t *codes) {                \
+        const size_t size = row_codes(RVM_##name, head_dim);                                                  \
+        for (size_t r = 0, n; r < rows; r += n) {                                                             \
+            n = chunk_rows(rows - r, RVM_##name);                                                             \
+            for (size_t i = 0; i < n; i++)                                                                    \
+                query_row(q + (r + i) * head_dim, head_dim, i, n, RVM_##name, codes + r * size);              \
+        }                                                                                                     \
+    }
+
+RVM_CODE_TIERS(TIER_QUERIES)
+
+#define TIER_CODES(name, bits, rotated, terms) \
+    case RVM_##name: queries_##name(q, rows, head_dim, codes); break;
+
 static int page_queries(int tier, const float *q, size_t rows, size_t head_dim, void *codes) {
     if (page_refuses(tier, q, rows, head_dim, codes)) return RVM_BAD_ARGUMENT;
-    const size_t terms = tier == RVM_WARM ? WARM_TERMS : COLD_TERMS, size = row_codes((rvm_tier)tier, head_dim);
-    for (size_t r = 0, n; r < rows; r += n) {
-        n = chunk_rows(rows - r, terms);
-        for (size_t i = 0; i < n; i++) {
-            uint8_t *to = (uint8_t *)codes + r * size;
-            if (tier == RVM_WARM) query_row(q + (r + i) * head_dim, head_dim, i, n, WARM_TERMS, to);
-            else query_row(q + (r + i) * head_dim, head_dim, i, n, COLD_TERMS, to);
-        }
-    }
+    switch (tier) { RVM_CODE_TIERS(TIER_CODES) }
     return RVM_OK;
 }
+
+#define TIER_SCORES(name, bits, rotated, terms) \
+    case RVM_##name: scores_##name(page, codes, rows, head_dim, soon, scores); break;
+#define TIER_VALUES(name, bits, rotated, terms) \
+    case RVM_##name: values_##name(page, p, rows, head_dim, soon, sum, stride); break;
 
 static int page_scores(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores) {
     if (page_refuses(tier, page, rows, head_dim, codes) || !scores) return RVM_BAD_ARGUMENT;
-    (tier == RVM_WARM ? scores_warm : scores_cold)(page, codes, rows, head_dim, soon, scores);
+    switch (tier) { RVM_CODE_TIERS(TIER_SCORES) }
     return RVM_OK;
 }
 
@@ -277,6 +285,6 @@ static int page_values(int tier, const uint8_t *page, const float *p, size_t row
                        const uint8_t *soon, float *sum, size_t stride) {
     if (page_refuses(tier, page, rows, head_dim, p) || !sum) return RVM_BAD_ARGUMENT;
     if (stride < sum_width(head_dim)) return RVM_BAD_ARGUMENT;
-    (tier == RVM_WARM ? values_warm : values_cold)(page, p, rows, head_dim, soon, sum, stride);
+    switch (tier) { RVM_CODE_TIERS(TIER_VALUES) }
     return RVM_OK;
 }

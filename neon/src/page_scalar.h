@@ -1,5 +1,5 @@
-/* Attention over warm and cold head-pages as the formulas say, a number at a time: the twin that page_kernel.h
- * must equal. Codes of a row: step, step * sum(x), then x int16 [columns]. */
+/* Attention over head-pages of codes, computed one number at a time from the formulas: page_kernel.h must give the
+ * same bits. Codes of a row: step, step * sum(x), then x int16 [columns]. */
 #include "page_terms.h"
 
 /* x [n] -> integers of `terms` terms. Returns their scale. */
@@ -21,7 +21,7 @@ static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
 static int code(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, size_t c) {
     const uint8_t *block = tiles + (r / TILE * (columns / 32) + c / 32) * page_block(tier);
     const size_t k = c % 32;
-    if (tier == RVM_WARM) return block[k / 4 * 64 + 4 * (r % TILE) + k % 4] - 128;
+    if (TIERS[tier].bits == 8) return block[k / 4 * 64 + 4 * (r % TILE) + k % 4] - 128;
     const int both = block[k % 16 / 4 * 64 + 4 * (r % TILE) + k % 4];
     return k < 16 ? both & 15 : both >> 4;
 }
@@ -75,7 +75,7 @@ static int page_scores_scalar(int tier, const uint8_t *page, const void *codes, 
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             const float s = float_at(page + k_scales_at(), RVM_F16, t) * act_f32(from);
             float y = s * integer_dot(page + keys_at((rvm_tier)tier), (rvm_tier)tier, columns, t, x);
-            if (tier == RVM_COLD) y = fmaf(float_at(page + k_biases_at(), RVM_F16, t), act_f32(from + 4), y);
+            if (has_bias((rvm_tier)tier)) y = fmaf(float_at(page + k_biases_at(), RVM_F16, t), act_f32(from + 4), y);
             scores[r * PAGE_TOKENS + t] = y;
         }
     }
@@ -94,9 +94,9 @@ static int page_values_scalar(int tier, const uint8_t *page, const float *p, siz
         for (size_t t = 0; t < PAGE_TOKENS; t++)
             w[t] = p[t] * float_at(page + v_scales_at((rvm_tier)tier), RVM_F16, t);
         const float step = integers(w, PAGE_TOKENS, page_terms((rvm_tier)tier), x);
-        for (size_t t = 0; tier == RVM_COLD && t < PAGE_TOKENS; t++)
+        for (size_t t = 0; has_bias((rvm_tier)tier) && t < PAGE_TOKENS; t++)
             every[t % TILE] = fmaf(p[t], float_at(page + v_biases_at(), RVM_F16, t), every[t % TILE]);
-        for (size_t t = 0; tier == RVM_COLD && step > 0 && t < PAGE_TOKENS; t++)
+        for (size_t t = 0; has_bias((rvm_tier)tier) && step > 0 && t < PAGE_TOKENS; t++)
             every[t % TILE] = fmaf(MIDDLE, fmaf(-step, x[t], w[t]), every[t % TILE]);
         const uint8_t *values = page + values_at((rvm_tier)tier, head_dim);
         for (size_t d = 0; d < width; d++)

@@ -1,6 +1,12 @@
-/* Pages of keys and values: their sizes, the byte order that all implementations share, and demotion by the
- * fastest implementation.  See rvm.h, "pages", and pages.h. */
-#include "pages.h"
+/* Pages of keys and values: their sizes, conversion to the byte order that all implementations share, and demotion
+ * by the fastest implementation.  See rvm.h, "Pages", and pages.h. */
+#include "page_terms.h"
+
+#define RVM_TIER_NAME(name, bits, rotated, terms) #name,
+const char *rvm_tier_name(size_t tier) {
+    static const char *const names[] = {RVM_CODE_TIERS(RVM_TIER_NAME) "HOT"};
+    return tier <= RVM_HOT ? names[tier] : NULL;
+}
 
 size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim) {
     if (!good_head_dim(head_dim) || (uint32_t)tier > RVM_HOT) return 0;
@@ -14,13 +20,21 @@ int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *ds
     return k->demote(from, src, to, dst, n, head_dim);
 }
 
+size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
+    const size_t width = value_rows(head_dim), page = RVM_PAGE_TOKENS;
+    size_t codes = 0;
+    for (int tier = 0; tier < RVM_HOT; tier++) codes += row_codes((rvm_tier)tier, head_dim);
+    return rows * (2 * width + page + sum_width(head_dim) + 2) + 2 * page * width + rows * codes / sizeof(float);
+}
+
 /* ---- the shared order ---- */
 
-/* Where the code of row r, column c lies in tiles of `columns`; *high: in the upper half of the byte. */
+/* Offset of the byte with the code of row r and column c, in tiles of `columns`. *high: 1 if the code is the upper
+ * half of the byte. */
 static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
     const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
-    const size_t k = c % PAGE_BLOCK, quad = tier == RVM_COLD ? k % 16 / 4 : k / 4;
-    *high = tier == RVM_COLD && k >= 16;
+    const size_t k = c % PAGE_BLOCK, quad = TIERS[tier].bits == 4 ? k % 16 / 4 : k / 4;
+    *high = TIERS[tier].bits == 4 && k >= 16;
     return block * page_block(tier) + 64 * quad + 4 * (r % PAGE_TILE) + k % 4;
 }
 
@@ -29,14 +43,14 @@ static size_t code_at(rvm_tier tier, size_t head_dim, int value, size_t token, s
     return keys_at(tier) + place(tier, token, d, key_columns(head_dim), high);
 }
 
-/* Both orders of one head-page's codes, visited number by number.  to_page: which of the two is written. */
+/* Copies the codes of one head-page between the two orders, number by number.  to_page: 1 from shared to page. */
 static void copy_codes(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     for (size_t i = 0; i < 2 * PAGE_TOKENS * head_dim; i++) {
         int high;
         const int value = i >= PAGE_TOKENS * head_dim;
         const size_t token = i / head_dim % PAGE_TOKENS, d = i % head_dim;
         uint8_t *mine = page + code_at(tier, head_dim, value, token, d, &high);
-        if (tier == RVM_WARM) {
+        if (TIERS[tier].bits == 8) {
             if (to_page) *mine = shared[i] ^ 128;
             else shared[i] = *mine ^ 128;
             continue;
@@ -60,13 +74,13 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
         }
 }
 
-/* Scales and biases are in the same order in both, at the other end. */
+/* Both orders have the same scales and biases in the same order: ours before the codes, the shared one behind. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);
         return;
     }
-    uint8_t *scales = shared + 2 * PAGE_TOKENS * head_dim / (tier == RVM_COLD ? 2 : 1);
+    uint8_t *scales = shared + 2 * PAGE_TOKENS * head_dim / 8 * TIERS[tier].bits;
     memcpy(to_page ? page : scales, to_page ? scales : page, keys_at(tier));
     copy_codes(tier, page, head_dim, shared, to_page);
 }

@@ -1,13 +1,15 @@
-/* What lies where in a head-page: 64 tokens' keys and values of one layer and key-value head, D numbers each.
+/* Where everything lies in a head-page: 64 tokens' keys and values of one layer and key-value head, D numbers each.
  *
- *   hot    K f16 [D][64] | V f16 [64][W]                                        W: D rounded up to 16
- *   warm   K scale, V scale f16 [64] each | keys | values                       8 bits a number
- *   cold   K scale, K bias, V scale, V bias f16 [64] each | keys | values       4 bits
+ *   hot      K f16 [D][64] | V f16 [64][W]                                        W: D rounded up to 16
+ *   8 bits   K scale, V scale f16 [64] each | keys | values
+ *   4 bits   K scale, K bias, V scale, V bias f16 [64] each | keys | values
  *
- * Keys and values of warm and cold pages are tiles of 16 rows, whose blocks of 32 columns are those of
- * matrix.h: a row of keys is a token, its columns are dimensions, rounded up to 32; a row of values is a
- * dimension, rounded up to 16, its columns are the 64 tokens. 8-bit codes are stored plus 128. What was
- * rounded up holds codes of 0. */
+ * Keys and values of code pages are tiles of 16 rows, whose blocks of 32 columns are those of matrix.h: a row of
+ * keys is a token, its columns are dimensions, rounded up to 32; a row of values is a dimension, rounded up to 16, its
+ * columns are the 64 tokens. 8-bit codes are stored plus 128. Padding holds codes of 0.
+ *
+ * What depends on a tier is derived here from its row in RVM_CODE_TIERS. In the kernels the tier is a constant, so
+ * that all of this is, too. */
 #ifndef RVM_PAGES_H
 #define RVM_PAGES_H
 
@@ -17,22 +19,36 @@
 
 enum { PAGE_TOKENS = RVM_PAGE_TOKENS, PAGE_TILE = 16, PAGE_BLOCK = 32, PAGE_ROW = 2 * PAGE_TOKENS };
 
+typedef struct {
+    uint8_t bits, rotated, terms;
+} tier_traits;
+
+#define RVM_TIER_TRAITS(name, bits, rotated, terms) {bits, rotated, terms},
+static const tier_traits TIERS[] = {RVM_CODE_TIERS(RVM_TIER_TRAITS){16, 0, 0}};
+
+static inline int is_code_tier(int tier) { return tier >= 0 && tier < RVM_HOT; }
+
+/* 4-bit codes are 0..15 times a scale plus a bias; 8-bit codes are -127..127 times a scale. */
+static inline int has_bias(rvm_tier tier) { return TIERS[tier].bits == 4; }
+static inline int least_code(rvm_tier tier) { return has_bias(tier) ? 0 : -127; }
+static inline int most_code(rvm_tier tier) { return has_bias(tier) ? 15 : 127; }
+
+/* What is added to a code before it is stored. */
+static inline int page_zero(rvm_tier tier) { return has_bias(tier) ? 0 : 128; }
+
 static inline size_t page_round(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static inline size_t key_columns(size_t head_dim) { return page_round(head_dim, PAGE_BLOCK); }
 static inline size_t value_rows(size_t head_dim) { return page_round(head_dim, PAGE_TILE); }
 
 /* Bytes of 16 rows x 32 columns. */
-static inline size_t page_block(rvm_tier tier) { return tier == RVM_COLD ? 256 : 512; }
-
-/* What a code is stored plus. */
-static inline int page_zero(rvm_tier tier) { return tier == RVM_COLD ? 0 : 128; }
+static inline size_t page_block(rvm_tier tier) { return PAGE_TILE * PAGE_BLOCK / 8 * (size_t)TIERS[tier].bits; }
 
 /* Byte offsets from the start of a head-page. */
 static inline size_t k_scales_at(void) { return 0; }
 static inline size_t k_biases_at(void) { return PAGE_ROW; }
-static inline size_t v_scales_at(rvm_tier tier) { return tier == RVM_COLD ? 2 * PAGE_ROW : PAGE_ROW; }
+static inline size_t v_scales_at(rvm_tier tier) { return has_bias(tier) ? 2 * PAGE_ROW : PAGE_ROW; }
 static inline size_t v_biases_at(void) { return 3 * PAGE_ROW; }
-static inline size_t keys_at(rvm_tier tier) { return tier == RVM_COLD ? 4 * PAGE_ROW : 2 * PAGE_ROW; }
+static inline size_t keys_at(rvm_tier tier) { return 2 * v_scales_at(tier); }
 
 /* Bytes of a tile of 16 tokens' keys; of 16 dimensions of values. */
 static inline size_t key_tile(rvm_tier tier, size_t head_dim) {
@@ -53,7 +69,7 @@ static inline int good_head_dim(size_t head_dim) {
     return head_dim && head_dim % 2 == 0 && head_dim <= RVM_MAX_HEAD_DIM;
 }
 
-/* Cold keys, and queries for them, are rotated in blocks of so many dimensions. */
+/* Rotated keys, and queries for them, are rotated in blocks of so many dimensions. */
 static inline size_t hadamard_block(size_t head_dim) {
     const size_t power = head_dim & -head_dim;
     return power < 128 ? power : 128;

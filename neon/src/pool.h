@@ -7,7 +7,7 @@
  *   pool_run(pool, job, ctx);
  *
  * A phase ends when its chunks are done, not when all threads have arrived: one that the system has
- * put to sleep outside a chunk holds nobody up. All threads must ask for the same phases, with the
+ * put to sleep outside a chunk delays no other thread. All threads must ask for the same phases, with the
  * same number of chunks.
  */
 #ifndef RVM_POOL_H
@@ -23,7 +23,7 @@ typedef struct {
     pool *owner;
     uint32_t thread; /* 0 is the caller of pool_run */
     uint32_t phase;
-    int holding; /* a claimed chunk that is not yet reported done */
+    int holding; /* 1: has claimed a chunk and not yet reported it done */
 } pool_worker;
 
 /* `threads` counts the caller; 1 makes no thread and takes no lock. NULL: no memory.

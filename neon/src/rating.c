@@ -1,10 +1,11 @@
-/* A rating: kernels in a row.  Formulas: rvm.h, ruvmlx/sona/instant.py and kl_probe.py. */
+/* What one rating computes, from kernels of rvm_kernels and rvm_matmul.  Formulas: rvm.h, ruvmlx/sona/instant.py,
+ * ruvmlx/sona/kl_probe.py. */
 #include "rvm.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Mean over contexts of u @ lora_b at the token that follows. */
+/* Mean over the contexts [first, last) of (u @ lora_b)[following]. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
     double sum = 0;
     for (size_t i = first; i < last; i++)
@@ -89,10 +90,12 @@ static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a
     return rc;
 }
 
-/* The KL is nearly a parabola in the share: a second look is for what it is not. */
+/* Steps towards the cap. The KL is nearly quadratic in the share, so one step nearly reaches it; the second corrects
+ * the rest. */
 enum { LOOKS = 2 };
 
-/* All but `ends`, whose columns wait in `saved` [R, n_ends]. */
+/* Scales the block until its KL in answers is at most about `cap`; the columns of `ends` keep their values, which
+ * are in `saved` [R, n_ends] meanwhile. */
 static int held_back(const rvm_kernels *k, const rvm_asking *a, double cap, const rvm_text *answers, float scale,
                      size_t rank, float *saved, float *block) {
     const size_t width = rvm_matrix_rows(a->features) + 1;

@@ -1,57 +1,162 @@
-/* Which implementations this machine runs, fastest first. */
+/* Which implementations this machine runs, fastest first: a row each for vectors (rvm_kernels with its rvm_layers)
+ * and for matrices (rvm_matmul). RVM_HAVE_<NAME> and RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
 #include "rvm.h"
 
 #include <string.h>
 
-extern const rvm_kernels rvm_impl_scalar;
-#ifdef RVM_HAVE_AVX2
-extern const rvm_kernels rvm_impl_avx2;
-#endif
-#ifdef RVM_HAVE_AVX512
-extern const rvm_kernels rvm_impl_avx512;
-#endif
-#ifdef RVM_HAVE_NEON
-extern const rvm_kernels rvm_impl_neon;
-#endif
+/* ---- what this processor runs ---- */
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* Bit of eax of cpuid leaf 7, subleaf 1: compilers came to know "avxvnni" late. */
+static inline int cpuid_7_1_eax(int bit) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+}
+
+static inline int cpuid_1_ecx(int bit) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> bit & 1);
+}
 
 /* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
-#ifdef RVM_HAVE_AVX512
-static int has_avx512(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+static inline int has_avx2(void) {
+    const int f16c = 29;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_1_ecx(f16c);
+}
+
+static inline int has_avxvnni(void) { return has_avx2() && cpuid_7_1_eax(4); }
+
+static inline int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-#endif
 
-#ifdef RVM_HAVE_AVX2
-static int has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+static inline int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static inline int feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value;
 }
+
+static inline int has_dotprod(void) { return feature("hw.optional.arm.FEAT_DotProd"); }
+static inline int has_i8mm(void) { return has_dotprod() && feature("hw.optional.arm.FEAT_I8MM"); }
+
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+static inline int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                   /* ASIMDDP */
+static inline int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* I8MM */
+
+#elif defined(__aarch64__)
+static inline int has_dotprod(void) { return 0; }
+static inline int has_i8mm(void) { return 0; }
 #endif
 
-static const rvm_kernels *at(size_t index) {
+/* ---- vectors ---- */
+
+#ifdef RVM_HAVE_SCALAR /* not in programs that test the matrices alone */
+
+#define VECTORS(name, runs)                                             \
+    {                                                                   \
+        extern const rvm_kernels rvm_impl_##name;                       \
+        if ((runs) && index-- == 0) return &rvm_impl_##name;            \
+    }
+
+static const rvm_kernels *kernels_at(size_t index) {
 #ifdef RVM_HAVE_AVX512
-    if (has_avx512() && index-- == 0) return &rvm_impl_avx512;
+    VECTORS(avx512, has_avx512())
 #endif
 #ifdef RVM_HAVE_AVX2
-    if (has_avx2() && index-- == 0) return &rvm_impl_avx2;
+    VECTORS(avx2, has_avx2())
 #endif
 #ifdef RVM_HAVE_NEON
-    if (index-- == 0) return &rvm_impl_neon; /* part of every 64-bit ARM */
+    VECTORS(neon, 1) /* part of every 64-bit ARM */
 #endif
-    return index == 0 ? &rvm_impl_scalar : NULL;
+    VECTORS(scalar, 1)
+    return NULL;
 }
 
 const char *rvm_impl_name(size_t index) {
-    const rvm_kernels *k = at(index);
+    const rvm_kernels *k = kernels_at(index);
     return k ? k->name : NULL;
 }
 
 const rvm_kernels *rvm_impl(const char *name) {
-    if (!name) return at(0);
     for (size_t i = 0;; i++) {
-        const rvm_kernels *k = at(i);
-        if (!k || strcmp(k->name, name) == 0) return k;
+        const rvm_kernels *k = kernels_at(i);
+        if (!k || !name || strcmp(k->name, name) == 0) return k;
     }
 }
 
+const rvm_layers *rvm_layers_impl(const char *name) {
+    const rvm_kernels *k = rvm_impl(name);
+    return k ? k->layers : NULL;
+}
+
 int rvm_abi_version(void) { return RVM_ABI_VERSION; }
+
+#endif
+
+/* ---- matrices ---- */
+
+typedef struct {
+    const rvm_matmul *matmul;
+    const char *layers; /* the vectors that it runs beside */
+} matrices;
+
+#define MATRICES(name, layers, runs)                                                      \
+    {                                                                                     \
+        extern const rvm_matmul rvm_matmul_##name;                                        \
+        if ((runs) && index-- == 0) return (matrices){&rvm_matmul_##name, layers};        \
+    }
+
+static matrices matrices_at(size_t index) {
+#ifdef RVM_HAVE_MATMUL_AVX512VNNI
+    MATRICES(avx512vnni, "avx512", has_avx512vnni())
+#endif
+#ifdef RVM_HAVE_MATMUL_AVXVNNI
+    MATRICES(avxvnni, "avx2", has_avxvnni())
+#endif
+#ifdef RVM_HAVE_MATMUL_AVX512
+    MATRICES(avx512, "avx512", has_avx512())
+#endif
+#ifdef RVM_HAVE_MATMUL_AVX2
+    MATRICES(avx2, "avx2", has_avx2())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON_I8MM
+    MATRICES(neon_i8mm, "neon", has_i8mm())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON_DOTPROD
+    MATRICES(neon_dotprod, "neon", has_dotprod())
+#endif
+#ifdef RVM_HAVE_MATMUL_NEON
+    MATRICES(neon, "neon", 1) /* part of every 64-bit ARM */
+#endif
+    MATRICES(scalar, "scalar", 1)
+    return (matrices){NULL, NULL};
+}
+
+const char *rvm_matmul_impl_name(size_t index) {
+    const rvm_matmul *m = matrices_at(index).matmul;
+    return m ? m->name : NULL;
+}
+
+const rvm_matmul *rvm_matmul_impl(const char *name) {
+    for (size_t i = 0;; i++) {
+        const rvm_matmul *m = matrices_at(i).matmul;
+        if (!m || !name || strcmp(m->name, name) == 0) return m;
+    }
+}
+
+const char *rvm_matmul_layers(const rvm_matmul *matmul) {
+    for (size_t i = 0;; i++) {
+        const matrices m = matrices_at(i);
+        if (!m.matmul || m.matmul == matmul) return m.layers;
+    }
+}

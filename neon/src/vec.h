@@ -1,8 +1,8 @@
 /* Loops over float arrays that gcc and clang turn into vector code.
  *
  * This file and kernels.c are compiled once per instruction set. `omp simd` (no OpenMP at run time)
- * is what permits a reduction to run in lanes; the scalar build ignores it, and is the twin that
- * the tests compare against. -ffast-math stays off: masks need exp(-inf) = 0, and NaN must survive
+ * lets the compiler compute a reduction in vector lanes. The scalar build ignores it: the tests compare all others
+ * with that build. -ffast-math stays off: masks need exp(-inf) = 0, and NaN must survive
  * to be reported.
  */
 #ifndef RVM_VEC_H
@@ -19,23 +19,23 @@
 #define SIMD(clauses) PRAGMA(omp simd clauses)
 #define PRAGMA(x) _Pragma(#x)
 
-/* Vocabulary rows are walked in blocks whose temporaries stay in the L1 cache. */
+/* Vocabulary rows are computed in blocks of so many floats, whose temporaries stay in the L1 cache. */
 enum { BLOCK = 1024 };
 
-/* Bring memory into the L2 cache while something else is computed. Where nothing is cached this makes a walk
- * through a page twice as fast as what the processor fetches of itself; into L1, it would wait. */
+/* Prefetch into the L2 cache while something else is computed. Reading a page that is in no cache is then twice as
+ * fast as with the processor's own prefetching; prefetching into L1 would stall. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
 
 static const double LN2 = 0.693147180559945309;
 
-/* Adding it to |x| < 2^22 leaves round(x) in the low mantissa bits. */
+/* x + ROUNDING, for |x| < 2^22, has round(x) in its low mantissa bits. */
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
- * ln 2 is split so that k * LN2_HI is exact; q is a degree-4 minimax fit (relative error 4e-9), so rounding sets
- * the error: less than 2 ulp from -87 to 88.37. Below, 0; above, nonsense. */
+ * ln 2 is split so that k * LN2_HI is exact; q is a degree-4 minimax fit (relative error 4e-9), so rounding
+ * dominates the error: less than 2 ulp from -87 to 88.37. Below that range the result is 0, above it undefined. */
 static inline float exp_up_to_88(float x) {
     const float ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     const float shifted = x * 1.4426950216293335f + ROUNDING, k = shifted - ROUNDING;
@@ -64,8 +64,8 @@ static inline float exp2_near(float x) {
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
-/* max(x[0..n), m), through integers of the same order: compilers do not vectorise a float maximum that
- * has to respect NaN, and an integer one has no latency to hide. A NaN may come out, or be skipped. */
+/* max(x[0..n), m), computed on integers in the same order: compilers do not vectorise a float maximum that must
+ * respect NaN, and the integer maximum has a shorter latency. A NaN may come out, or be skipped. */
 static inline float max_of(const float *x, size_t n, float m) {
     int32_t top = INT32_MIN;
     SIMD(reduction(max : top))
@@ -83,7 +83,7 @@ static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
 
-/* Four sums, for gcc keeps one accumulator per sum and would wait for it at every step. */
+/* Four partial sums: gcc keeps one accumulator per sum, and each addition waits for the one before. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     size_t q = n / 4;

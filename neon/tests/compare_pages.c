@@ -32,9 +32,9 @@ static float *floats(size_t n) {
     return x;
 }
 
-/* A head-page of any bytes but for its scales, which are halves of 2^-8 to 2^8. */
+/* A head-page of any bytes but for its scales and biases, which are halves of 2^-8 to 2^8. */
 static uint8_t *random_page(rvm_tier tier, size_t head_dim) {
-    const size_t n = rvm_head_page_bytes(tier, head_dim), scales = tier == RVM_WARM ? 128 : 256;
+    const size_t n = rvm_head_page_bytes(tier, head_dim), scales = 4 * TOKENS;
     uint8_t *page = aligned_alloc(64, n);
     for (size_t i = 0; i < n; i++) page[i] = (uint8_t)noise();
     for (size_t i = 0; i < scales; i++) {
@@ -100,7 +100,7 @@ static void kernels(const rvm_matmul *m) {
     const size_t rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 19};
     for (size_t i = 0; i < N_DIMS; i++)
         for (size_t j = 0; j < sizeof rows / sizeof *rows; j++)
-            for (int tier = RVM_COLD; tier <= RVM_WARM; tier++)
+            for (int tier = 0; tier < RVM_HOT; tier++)
                 for (int odd = 0; odd < 2; odd++) {
                     state = (uint32_t)rounds++;
                     compare_kernels(m, (rvm_tier)tier, DIMS[i], rows[j], odd);
@@ -122,16 +122,14 @@ static uint8_t *demoted(const rvm_layers *k, rvm_tier from, const uint8_t *page,
 
 static void compare_demotion(const rvm_layers *k, size_t head_dim) {
     const rvm_layers *twin = rvm_layers_impl("scalar");
-    const rvm_tier way[3][2] = {{RVM_HOT, RVM_WARM}, {RVM_HOT, RVM_COLD}, {RVM_WARM, RVM_COLD}};
-    for (size_t i = 0; i < 3; i++) {
-        uint8_t *page = hot_page(head_dim);
-        if (way[i][0] == RVM_WARM) free(page), page = random_page(RVM_WARM, head_dim);
-        uint8_t *got = demoted(k, way[i][0], page, way[i][1], head_dim);
-        uint8_t *want = demoted(twin, way[i][0], page, way[i][1], head_dim);
-        if (memcmp(got, want, rvm_head_page_bytes(way[i][1], head_dim)) && failed++ < 20)
-            printf("%s: head_dim %zu from %d to %d differ\n", k->name, head_dim, (int)way[i][0], (int)way[i][1]);
-        free(page), free(got), free(want), rounds++;
-    }
+    for (rvm_tier from = 1; from <= RVM_HOT; from++)
+        for (rvm_tier to = 0; to < from; to++) {
+            uint8_t *page = from == RVM_HOT ? hot_page(head_dim) : random_page(from, head_dim);
+            uint8_t *got = demoted(k, from, page, to, head_dim), *want = demoted(twin, from, page, to, head_dim);
+            if (memcmp(got, want, rvm_head_page_bytes(to, head_dim)) && failed++ < 20)
+                printf("%s: head_dim %zu from %d to %d differ\n", k->name, head_dim, (int)from, (int)to);
+            free(page), free(got), free(want), rounds++;
+        }
 }
 
 static void attend(const rvm_layers *k, rvm_attention *a, float *out) {
@@ -141,18 +139,18 @@ static void attend(const rvm_layers *k, rvm_attention *a, float *out) {
     free(a->scratch);
 }
 
-/* Cold, warm and hot pages, the last of them not full, and a window that begins within a page. */
+/* Pages of every tier, the last of them not full, and a window that begins within a page. */
 static void compare_attention(const rvm_layers *k, size_t head_dim, size_t group, size_t queries) {
-    enum { PAGES = 4, LAST = 21 };
+    enum { PAGES = RVM_HOT + 2, LAST = 21 };
     const size_t n = group * queries * head_dim;
     rvm_page pages[PAGES];
     float *q = floats(n), *turn = floats(queries * head_dim), *got = malloc(4 * n), *want = malloc(4 * n);
     for (int i = 0; i < PAGES; i++) {
         uint8_t *hot = hot_page(head_dim);
         for (size_t j = 0; j < rvm_head_page_bytes(RVM_HOT, head_dim); j += 2) hot[j + 1] &= 0xbf; /* below 2 */
-        const rvm_tier tier = i < 2 ? (rvm_tier)i : RVM_HOT;
-        pages[i] = (rvm_page){i < 2 ? demoted(k, RVM_HOT, hot, tier, head_dim) : hot, tier, 0};
-        if (i < 2) free(hot);
+        pages[i] = (rvm_page){i < RVM_HOT ? demoted(k, RVM_HOT, hot, (rvm_tier)i, head_dim) : hot,
+                              (uint32_t)(i < RVM_HOT ? i : RVM_HOT), 0};
+        if (i < RVM_HOT) free(hot);
     }
     rvm_attention a = {.pages = pages, .matmul = rvm_matmul_impl(NULL), .head_dim = head_dim, .group = group,
                        .q = q, .q_stride = group * head_dim, .turn = turn, .queries = queries,
@@ -180,7 +178,7 @@ static void layers(const rvm_layers *k) {
 }
 
 int main(void) {
-    for (size_t i = 0; rvm_layers_impl_name(i); i++) layers(rvm_layers_impl(rvm_layers_impl_name(i)));
+    for (size_t i = 0; rvm_impl_name(i); i++) layers(rvm_layers_impl(rvm_impl_name(i)));
     for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
         kernels(rvm_matmul_impl(rvm_matmul_impl_name(i)));
         printf("%s: compared\n", rvm_matmul_impl_name(i));

@@ -107,9 +107,11 @@ static void test_implementations(void) {
     const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},    {RVM_Q8, 6, 2, 16, 40, 0, 0},
                             {RVM_F16, 3, 3, 18, 0, 0, 0},   {RVM_F32, 8, 1, 80, 1, 0, 0},
                             {RVM_BF16, 5, 1, 128, 70, 0, 0}, {RVM_Q4, 4, 2, 64, 0, 64, 0},
-                            {RVM_F16, 6, 2, 18, 0, 64, 64}, {RVM_F32, 5, 1, 128, 150, 64, 64}};
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        model *m = make(shapes[s]);
+                            {RVM_F16, 6, 2, 18, 0, 64, 64}, {RVM_F32, 5, 1, 128, 150, 64, 64},
+                            {RVM_Q8, 6, 2, 32, 0, 64, 64}};
+    const size_t n_shapes = sizeof shapes / sizeof *shapes;
+    for (size_t s = 0; s < n_shapes; s++) {
+        model *m = s + 1 < n_shapes ? make(shapes[s]) : make_family(shapes[s]);
         float *want = walked(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
         CHECK(again < (shapes[s].hot ? 1e-3 : 1e-4), "shape %zu: a chunk differs from single tokens by %g", s, again);
@@ -182,9 +184,11 @@ static void compare_rows(const model *m, const char *impl, uint32_t threads) {
 static void test_rows(void) {
     const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0},   {RVM_Q8, 6, 2, 16, 40, 0, 0},
                             {RVM_F16, 3, 3, 18, 0, 0, 0},  {RVM_Q8, 5, 1, 128, 0, 64, 64},
-                            {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64}};
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        model *m = make(shapes[s]);
+                            {RVM_F32, 6, 2, 18, 70, 64, 0}, {RVM_Q4, 2, 1, 80, 100, 64, 64},
+                            {RVM_Q8, 6, 2, 32, 0, 64, 0}};
+    const size_t n_shapes = sizeof shapes / sizeof *shapes;
+    for (size_t s = 0; s < n_shapes; s++) {
+        model *m = s + 1 < n_shapes ? make(shapes[s]) : make_family(shapes[s]);
         if (!few()) compare_rows(m, "scalar", 1);
         compare_rows(m, rvm_matmul_impl_name(0), 3);
         destroy(m);
@@ -372,7 +376,7 @@ static void test_demotion_beside_a_call(void) {
     float *logits = malloc(V * sizeof *logits);
     int32_t tokens[70] = {0};
     CHECK(sequence_forward(&c, tokens, 70, 0, NULL, NULL, NULL) == RVM_OK, "prefill");
-    uint8_t *made[2][2];
+    uint8_t *made[2][RVM_HOT];
     for (int beside = 0; beside < 2; beside++)
         for (rvm_tier tier = RVM_COLD; tier < RVM_HOT; tier++) {
             const size_t bytes = rvm_decoder_page_bytes(d, tier);
@@ -390,7 +394,7 @@ static void test_demotion_beside_a_call(void) {
     CHECK(rvm_decoder_demote(d, &warm, &cold) == RVM_OK, "warm to cold");
     CHECK(memcmp(made[0][0], made[1][0], rvm_decoder_page_bytes(d, RVM_COLD)) == 0, "hot to cold is both steps");
     CHECK(rvm_decoder_demote(d, &cold, &warm) == RVM_BAD_ARGUMENT, "cold to warm");
-    for (int i = 0; i < 4; i++) free(made[i / 2][i % 2]);
+    for (int i = 0; i < 2 * RVM_HOT; i++) free(made[i / RVM_HOT][i % RVM_HOT]);
     free(logits);
     sequence_end(&c);
     rvm_decoder_destroy(d);

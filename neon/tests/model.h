@@ -93,7 +93,21 @@ static model *make(shape s) {
     m->config = (rvm_decoder_config){.n_layers = 3, .n_heads = s.heads, .n_kv_heads = s.kv_heads,
                                      .head_dim = s.head_dim, .hidden_size = 64, .intermediate_size = 160,
                                      .vocab_size = 333, .sliding_window = s.window, .max_tokens = 96, .threads = 1,
-                                     .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies};
+                                     .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies,
+                                     .rope_factor = 1};
+    return m;
+}
+
+/* With all that families add: heads normed, a layer without rope, queries scaled. */
+static model *make_family(shape s) {
+    model *m = make(s);
+    for (size_t i = 0; i < 3; i++) {
+        m->layers[i].q_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
+        m->layers[i].k_norm = own(m, floats(m->shape.head_dim, 0.3f, 1));
+    }
+    m->layers[1].no_rope = 1;
+    m->config.rope_factor = 1.2;
+    m->config.query_beta = 0.1, m->config.query_span = 50;
     return m;
 }
 

@@ -38,14 +38,14 @@ static void *memory(size_t n) {
 static float uniform(void) { return (float)(rand() % 20001 - 10000) / 10000; }
 
 /* One head-page of noise, in every tier. */
-static void noise(uint8_t *tiers[3], size_t head_dim) {
+static void noise(uint8_t *tiers[RVM_HOT + 1], size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     float *x = malloc(4 * n);
     for (size_t i = 0; i < n; i++) x[i] = 2 * uniform();
-    for (int tier = 0; tier < 3; tier++) tiers[tier] = memory(rvm_head_page_bytes((rvm_tier)tier, head_dim));
+    for (int tier = 0; tier <= RVM_HOT; tier++) tiers[tier] = memory(rvm_head_page_bytes((rvm_tier)tier, head_dim));
     rvm_layers_impl(NULL)->to_half(x, n, (uint16_t *)(void *)tiers[RVM_HOT]);
-    rvm_pages_demote(RVM_HOT, tiers[RVM_HOT], RVM_WARM, tiers[RVM_WARM], 1, head_dim);
-    rvm_pages_demote(RVM_WARM, tiers[RVM_WARM], RVM_COLD, tiers[RVM_COLD], 1, head_dim);
+    for (int tier = 0; tier < RVM_HOT; tier++)
+        rvm_pages_demote(RVM_HOT, tiers[RVM_HOT], (rvm_tier)tier, tiers[tier], 1, head_dim);
     free(x);
 }
 
@@ -66,8 +66,7 @@ static double nanoseconds(const rvm_layers *k, rvm_attention *a, size_t heads, s
 
 /* A head-page of each tier, cached and from memory. */
 static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, size_t group, size_t queries) {
-    static const char *names[] = {"cold", "warm", "hot"};
-    uint8_t *one[3];
+    uint8_t *one[RVM_HOT + 1];
     noise(one, head_dim);
     const size_t rows = group * queries, n = rows * head_dim;
     float *q = malloc(4 * n), *turn = malloc(4 * queries * head_dim), *out = malloc(4 * n);
@@ -90,7 +89,7 @@ static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, siz
         for (size_t i = 0; i < PAGES; i++) made[i] = pages[i].data, pages[i].data = made[i % CACHED];
         const double near = nanoseconds(k, &a, 1, 20 + 200 / rows);
         printf("%-11s %-7s D=%-4zu G=%zu queries=%-3zu %-5s cached %7.0f ns   memory %7.0f ns  %5.1f GB/s\n",
-               m->name, k->name, head_dim, group, queries, names[tier], near, far, (double)bytes / far);
+               m->name, k->name, head_dim, group, queries, rvm_tier_name((size_t)tier), near, far, (double)bytes / far);
         fflush(stdout);
         for (size_t i = 0; i < PAGES; i++) munmap(made[i], heads * bytes);
     }

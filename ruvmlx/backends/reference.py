@@ -1,6 +1,7 @@
-"""The oracle: a Llama/Mistral decoder in NumPy, float32, slow and obvious. No MLX, no cleverness.
+"""The oracle: the decoder in NumPy, float32, slow and obvious. No MLX, no cleverness.
 
 Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
+What families change (models/families.py) follows from the configuration alone.
 Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
@@ -16,6 +17,8 @@ from ..kv.policy import F16, TierPolicy
 from ..lora.base_lora import BaseLoRA
 from ..models.affine import dequantise
 from ..models.model import Model, ModelConfig, Weights
+from ..models.rope import query_scales
+from ..models.rope import rope as rope_of
 from ..models.stored import rounded_matrix
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 
@@ -50,7 +53,7 @@ class ReferenceCache:
         return True
 
     def stats(self) -> KVStats:
-        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes // 2, self.nbytes)
+        return KVStats.all_f16(F16.name, self.offset, self.nbytes, self.nbytes // 2)
 
     def dump(self) -> Dump:
         held = (np.ascontiguousarray(a[:, : self.offset]) for a in self.keys + self.values)
@@ -85,7 +88,7 @@ class ReferenceBackend:
         self.chunk = chunk
         self._weights = unpacked(model.load_weights(), model.config)
         self.nbytes = sum(a.nbytes for a in self._weights.values())
-        self._frequencies = rope_frequencies(model.config)
+        self._rope = rope_of(model.config)
         self.lora: BaseLoRA | None = None
 
     def set_lora(self, base: BaseLoRA | None) -> None:
@@ -164,9 +167,14 @@ class ReferenceBackend:
     def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
         """x [T, D] -> [T, D]. Query head h looks at key/value head h // (n_heads / n_kv_heads)."""
         c, p = self.config, f"model.layers.{layer}.self_attn"
-        angles = np.outer(cache.offset + np.arange(len(x)), self._frequencies)
-        q = rope(_heads(self._linear(f"{p}.q_proj", x), c.n_heads), angles)
-        k = rope(_heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads), angles)
+        q = self._normed(f"{p}.q_norm", _heads(self._linear(f"{p}.q_proj", x), c.n_heads))
+        k = self._normed(f"{p}.k_norm", _heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads))
+        positions = cache.offset + np.arange(len(x))
+        if layer not in c.layers_without_rope:
+            angles, factor = np.outer(positions, self._rope.frequencies), np.float32(self._rope.factor)
+            q, k = rope(q * factor, angles), rope(k * factor, angles)
+        if c.query_scale is not None:
+            q = q * query_scales(c.query_scale, positions)[:, None]
         k, v = cache.append(layer, k, _heads(self._linear(f"{p}.v_proj", x), c.n_kv_heads))
         seen = visible(cache.offset, len(x), c.sliding_window)
         out = np.empty_like(q)
@@ -175,6 +183,11 @@ class ReferenceBackend:
             scores = q[head] @ k[group].T / np.sqrt(c.head_dim)
             out[head] = softmax(np.where(seen, scores, -np.inf)) @ v[group]
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
+
+    def _normed(self, name: str, heads: np.ndarray) -> np.ndarray:
+        """Each head by itself, in families that do so: [H, T, d]."""
+        weight = self._weights.get(f"{name}.weight")
+        return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
     def _mlp(self, layer: str, x: np.ndarray) -> np.ndarray:
         gate = self._linear(f"{layer}.mlp.gate_proj", x).astype(np.float64)
@@ -221,23 +234,6 @@ def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(np.float32)
-
-
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians per position of each pair, [head_dim / 2].
-
-    f_i = theta^(-2i/d). Llama-3 divides a frequency by `factor` when its wavelength exceeds original /
-    low_freq_factor, keeps it below original / high_freq_factor, and blends between, linearly in original /
-    wavelength. Linear scaling divides all of them. (Llama 3 model card, 2024)
-    """
-    f = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return f / config.rope_linear_factor
-    rotations = scaling.original_max_position * f / (2 * np.pi)  # over the original context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
-    return keep * f + (1 - keep) * f / scaling.factor
 
 
 def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:

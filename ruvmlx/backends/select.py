@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
-from ..kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ..models.model import Model, ModelConfig, ModelShape, without
 from ..platform import cpu
 from ..progress import QUIET, Watch
+from ..tiers import EXAMPLE, LENGTHS, PAGE
 from .base import Backend
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _describe_mlx(asked: str = "") -> Choice:
 def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
     """The KV cache policy that the user named; None if the user left it to the program.
 
-    kv: "tiered", "f16", "auto" or None, which means auto. tiers: "HOT,WARM", lengths for tiered.
+    kv: "tiered", "f16", "auto" or None, which means auto. tiers: lengths for tiered, "256,1024".
     """
     if kv == F16.name:
         return F16
@@ -95,14 +96,14 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """ "64,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
+    """ "256,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
     try:
-        hot, warm = text.split(",")
-        return TierPolicy(TIERED.name, int(hot), EVERYTHING if warm == "all" else int(warm))
+        lengths = (EVERYTHING if age == "all" else int(age) for age in text.split(","))
+        return TierPolicy(TIERED.name, tuple(lengths))
     except ValueError:
         raise UsageError(
-            f"kv_tiers = {text!r}: expected HOT,WARM in tokens, multiples of {PAGE}, hot <= warm, "
-            "as in 64,1024 or 256,all."
+            f"kv_tiers = {text!r}: expected {','.join(LENGTHS).upper()} in tokens, multiples of {PAGE}, "
+            f"{' <= '.join(LENGTHS)}, as in {EXAMPLE}; the last may be all."
         ) from None
 
 

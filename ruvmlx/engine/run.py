@@ -12,10 +12,10 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
-from ..kv.policy import PAGE
 from ..models.model import Model
 from ..models.thinking import opened_by
 from ..sampling import check_sampling, log_softmax, top_ids
+from ..tiers import PAGE
 from .detokenize import StopStrings, StreamDecoder
 from .sessions import Session, SessionManager
 from .source import Source, source

@@ -4,7 +4,7 @@ given, they are also kept on disk between processes."""
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from ..backends.base import Backend, KVCache
 from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
@@ -121,7 +121,7 @@ class SessionManager:
             "model": self._model,
             "backend": self._backend.name,
             "kernels": self._backend.kernels,
-            "policy": asdict(policy) if policy else None,
+            "policy": {"name": policy.name, **policy.named()} if policy else None,
             "base": base.of_keys if base else "",
         }
 

@@ -1,4 +1,4 @@
-"""The C decoder (neon/include/rvm.h): a whole Llama or Mistral step in one call, without the GIL.
+"""The C decoder (neon/include/rvm.h): a whole step in one call, without the GIL.
 
 Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
 alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
@@ -55,6 +55,9 @@ class _Config(C.Structure):
         ),
         ("rms_norm_eps", _F),
         ("rope_frequencies", _P),
+        ("rope_factor", C.c_double),
+        ("query_beta", C.c_double),
+        ("query_span", C.c_double),
         ("impl", C.c_char_p),
     ]
 
@@ -65,6 +68,9 @@ class _Layer(C.Structure):
         ("bias", _P * len(MODULES)),
         ("input_norm", _P),
         ("post_norm", _P),
+        ("q_norm", _P),
+        ("k_norm", _P),
+        ("no_rope", _U),
     ]
 
 
@@ -126,16 +132,22 @@ class DecoderShape:
     sliding_window: int
     rms_norm_eps: float
     rope_frequencies: NDArray[np.float64]
+    rope_factor: float = 1.0
+    query_beta: float = 0.0
+    query_span: float = 0.0
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """matrices: packed, by module; biases: those that exist; norms: [D]."""
+    """matrices: packed, by module; biases: those that exist; norms: [D], of heads: [head_dim]."""
 
     matrices: Mapping[str, np.ndarray]
     biases: Mapping[str, Array]
     input_norm: Array
     post_norm: Array
+    q_norm: Array | None = None
+    k_norm: Array | None = None
+    no_rope: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +163,7 @@ class DecoderWeights:
         held = [self.embedding, self.lm_head, self.norm]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
+            held += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
         return sum(array.nbytes for array in {id(array): array for array in held}.values())
 
 
@@ -189,7 +202,8 @@ class Decoder:
         sizes = [getattr(s, name) for name, _ in _Config._fields_[:8]]  # type: ignore[misc]
         address = frequencies.ctypes.data
         name = impl.encode() if impl else None
-        return _Config(*sizes, max_tokens, threads, precise, s.rms_norm_eps, address, name)
+        rope = address, s.rope_factor, s.query_beta, s.query_span
+        return _Config(*sizes, max_tokens, threads, precise, s.rms_norm_eps, *rope, name)
 
     def _describe(self, w: DecoderWeights) -> _Weights:
         layers = (_Layer * len(w.layers))()
@@ -198,6 +212,9 @@ class Decoder:
                 to.matrix[i] = layer.matrices[module].ctypes.data
                 to.bias[i] = _in(layer.biases[module]) if module in layer.biases else None
             to.input_norm, to.post_norm = _in(layer.input_norm), _in(layer.post_norm)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                to.q_norm, to.k_norm = _in(layer.q_norm), _in(layer.k_norm)
+            to.no_rope = layer.no_rope
         self._keep.append(layers)
         return _Weights(w.embedding.ctypes.data, w.lm_head.ctypes.data, _in(w.norm), layers)
 

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from ruvmlx.kernels.library import LibraryError, _load, implementations
 from ruvmlx.kernels.micro import _done, _in, _inout, _shape
+from ruvmlx.tiers import HOT, PAGE
 
 Array = NDArray[np.float32]
 Half = NDArray[np.uint16]  # the bits of float16
 
-PAGE_TOKENS = 64
-COLD, WARM, HOT = 0, 1, 2  # rvm_tier
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 
 # Field order and argument types of struct rvm_layers.
@@ -172,12 +171,12 @@ class PagedKV:
         """k, v: [T, head_dim]; turn: [T, head_dim] of their positions."""
         f, done = functions(impl), 0
         while done < len(k):
-            at = self.tokens % PAGE_TOKENS
+            at = self.tokens % PAGE
             if at == 0:
-                self.pages.append(np.zeros(PAGE_TOKENS * (self.head_dim + self.width), np.uint16))
+                self.pages.append(np.zeros(PAGE * (self.head_dim + self.width), np.uint16))
                 self.tiers.append(HOT)
-            n, page = min(PAGE_TOKENS - at, len(k) - done), self.pages[-1]
-            keys, values = page.ctypes.data, page.ctypes.data + 2 * PAGE_TOKENS * self.head_dim
+            n, page = min(PAGE - at, len(k) - done), self.pages[-1]
+            keys, values = page.ctypes.data, page.ctypes.data + 2 * PAGE * self.head_dim
             rows = k[done:].ctypes.data, v[done:].ctypes.data, self.head_dim, turn[done:].ctypes.data
             _done("append", f.append(*rows, n, self.head_dim, at, keys, values))
             self.tokens, done = self.tokens + n, done + n
@@ -194,14 +193,14 @@ class PagedKV:
     ) -> Array:
         """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ...
 
-        matmul: the implementation whose kernels read warm and cold pages.
+        matmul: the implementation whose kernels read pages of codes.
         """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
         pages = (_Page * len(self.pages))(
             *(_Page(page.ctypes.data, tier) for page, tier in zip(self.pages, self.tiers, strict=True))
         )
-        stop = -(-(position + queries) // PAGE_TOKENS)
+        stop = -(-(position + queries) // PAGE)
         row = queries * group * (head_dim + 2)
         partial = np.empty((parts, row), np.float32)
         scratch = np.empty(f.scratch(queries * group, head_dim), np.float32)

@@ -7,8 +7,8 @@ import numpy as np
 
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.library import _load
+from ruvmlx.tiers import PAGE
 
-PAGE_TOKENS = 64
 ROW = np.dtype([("data", np.uint64), ("tier", np.uint32), ("unused", np.uint32)])  # struct rvm_page
 FIRST_ROWS = 64
 
@@ -43,7 +43,7 @@ class NativePageTable:
 
     def pointer(self, tokens: int) -> int:
         """Address of row 0. ValueError if the table ends before so many tokens: C does not know where."""
-        if tokens > PAGE_TOKENS * len(self.rows):
+        if tokens > PAGE * len(self.rows):
             raise ValueError(f"a page table of {len(self.rows)} rows is too short for {tokens} tokens")
         return self.rows.ctypes.data
 

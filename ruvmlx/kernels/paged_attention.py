@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 
 from ..platform.cpu import physical_cores
+from ..tiers import HOT, PAGE, TIERS
 from . import matmul
-from .layers import HOT, PAGE_TOKENS, Array, _Attention, functions
+from .layers import Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
 
@@ -43,7 +44,7 @@ class PagedAttention:
         self._threads = ThreadPoolExecutor(threads or physical_cores(), "ruvmlx-attend")
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self._head_pages = n_layers * n_kv_heads
-        self._head_bytes = [head_page_bytes(tier, head_dim) for tier in range(HOT + 1)]
+        self._head_bytes = [head_page_bytes(tier, head_dim) for tier in range(len(TIERS))]
         self._functions = functions()
         matmul.functions()  # declares what rvm_matmul_impl returns
         self._matmul = C.cast(_load().rvm_matmul_impl(None), C.c_void_p)
@@ -77,16 +78,16 @@ class PagedAttention:
         (n, width), d, first = qkv.shape, self.head_dim, self.n_heads
         done = 0
         while done < n:
-            at = (offset + done) % PAGE_TOKENS
-            some = min(PAGE_TOKENS - at, n - done)
-            address, tier, _ = table.rows[(offset + done) // PAGE_TOKENS]
+            at = (offset + done) % PAGE
+            some = min(PAGE - at, n - done)
+            address, tier, _ = table.rows[(offset + done) // PAGE]
             if tier != HOT or not address:
                 raise ValueError(f"position {offset + done} has no hot page to be written to")
             row, angles = qkv[done:].ctypes.data, turn[done:].ctypes.data
             for head in range(self.n_kv_heads):
                 k, v = (row + 4 * d * (first + i * self.n_kv_heads + head) for i in (0, 1))
                 keys = int(address) + (layer * self.n_kv_heads + head) * self._head_bytes[HOT]
-                values = keys + 2 * PAGE_TOKENS * d
+                values = keys + 2 * PAGE * d
                 _done(self._functions.append(k, v, width, angles, some, d, at, keys, values))
             done += some
 
@@ -108,8 +109,8 @@ class PagedAttention:
         call = _Attention(pages, layer * self.n_kv_heads + head, self._matmul, d, group)
         call.q, call.q_stride, call.turn = qkv.ctypes.data + place, qkv.shape[1], turn.ctypes.data
         call.queries, call.position, call.window = n, offset, window
-        call.first_page = max(0, offset + 1 - window) // PAGE_TOKENS if window else 0
-        call.end_page = -(-(offset + n) // PAGE_TOKENS)
+        call.first_page = max(0, offset + 1 - window) // PAGE if window else 0
+        call.end_page = -(-(offset + n) // PAGE)
         call.out, call.out_stride = out.ctypes.data + place, out.shape[1]
         call.scratch = scratch.ctypes.data
         _done(self._functions.attend(C.addressof(call)))

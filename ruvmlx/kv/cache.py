@@ -1,15 +1,18 @@
 """The KV cache of one sequence, in pages: append, demote by age, trim, fork.
 
-From the oldest page to the newest: cold pages, then warm, then hot. Only the last page may be partly filled.
-The tier of a page depends only on the offset before a call, so the same calls always give the same bits.
+From the oldest page to the newest the tiers rise (ruvmlx/tiers.py): cold, warm, hot. Only the last page may
+be partly filled. The tier of a page depends only on the offset before a call, so the same calls always give
+the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from .policy import COLD, EVERYTHING, HOT, PAGE, TIERED, WARM, TierPolicy
+from ..tiers import HOT, PAGE, TIERS
+from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Page, PagePool
 from .storage import Bytes
 
@@ -19,18 +22,35 @@ AHEAD = 32  # a demotion starts this many tokens before its page is due
 
 @dataclass(frozen=True)
 class KVStats:
-    """What a cache holds now. bytes: pages with their scales, and the page table; f16_bytes: the same pages
-    if all were f16; hot_bytes, warm_bytes, cold_bytes: pages by tier."""
+    """What a cache holds now. tokens, tier_bytes: by tier; the bytes are those of pages with their scales.
+    bytes: pages and the page table; f16_bytes: the same pages if all were f16."""
 
     policy: str
-    hot_tokens: int
-    warm_tokens: int
-    cold_tokens: int
+    tokens: tuple[int, ...]
     bytes: int
     f16_bytes: int
-    hot_bytes: int = 0
-    warm_bytes: int = 0
-    cold_bytes: int = 0
+    tier_bytes: tuple[int, ...]
+
+    @classmethod
+    def all_f16(cls, policy: str, tokens: int, nbytes: int, f16_bytes: int) -> "KVStats":
+        """Of a cache without tiers."""
+        lower = (0,) * HOT
+        return cls(policy, (*lower, tokens), nbytes, f16_bytes, (*lower, nbytes))
+
+    def facts(self) -> dict[str, Any]:
+        """{"policy", "hot_tokens", "warm_tokens", .., "bytes", "f16_bytes"}, as commands print them."""
+        tokens = _by_name("tokens", self.tokens)
+        return {"policy": self.policy, **tokens, "bytes": self.bytes, "f16_bytes": self.f16_bytes}
+
+    def byte_facts(self) -> dict[str, int]:
+        """{"hot_bytes", "warm_bytes", ..}"""
+        return _by_name("bytes", self.tier_bytes)
+
+
+def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
+    """Values by tier -> {"hot_tokens": .., "warm_tokens": ..}"""
+    named = zip((f"{tier.name}_{unit}" for tier in TIERS), values, strict=True)
+    return dict(reversed([*named]))
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,9 @@ class Dump:
 
 Lower = Callable[[], list[Page]]  # pages of the next lower tier, when they are ready
 
+# `PagedCache.ends` in a dump: {"cold": pages in 4 bits, "low": pages below f16}.
+_ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
+
 
 class PagedCache:
     """Keys and values of one sequence, over all layers.
@@ -58,7 +81,7 @@ class PagedCache:
         self.table: Any = pool.storage.new_table()
         self.pages: list[Page | None] = []  # None: dropped behind the sliding window
         self.offset = self.first = 0  # tokens in the cache; pages dropped
-        self.cold = self.low = 0  # pages [first, cold) are cold, [cold, low) warm, the others hot
+        self.ends = [0] * HOT  # by tier: pages [first, ends[tier]) are in this tier or in a lower one
         self._until = 0  # `reserve` has nothing to do up to this offset
         self._look = 0  # offset at which the next demotion starts
         self._begun: dict[int, tuple[range, Lower]] = {}  # demotions started ahead of time, by source tier
@@ -88,7 +111,7 @@ class PagedCache:
         self.offset += n
         if n > 1:
             self._demote_due()
-            for tier in (HOT, WARM):  # the pages of a prompt were all hot first, then warm
+            for tier in range(HOT, 0, -1):  # the pages of a prompt were all hot first, then one tier lower ..
                 self.pool.compact(tier)
             self._schedule()
         elif self.pool.storage.background and self.offset >= self._look:
@@ -134,7 +157,7 @@ class PagedCache:
                 page.users += 1
                 other.table.set(i, page.number, page.tier)
             other.pages.append(page)
-        other.offset, other.first, other.cold, other.low = self.offset, self.first, self.cold, self.low
+        other.offset, other.first, other.ends = self.offset, self.first, list(self.ends)
         self._until = other._until = self.offset
         other._look = self._look
         self.table.share(other.table)
@@ -155,47 +178,40 @@ class PagedCache:
         self.table.flush()
         held = [page for page in self.pages if page is not None]
         storage = self.pool.storage
-        facts = {name: getattr(self, name) for name in ("offset", "first", "cold", "low")}
-        facts["layout"] = storage.layout
-        return Dump(facts, self._bytes(), (storage.dump(page.number, page.tier) for page in held))
+        ends = dict(zip(_ENDS, self.ends, strict=True))
+        facts = {"offset": self.offset, "first": self.first, **ends, "layout": storage.layout}
+        return Dump(facts, sum(self._tier_bytes()), (storage.dump(page.number, page.tier) for page in held))
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         """Load what `dump` gave into an empty cache. read(n) returns the next n bytes. ValueError if the
         facts do not fit a cache of this kind."""
-        offset, first, cold, low = (facts[name] for name in ("offset", "first", "cold", "low"))
+        offset, first, *ends = (facts[name] for name in ("offset", "first", *_ENDS))
         end = -(-offset // PAGE)
-        sound = 0 <= first <= end and 0 <= cold <= low <= offset // PAGE
+        rising = [0, *ends, offset // PAGE]
+        sound = 0 <= first <= end and rising == sorted(rising)
         if not sound or facts.get("layout") != self.pool.storage.layout:
             raise ValueError(f"no cache has {facts}")
-        self.pages, self.first, self.cold, self.low = [None] * first, first, cold, low
+        self.pages, self.first, self.ends = [None] * first, first, ends
         for i in range(first, end):
-            tier = COLD if i < cold else WARM if i < low else HOT
+            tier = sum(i >= end for end in ends)
             self._put(i, self.pool.load(read(self.pool.sizes[tier]), tier))
         self._until = self.offset = offset
 
-    def _bytes(self, *tiers: int) -> int:
-        """Bytes of the pages of these tiers, or of all pages."""
-        held = (page.tier for page in self.pages if page is not None)
-        return sum(self.pool.sizes[tier] for tier in held if tier in tiers or not tiers)
+    def _tier_bytes(self) -> tuple[int, ...]:
+        """Bytes of the pages, by tier."""
+        held = [page.tier for page in self.pages if page is not None]
+        return tuple(held.count(tier) * size for tier, size in enumerate(self.pool.sizes))
 
     @property
     def nbytes(self) -> int:
-        return self._bytes() + self.table.nbytes
+        return sum(self._tier_bytes()) + self.table.nbytes
 
     def stats(self) -> KVStats:
-        cold, low = PAGE * self.cold, PAGE * self.low
-        gone = PAGE * self.first
-        held = lambda start, stop: max(0, stop - max(start, gone))  # noqa: E731
+        bounds = [PAGE * max(end, self.first) for end in (0, *self.ends)] + [self.offset]
+        tokens = tuple(stop - start for start, stop in pairwise(bounds))
         pages = sum(page is not None for page in self.pages)
-        return KVStats(
-            self.policy.name,
-            held(low, self.offset),
-            held(cold, low),
-            held(0, cold),
-            self.nbytes,
-            pages * self.pool.sizes[HOT],
-            *map(self._bytes, (HOT, WARM, COLD)),
-        )
+        f16 = pages * self.pool.sizes[HOT]
+        return KVStats(self.policy.name, tokens, self.nbytes, f16, self._tier_bytes())
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -224,19 +240,16 @@ class PagedCache:
             self.table.clear(self.first)
             self.first += 1
 
-    def _due(self, offset: int) -> tuple[int, int]:
-        """(cold, low): page counts that the pool's policy asks for at this offset. Pages never move up a
-        tier."""
-        cold, low = self.pool.policy(self.policy).counts(offset)
-        full = self.offset // PAGE
-        return max(self.cold, min(cold, full)), max(self.low, min(low, full))
+    def _due(self, offset: int) -> list[int]:
+        """`ends` as the pool's policy asks for at this offset. Pages never move up a tier."""
+        wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
+        return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 
     def _demote_due(self) -> None:
-        cold, low = self._due(self.offset)
-        self._lower(HOT, range(max(self.low, self.first), low))
-        self.low = low
-        self._lower(WARM, range(max(self.cold, self.first), cold))
-        self.cold = cold
+        due = self._due(self.offset)
+        for tier in reversed(range(HOT)):  # a page may go down several tiers
+            self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
+            self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
         """Move pages of one tier to the next lower one; use the demotion that was started ahead of time if it
@@ -267,13 +280,13 @@ class PagedCache:
 
     def _sound(self, left: int) -> int:
         """The largest number of tokens, at most `left`, that may stay so that the last page is hot or full
-        and no cold page lies in the hot range."""
+        and no page of the lowest tier lies in the hot range."""
         if left == self.offset:
             return left
-        if left // PAGE < self.low:
+        if left // PAGE < self.ends[-1]:
             left -= left % PAGE
-        newest = max(0, left - self.policy.hot) // PAGE  # first page of the hot range
-        return newest * PAGE if newest < self.cold else left
+        newest = max(0, left - self.policy.lengths[0]) // PAGE  # first page of the hot range
+        return newest * PAGE if newest < self.ends[0] else left
 
     def _cut(self, end: int) -> None:
         """Release the pages from index `end` on."""
@@ -282,7 +295,7 @@ class PagedCache:
             if page is not None:
                 self.pool.release(page)
                 self.table.clear(i)
-        self.cold, self.low = min(self.cold, end), min(self.low, end)
+        self.ends = [min(e, end) for e in self.ends]
         self.first = min(self.first, end)
         self._until = self._look = 0
 
@@ -291,9 +304,9 @@ class PagedCache:
     def _begin_next(self) -> None:
         """Start the demotions that the next page boundary will need."""
         self._look = EVERYTHING  # until `reserve` sets it again
-        cold, low = self._due(self.offset + AHEAD)
-        for tier, start, stop in ((HOT, self.low, low), (WARM, self.cold, min(cold, self.low))):
-            which = range(max(start, self.first), stop)
+        there = [*self.ends[1:], len(self.pages)]  # pages that have come down to the next higher tier
+        for tier, due in enumerate(self._due(self.offset + AHEAD), 1):
+            which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
             if which and tier not in self._begun:
                 self._begun[tier] = which, self.pool.demote(self._held(which))
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from .. import __version__
+from ..tiers import PAGE
 from .cache import Dump
-from .policy import PAGE
 
 MAGIC, FORMAT = b"RUVMLXKV", 1
 SUFFIX, UNFINISHED = ".kv", ".new"

@@ -1,52 +1,56 @@
-"""The precision of keys and values by the age of their token.
-
-From the newest to the oldest token: hot (f16), warm (8 bits), cold (4 bits). Tier numbers are those of the
-kernels.
-"""
+"""Which tier a page belongs to, by the age of its tokens."""
 
 from dataclasses import dataclass
+from typing import Any
 
-PAGE = 64  # tokens
-COLD, WARM, HOT = 0, 1, 2
+from ..tiers import HOT, LENGTHS, PAGE, TIERS
+
 EVERYTHING = 1 << 40  # tokens; more than any context
+
+# By level of memory pressure: the lengths of the tiers, the newest tokens' first. Level 0 is no pressure.
+_LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
+MOST = len(_LEVELS) - 1
 
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """hot: at least this many of the newest tokens stay in f16; warm: tokens younger than this age, in
-    tokens, keep at least 8 bits; older ones get 4 bits.
+    """lengths: the ages in tokens at which a page leaves the hot tier, the warm one, and so on.
 
-    Whole pages move, so the hot tier holds `hot` to `hot` + 63 tokens.
+    Whole pages move, so with 256 tokens the hot tier holds 256 to 319.
     """
 
     name: str = "tiered"
-    hot: int = 256
-    warm: int = 2048
+    lengths: tuple[int, ...] = _LEVELS[0]
 
     def __post_init__(self) -> None:
-        if not PAGE <= self.hot <= self.warm or self.hot % PAGE or self.warm % PAGE:
+        ages = self.lengths
+        rising = list(ages) == sorted(ages) and ages[0] >= PAGE
+        if len(ages) != HOT or not rising or any(age % PAGE for age in ages):
             raise ValueError(
-                f"tiers of {self.hot} and {self.warm} tokens: must be multiples of {PAGE}, hot <= warm"
+                f"tiers of {' and '.join(map(str, ages))} tokens: must be multiples of {PAGE}, "
+                f"{' <= '.join(LENGTHS)}"
             )
 
-    def counts(self, offset: int) -> tuple[int, int]:
-        """(cold, cold + warm): how many of the oldest pages of a sequence of `offset` tokens are in these
-        tiers.
+    def named(self) -> dict[str, Any]:
+        """{"hot": 256, "warm": 2048}"""
+        return dict(zip(LENGTHS, self.lengths, strict=True))
 
-        Computed for the next token, which must find `hot` tokens in f16, itself included.
+    def counts(self, offset: int) -> tuple[int, ...]:
+        """By tier but the hot one: how many of the oldest pages of a sequence of `offset` tokens are in this
+        tier or in a lower one.
+
+        Computed for the next token, which must find lengths[0] tokens in f16, itself included.
         """
-        low = max(0, offset + 1 - self.hot) // PAGE
-        return min(low, max(0, offset + 1 - self.warm) // PAGE), low
+        return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
     def next_change(self, offset: int) -> int:
         """The smallest offset above this one at which `counts` changes."""
-        return min(_next_change(offset, self.hot), _next_change(offset, self.warm))
+        return min(_next_change(offset, age) for age in self.lengths)
 
-    def bytes(self, offset: int, page_bytes: tuple[int, int, int]) -> int:
+    def bytes(self, offset: int, page_bytes: tuple[int, ...]) -> int:
         """Bytes of the pages of a sequence. page_bytes: bytes of one page, by tier."""
-        cold, low = self.counts(offset)
-        pages = -(-offset // PAGE)
-        return cold * page_bytes[COLD] + (low - cold) * page_bytes[WARM] + (pages - low) * page_bytes[HOT]
+        ends = (0, *self.counts(offset), -(-offset // PAGE))
+        return sum((ends[tier + 1] - ends[tier]) * size for tier, size in enumerate(page_bytes))
 
 
 def _next_change(offset: int, age: int) -> int:
@@ -55,17 +59,12 @@ def _next_change(offset: int, age: int) -> int:
 
 
 TIERED = TierPolicy()
-F16 = TierPolicy("f16", EVERYTHING, EVERYTHING)
-
-# (hot, warm) limits of levels 1 to MOST: warm shrinks first, then hot. Level 0 is the policy itself.
-_LIMITS = ((256, 1024), (256, 512), (256, 256), (128, 128), (64, 64))
-MOST = len(_LIMITS)
+F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tightened(policy: TierPolicy, level: int) -> TierPolicy:
     """The policy at a level of memory pressure, 0 (none) to MOST. F16 never tightens: the user asked for
     it."""
-    if level == 0 or policy.hot == EVERYTHING:
+    if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
-    hot, warm = _LIMITS[level - 1]
-    return TierPolicy(policy.name, min(policy.hot, hot), min(policy.warm, warm))
+    return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))

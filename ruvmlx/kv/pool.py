@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..platform.pressure import memory_pressure
-from .policy import COLD, HOT, MOST, WARM, TierPolicy, tightened
+from ..tiers import HOT, TIERS
+from .policy import MOST, TierPolicy, tightened
 from .storage import Storage
 
 HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
@@ -36,14 +37,14 @@ class PagePool:
 
     budget: bytes, 0 for none. Near the budget, or when the machine runs out of memory, the policy tightens by
     one level; a page that has lost precision does not regain it. The budget limits precision, not length:
-    with every page cold a sequence still grows.
+    with every page in the lowest tier a sequence still grows.
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
         self.storage, self.budget, self.level = storage, budget, 0
         self.pressure = pressure
-        self.pages = [0, 0, 0]  # in use, by tier
-        self.sizes = (storage.page_bytes(COLD), storage.page_bytes(WARM), storage.page_bytes(HOT))
+        self.pages = [0] * len(TIERS)  # in use, by tier
+        self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
 
     @property

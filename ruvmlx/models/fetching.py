@@ -12,7 +12,8 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,12 +39,21 @@ class Weight:
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository as it is on the hub now. repo: its folder in the cache."""
+    """A repository as it is on the hub now.
+
+    repo: its folder in the cache. weights: what is fetched. ggufs: its GGUF files. architecture: that of the
+    GGUF files, as the hub has read it. has_safetensors: with a config.json. patterns: of all files that the
+    snapshot gets.
+    """
 
     name: str
     revision: str
     repo: Path
     weights: tuple[Weight, ...]
+    ggufs: tuple[Weight, ...] = ()
+    architecture: str = ""
+    has_safetensors: bool = True
+    patterns: tuple[str, ...] = (*SMALL, *WEIGHTS)
 
     @classmethod
     def of(cls, name: str, repo: Path) -> "Listing":
@@ -51,10 +61,23 @@ class Listing:
 
         info = hub.HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT_S)
         found = {s.rfilename: s for s in info.siblings or []}
-        wanted = hub.utils.filter_repo_objects(found, allow_patterns=WEIGHTS)
-        large = [(file, found[file].lfs) for file in wanted]
-        weights = tuple(Weight(file, lfs.size, lfs.sha256) for file, lfs in large if lfs is not None)
-        return cls(name, str(info.sha), repo, weights)
+
+        def large(patterns: list[str]) -> tuple[Weight, ...]:
+            wanted = [
+                (file, found[file].lfs)
+                for file in hub.utils.filter_repo_objects(found, allow_patterns=patterns)
+            ]
+            return tuple(Weight(file, lfs.size, lfs.sha256) for file, lfs in wanted if lfs is not None)
+
+        weights, ggufs = large(WEIGHTS), large(["*.gguf"])
+        architecture = str((info.gguf or {}).get("architecture") or "")
+        whole = bool(weights) and "config.json" in found
+        return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
+
+    def only(self, files: tuple[str, ...]) -> "Listing":
+        """The same repository, of which some GGUF files are fetched and nothing else."""
+        weights = tuple(weight for weight in self.ggufs if weight.file in files)
+        return replace(self, weights=weights, patterns=tuple(map(escape, files)))
 
     @property
     def total(self) -> int:
@@ -92,7 +115,7 @@ def fetch_weights(listing: Listing, count: Count) -> Path:
         if not listing.blob(weight).exists():
             _fetch(listing, weight, count)
     count.begin(f"Fetching {listing.name}", 0)
-    return _snapshot(listing.name, SMALL + WEIGHTS)
+    return _snapshot(listing.name, list(listing.patterns))
 
 
 def _snapshot(name: str, patterns: list[str]) -> Path:

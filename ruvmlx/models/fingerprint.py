@@ -3,10 +3,13 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
-from .model import ModelShape
+from .families import ATTENTION, MLP
+from .model import ModelConfig, ModelShape
+from .rope_scaling import LinearRope, Llama3Rope
 
 SAMPLES, SAMPLE_BYTES = 64, 256
 
@@ -17,11 +20,44 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
     `samples` are raw bytes, uint8 [n]: the embedding or head and whatever else tells two trainings apart.
     Reading 64 places of each costs a millisecond; hashing all of a file would cost seconds.
     """
-    digest = hashlib.sha256(repr(sorted(asdict(config).items())).encode())
+    digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
     for raw in samples:
         digest.update(_sample(raw))
     return digest.hexdigest()[:32]
+
+
+def _facts(config: ModelShape) -> dict[str, Any]:
+    """As version 1 wrote the configuration, plus what it did not know: older adapters keep their models."""
+    facts = asdict(config)
+    if not isinstance(config, ModelConfig):
+        return facts
+    newer = ("biases", "head_norms", "layers_without_rope", "query_scale")
+    kept = {name: value for name, value in facts.items() if name not in newer}
+    return kept | _of_version_1(config) | {name: value for name, value in _since(config).items() if value}
+
+
+def _of_version_1(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    return {
+        "rope_scaling": asdict(scaling) if isinstance(scaling, Llama3Rope) else None,
+        "rope_linear_factor": scaling.factor if isinstance(scaling, LinearRope) else 1.0,
+        "attention_bias": config.biases >= ATTENTION,
+        "mlp_bias": config.biases >= MLP,
+    }
+
+
+def _since(config: ModelConfig) -> dict[str, Any]:
+    """Empty values say what version 1 took for granted."""
+    flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
+    known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
+    return {
+        "biases": sorted(config.biases.difference(*flagged)),
+        "head_norms": config.head_norms,
+        "layers_without_rope": sorted(config.layers_without_rope),
+        "query_scale": config.query_scale and asdict(config.query_scale),
+        "rope_stretch": "" if known else repr(config.rope_scaling),
+    }
 
 
 def _sample(raw: np.ndarray) -> bytes:

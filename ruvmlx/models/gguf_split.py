@@ -11,18 +11,18 @@ from ..errors import CorruptFile, ModelNotFound
 from .gguf import GGUFFile, GGUFTensor, read_gguf
 
 MAX_PARTS = 1 << 12
-_PART = re.compile(r"(?P<name>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})")
+PART = re.compile(r"(?P<name>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})")
 
 
 def whole_name(path: Path) -> str:
     """The file's name without its suffix and without the number of its part."""
-    found = _PART.fullmatch(path.stem)
+    found = PART.fullmatch(path.stem)
     return found["name"] if found else path.stem
 
 
 def first_part(path: Path) -> Path:
     """The first part of the model that a file belongs to, if it is there; else the file itself."""
-    found = _PART.fullmatch(path.stem)
+    found = PART.fullmatch(path.stem)
     first = _part(path, 0, int(found["count"])) if found else path
     return first if first.is_file() else path
 
@@ -48,7 +48,7 @@ def _count(file: GGUFFile) -> int:
         raise CorruptFile(
             f"{file.path.name}: split.count is {str(count)[:40]!r}; a number up to {MAX_PARTS} was expected."
         )
-    if count > 1 and not _PART.fullmatch(file.path.stem):
+    if count > 1 and not PART.fullmatch(file.path.stem):
         raise CorruptFile(
             f"{file.path.name} is one of {count} parts of a model, and its name does not say which; "
             f"expected is a name like {file.path.stem[:40]}-00001-of-{count:05}.gguf."

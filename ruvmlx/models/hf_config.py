@@ -1,14 +1,15 @@
 """config.json of a Hugging Face or mlx-community folder -> ModelConfig."""
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
-from .layout import check_config
-from .model import Llama3Rope, ModelConfig
+from .families import WRAPPED, Family, Window, family_of
+from .hf_rope import query_scale, rope_scaling, rope_table, rope_theta
+from .json_fields import Fields
+from .layout import check_config, check_layers, layers_without_rope
+from .model import ModelConfig
 
-MODEL_TYPES = ("llama", "mistral")
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 
@@ -21,85 +22,81 @@ class Affine:
     bits: int
 
 
-class _Fields:
-    """Typed look-ups in config.json; null counts as absent, as in transformers."""
+def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """The configuration of the language model, which a model for images keeps in `text_config`."""
+    families = WRAPPED.get(str(data.get("model_type")))
+    if families is None:
+        return data
+    inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
+    if inner["model_type"] not in families:
+        family_of(inner["model_type"], f"{where}, text_config")  # says why, where that is known
+        raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
+    shared = {key: data[key] for key in _SHARED if data.get(key) is not None}
+    for key in ("quantization", "quantization_config"):
+        if isinstance(shared.get(key), dict):
+            shared[key] = {text_name(name): value for name, value in shared[key].items()}
+    return shared | {key: value for key, value in inner.items() if value is not None}
 
-    def __init__(self, data: dict[str, Any], where: str):
-        self.data, self.where = data, where
 
-    def _bad(self, key: str, value: Any, expected: str) -> CorruptFile:
-        return CorruptFile(f"{self.where}: {key} is {str(value)[:40]!r}; {expected} was expected.")
+_SHARED = ("quantization", "quantization_config", "eos_token_id", "bos_token_id")
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if type(value) is not int:
-            raise self._bad(key, value, "an integer")
-        return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value: Any = self.data.get(key)
-        value = default if value is None else value
-        if type(value) not in (int, float) or abs(value) > 1e300 or not isfinite(value):
-            raise self._bad(key, value, "a number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise self._bad(key, value, "true or false")
-        return value
-
-    def table(self, key: str) -> dict[str, Any]:
-        value = self.data.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._bad(key, value, "an object")
-        return value
+def text_name(name: str) -> str:
+    """The name of a language model's tensor without what a model for images puts in front of it."""
+    inner = name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.") if inner == name else f"model.{inner}"
 
 
 def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelConfig:
     """`has_head`: the files hold an lm_head.weight, which decides when config.json is silent about tying."""
+    data = text_config(data, where)
+    family = family_of(data.get("model_type"), where)
     _check_kind(data, where)
-    fields = _Fields(data, where)
-    rope = _rope_table(fields)
+    fields = Fields(data, where)
+    rope = rope_table(fields)
     n_heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if n_heads < 1:
         raise CorruptFile(f"{where}: num_attention_heads is {n_heads}; at least 1 was expected.")
+    n_layers = fields.integer("num_hidden_layers")
+    check_layers(n_layers, where)
     config = ModelConfig(
-        model_type=data["model_type"],
+        model_type=family.model_type,
         hidden_size=hidden,
-        n_layers=fields.integer("num_hidden_layers"),
+        n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=fields.integer("num_key_value_heads", n_heads),
         head_dim=fields.integer("head_dim", hidden // n_heads),
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
+        rms_norm_eps=fields.number("rms_norm_eps", family.defaults.get("rms_norm_eps")),
+        rope_theta=rope_theta(fields, rope, family),
         max_context=fields.integer("max_position_embeddings", 2048),
         tie_word_embeddings=fields.flag("tie_word_embeddings", not has_head),
-        rope_scaling=_llama3(rope),
-        rope_linear_factor=rope.number("factor") if _rope_type(rope) == "linear" else 1.0,
-        sliding_window=_sliding_window(fields),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
+        rope_scaling=rope_scaling(fields, rope),
+        biases=_biases(fields, family),
+        head_norms=family.head_norms,
+        layers_without_rope=_layers_without_rope(fields, n_layers) if family.skips_rope else frozenset(),
+        query_scale=query_scale(fields, rope, family),
     )
+    config = replace(config, sliding_window=_sliding_window(fields, family, config))
     check_config(config, where)
     return config
 
 
 def _check_kind(data: dict[str, Any], where: str) -> None:
     """Refuse what would run, but wrongly."""
-    if data.get("model_type") not in MODEL_TYPES:
-        kind = str(data.get("model_type"))[:40]
-        raise UnsupportedModel(f"{where}: model_type {kind!r}; {', '.join(MODEL_TYPES)} are run.")
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
     if data.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise UnsupportedModel(f"{where}: rope turns only part of each head; only whole heads are run.")
+        raise UnsupportedModel(
+            f"{where}: partial_rotary_factor is {str(data['partial_rotary_factor'])[:40]!r}: rope turns only "
+            "part of each head; only whole heads are run."
+        )
+    if data.get("rope_traditional") not in (None, False):
+        raise UnsupportedModel(
+            f"{where}: rope_traditional is {str(data['rope_traditional'])[:40]!r}; "
+            "only rope over half-split heads is run."
+        )
     method = data.get("quantization_config")
     if isinstance(method, dict) and "quant_method" in method:
         raise UnsupportedModel(
@@ -108,57 +105,66 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
         )
 
 
-def _rope_table(fields: _Fields) -> _Fields:
-    """rope_parameters (transformers 5) or rope_scaling (before)."""
-    table = fields.table("rope_parameters") or fields.table("rope_scaling")
-    if any(isinstance(value, dict) for value in table.values()):
-        raise UnsupportedModel(
-            f"{fields.where}: rope differs between kinds of layers; one rope for all is run."
+def _biases(fields: Fields, family: Family) -> frozenset[str]:
+    flagged = (modules for key, modules in family.bias_flags.items() if fields.flag(key, False))
+    return family.biases.union(*flagged)
+
+
+def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
+    """`no_rope_layers` has a 0 for each of them; otherwise every fourth layer, or as the interval says."""
+    turned = fields.data.get("no_rope_layers")
+    if turned is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        if interval < 1:
+            raise CorruptFile(
+                f"{fields.where}: no_rope_layer_interval is {interval}; at least 1 was expected."
+            )
+        return layers_without_rope(n_layers, interval)
+    if not isinstance(turned, list) or len(turned) != n_layers or not all(t in (0, 1) for t in turned):
+        raise CorruptFile(
+            f"{fields.where}: no_rope_layers is {str(turned)[:40]!r}; {n_layers} times 0 or 1 was expected."
         )
-    return _Fields(table, fields.where)
+    return frozenset(i for i, t in enumerate(turned) if not t)
 
 
-def _rope_type(rope: _Fields) -> str:
-    kind = rope.data.get("rope_type", rope.data.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(
-            f"{rope.where}: rope scaling {str(kind)[:40]!r}; none, linear and llama3 are run."
-        )
-    return kind
-
-
-def _llama3(rope: _Fields) -> Llama3Rope | None:
-    if _rope_type(rope) != "llama3":
-        return None
-    scaling = Llama3Rope(
-        rope.number("factor"),
-        rope.number("low_freq_factor", 1.0),
-        rope.number("high_freq_factor", 4.0),
-        rope.integer("original_max_position_embeddings", 8192),
-    )
-    sound = scaling.factor >= 1 and 0 < scaling.low_freq_factor < scaling.high_freq_factor
-    if not sound or scaling.original_max_position < 1:
-        raise CorruptFile(f"{rope.where}: the Llama-3 rope scaling {scaling} does not make sense.")
-    return scaling
-
-
-def _sliding_window(fields: _Fields) -> int | None:
-    """Mistral's window holds for all layers, Llama's only where layer_types says so."""
+def _sliding_window(fields: Fields, family: Family, config: ModelConfig) -> int | None:
+    """The window, if it holds for all layers. Layers of different kinds are refused."""
+    switched = family.window in (Window.FROM_MAX_WINDOW_LAYERS, Window.WITHOUT_ROPE)
+    off = switched and not fields.flag("use_sliding_window", False)
+    window = None if off or not fields.has("sliding_window") else fields.integer("sliding_window")
     kinds = fields.data.get("layer_types")
     if kinds is None:
-        kinds = ["sliding_attention" if fields.data["model_type"] == "mistral" else "full_attention"]
-    if not isinstance(kinds, list) or len({str(kind) for kind in kinds}) != 1:
+        slides = _sliding_layers(fields, family, config) if window is not None else frozenset[int]()
+        kinds = [_KINDS[i in slides] for i in range(config.n_layers)]
+    if not isinstance(kinds, list) or len(kinds) != config.n_layers:
+        raise CorruptFile(
+            f"{fields.where}: layer_types is {str(kinds)[:40]!r}; {config.n_layers} names were expected."
+        )
+    if len({str(kind) for kind in kinds}) != 1:
         raise UnsupportedModel(f"{fields.where}: layer_types differ; all layers of one kind are run.")
-    if kinds[0] not in ("sliding_attention", "full_attention"):
+    if kinds[0] not in _KINDS:
         raise UnsupportedModel(f"{fields.where}: layers of type {str(kinds[0])[:40]!r} are not run.")
-    if kinds[0] == "full_attention" or fields.data.get("sliding_window") is None:
-        return None
-    return fields.integer("sliding_window")
+    return window if kinds[0] == _KINDS[True] else None
+
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> frozenset[int]:
+    match family.window:
+        case Window.NO_LAYER:
+            return frozenset()
+        case Window.EVERY_LAYER:
+            return frozenset(range(config.n_layers))
+        case Window.FROM_MAX_WINDOW_LAYERS:
+            return frozenset(range(max(0, fields.integer("max_window_layers", 28)), config.n_layers))
+        case Window.WITHOUT_ROPE:
+            return config.layers_without_rope
 
 
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
     """-> the default, and what single modules have instead (None: not quantised)."""
-    table = _Fields(data, where).table("quantization") or _Fields(data, where).table("quantization_config")
+    table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
     if not table:
         return None, {}
     default = _affine(table, where)
@@ -172,7 +178,7 @@ def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[
 
 
 def _affine(table: dict[str, Any], where: str) -> Affine:
-    fields = _Fields(table, where)
+    fields = Fields(table, where)
     if table.get("mode", "affine") != "affine":
         raise UnsupportedModel(
             f"{where}: quantisation mode {str(table['mode'])[:20]!r}; only 'affine' is run."

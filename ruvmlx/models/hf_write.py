@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedModel
+from .families import Family, Window, family_of
+from .hf_config import text_config
+from .hf_rope import rope_to_json
 from .json_files import read_object
 from .model import Model, ModelConfig
 from .safetensors_writer import replacing, write_json
@@ -31,16 +34,17 @@ def config_of(model: Model) -> dict[str, Any]:
     """What config.json says of a model, without how its weights are stored."""
     if model.format == "gguf":
         return config_to_json(model.config) | _token_ids(model.tokenizer)
-    data = read_object(model.path / "config.json", missing_ok=False)
+    data = text_config(read_object(model.path / "config.json", missing_ok=False), model.name)
     stored = ("quantization", "quantization_config", "torch_dtype", "dtype")
     return {key: value for key, value in data.items() if key not in stored}
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `hf_config.config_from_json`."""
+    family = family_of(config.model_type, "config.json")
     out: dict[str, Any] = {
         "model_type": config.model_type,
-        "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
+        "architectures": [f"{family.name}ForCausalLM"],
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": config.n_heads,
@@ -49,32 +53,24 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
         "hidden_act": "silu",
     }
-    if config.sliding_window:  # without layer_types it holds for all layers of a Mistral; mlx-lm ignores it
-        out["sliding_window"] = config.sliding_window
-    return out | _rope(config)
+    out |= {key: modules <= config.biases for key, modules in family.bias_flags.items()}
+    if family.skips_rope:
+        out["no_rope_layers"] = [int(i not in config.layers_without_rope) for i in range(config.n_layers)]
+    return out | _window(config, family) | rope_to_json(config)
 
 
-def _rope(config: ModelConfig) -> dict[str, Any]:
-    scaling = config.rope_scaling
-    if scaling is None and config.rope_linear_factor == 1.0:
+def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """Without layer_types it holds for all layers of a Mistral; mlx-lm ignores it."""
+    if not config.sliding_window:
         return {}
-    if scaling is None:
-        return {"rope_scaling": {"rope_type": "linear", "factor": config.rope_linear_factor}}
-    llama3 = {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_position,
-    }
-    return {"rope_scaling": llama3}
+    if family.window is Window.EVERY_LAYER:
+        return {"sliding_window": config.sliding_window}
+    kinds = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * config.n_layers}
+    return {"sliding_window": config.sliding_window} | kinds
 
 
 def _token_ids(tokenizer: Any) -> dict[str, Any]:

@@ -4,37 +4,56 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelNotFound, RuvmlxError
+from ..platform import cpu
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
+from .families import families_of
 from .hf_config import config_from_json
 from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
 from .other_models import runs, runs_elsewhere, shape_from_json
 from .starter import starter_path
+from .variants import (
+    GGUFVariant,
+    best_variant,
+    choose_variant,
+    named_variant,
+    variant_names,
+    variants,
+    variants_in,
+)
+
+if TYPE_CHECKING:
+    from .fetching import Listing
 
 
-def fetch(name: str, watch: Watch = QUIET) -> Path:
-    """The folder of a repository's files, downloaded if they are not in the cache.
+def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
+    """The folder of a repository's safetensors files, or one of its GGUF files; downloaded if they are not
+    in the cache.
 
-    An interrupted download continues where it stopped. The watch gets `found` before the weights are fetched,
-    then the progress; if it raises, everything downloaded so far is kept.
+    wanted: a GGUF file's path in the repository, or its type ("Q5_K_M"); "": the one that suits this machine,
+    where there are no safetensors files. An interrupted download continues where it stopped.
+    The watch gets `found`, or for a GGUF file `chosen`, before the weights are fetched, then the progress; if
+    it raises, everything downloaded so far is kept.
     """
-    cached = cached_folder(name)
-    if cached:
-        return cached
+    here = cached(name, wanted)
+    if here:
+        return here
     if offline():
+        which = f", file {wanted!r}," if wanted else ""
         raise ModelNotFound(
-            f"model {name!r} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch it, "
+            f"model {name!r}{which} is not in the cache and HF_HUB_OFFLINE is set; unset it to fetch it, "
             f"or use what is here: {_names_here()}."
         )
-    path = _download(name, watch)
-    if not complete(path):
+    path = _download(name, watch, wanted)
+    if path.is_dir() and not complete(path):
         raise ModelNotFound(
-            f"repository {name!r} has no config.json with model*.safetensors; name one that has."
+            f"repository {name!r} has no config.json with model*.safetensors and no GGUF file; "
+            "name one that has."
         )
     return path
 
@@ -61,6 +80,41 @@ def hub_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
+def cached(name: str, wanted: str = "") -> Path | None:
+    """A repository's folder or GGUF file in the cache; wanted: as for `fetch`."""
+    return (None if wanted else cached_folder(name)) or _cached_gguf(name, wanted)
+
+
+def _cached_gguf(name: str, wanted: str) -> Path | None:
+    """The GGUF file that was fetched, or that is wanted; of several the one that suits this machine.
+
+    ModelNotFound if several are of the wanted type.
+    """
+    here = _cached_variants(_repo(name))
+    found = [variant for variant in here if not wanted or variant.is_called(wanted)]
+    if not found:
+        return None
+    if wanted:
+        best = named_variant(name, found, wanted).chosen
+    else:
+        best = best_variant(found, _memory_limit()) or min(found, key=lambda variant: variant.bytes)
+    return here[best] / best.files[0]
+
+
+def _cached_variants(repo: Path) -> dict[GGUFVariant, Path]:
+    """Every whole GGUF model in a repository's snapshots, and its snapshot: the newest one that has it."""
+    found: dict[GGUFVariant, Path] = {}
+    for folder in _snapshots(repo):
+        for variant in variants_in(folder):
+            if all(variant.files != other.files for other in found):
+                found[variant] = folder
+    return found
+
+
+def _memory_limit() -> int:
+    return cpu.memory_limit(cpu.has_metal())
+
+
 def cached_folder(name: str) -> Path | None:
     """The newest complete snapshot of a repository in the cache; found without importing huggingface-hub."""
     return _snapshot(_repo(name))
@@ -72,12 +126,16 @@ def _repo(name: str) -> Path:
 
 def _snapshot(repo: Path) -> Path | None:
     """The snapshot of refs/main if it is complete, else the newest complete one."""
+    return next((path for path in _snapshots(repo) if complete(path)), None)
+
+
+def _snapshots(repo: Path) -> list[Path]:
+    """That of refs/main, then the newest first."""
     try:
         main = [repo / "snapshots" / (repo / "refs" / "main").read_text().strip()]
     except (OSError, UnicodeDecodeError):
         main = []
-    others = sorted(_folders(repo / "snapshots"), key=lambda p: p.stat().st_mtime, reverse=True)
-    return next((path for path in main + others if complete(path)), None)
+    return main + sorted(_folders(repo / "snapshots"), key=lambda p: p.stat().st_mtime, reverse=True)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -100,12 +158,14 @@ def complete(path: Path) -> bool:
         return True  # there, if broken: loading says what is wrong with it
 
 
-def _download(name: str, watch: Watch) -> Path:
+def _download(name: str, watch: Watch, wanted: str) -> Path:
     from . import fetching
 
     repo, worker = _repo(name), Worker(f"Asking Hugging Face for {name}")
     try:
         listing = worker.attend(lambda: fetching.Listing.of(name, repo), watch)
+        if wanted or (not listing.has_safetensors and listing.ggufs):
+            return _download_gguf(listing, wanted, watch, worker)
         small = worker.attend(lambda: fetching.fetch_small(name), watch)
         if not (small / "config.json").is_file():
             return small
@@ -115,6 +175,18 @@ def _download(name: str, watch: Watch) -> Path:
         raise
     except Exception as error:  # noqa: BLE001 - the hub, the network and the disk fail in many classes
         raise ModelNotFound(_why(name, error)) from None
+
+
+def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker) -> Path:
+    from . import fetching
+
+    name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
+    if listing.architecture:  # as the hub has read it: refused before gigabytes are fetched
+        families_of(listing.architecture, name)
+    choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
+    watch.chosen(choice)
+    files = listing.only(choice.chosen.files)
+    return worker.attend(lambda: fetching.fetch_weights(files, worker), watch) / choice.chosen.files[0]
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
@@ -151,11 +223,16 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """(owner/name, folder) of every complete model in the cache whose architecture runs."""
-    for repo in sorted(_folders(hub_cache())):
-        path = _snapshot(repo) if repo.name.startswith("models--") else None
+    """(owner/name, folder) of every complete model in the cache whose architecture runs, and its GGUF files:
+    (owner/name, file), or (owner/name:Q5_K_M, file) if there are several."""
+    for repo in sorted(path for path in _folders(hub_cache()) if path.name.startswith("models--")):
+        name = repo.name.removeprefix("models--").replace("--", "/", 1)
+        path = _snapshot(repo)
         if path and runs(_config(path)):
-            yield repo.name.removeprefix("models--").replace("--", "/", 1), path
+            yield name, path
+        here = _cached_variants(repo)
+        names = variant_names(name, list(here), alone=path is None)
+        yield from ((called, here[v] / v.files[0]) for called, v in zip(names, here, strict=True))
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -10,13 +10,11 @@ from .messages import one_line
 MAX_BYTES = 200_000_000
 
 
-def read_object(path: Path, missing_ok: bool = True) -> dict[str, Any]:
-    """A JSON object; {} for a file that may be missing and is."""
+def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """A JSON object; {} for a file that may be missing and is. limit: bytes; a larger file is not read."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CorruptFile(
-                f"{path.name} is {path.stat().st_size} bytes; at most {MAX_BYTES} were expected."
-            )
+        if path.stat().st_size > limit:
+            raise CorruptFile(f"{path.name} is {path.stat().st_size} bytes; at most {limit} were expected.")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         if missing_ok:

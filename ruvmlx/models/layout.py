@@ -1,10 +1,12 @@
-"""Which tensors a Llama or Mistral decoder has, and their shapes. Loaders check files against it."""
+"""Which tensors a decoder has, and their shapes. Loaders check files against it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from math import prod
 
 from ..errors import CorruptFile
 from .model import ModelConfig
+from .rope_scaling import Llama3Rope, LongRope, YarnRope
 
 LAYER_LIMIT = 1 << 10
 
@@ -32,9 +34,12 @@ def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
     for i in range(config.n_layers):
         yield f"model.layers.{i}.input_layernorm.weight", (config.hidden_size,)
         yield f"model.layers.{i}.post_attention_layernorm.weight", (config.hidden_size,)
+        if config.head_norms:
+            yield f"model.layers.{i}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"model.layers.{i}.self_attn.k_norm.weight", (config.head_dim,)
     yield "model.norm.weight", (config.hidden_size,)
     for module, (out, _) in matrices(config):
-        if (config.attention_bias and ".self_attn." in module) or (config.mlp_bias and ".mlp." in module):
+        if module.rpartition(".")[2] in config.biases:
             yield f"{module}.bias", (out,)
 
 
@@ -46,7 +51,6 @@ def check_config(config: ModelConfig, where: str) -> None:
     """Refuse sizes that no model has, before anything is sized by them."""
     sizes = (
         "hidden_size",
-        "n_layers",
         "n_heads",
         "n_kv_heads",
         "head_dim",
@@ -57,8 +61,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         value = getattr(config, name)
         if not 0 < value < 1 << 31:
             raise CorruptFile(f"{where}: {name} is {value}; a positive number was expected.")
-    if config.n_layers > LAYER_LIMIT:
-        raise CorruptFile(f"{where}: {config.n_layers} layers; at most {LAYER_LIMIT} were expected.")
+    check_layers(config.n_layers, where)
     if config.n_heads % config.n_kv_heads:
         raise CorruptFile(
             f"{where}: {config.n_heads} heads cannot share {config.n_kv_heads} key-value heads evenly."
@@ -68,6 +71,16 @@ def check_config(config: ModelConfig, where: str) -> None:
     _check_floats(config, where)
 
 
+def check_layers(n_layers: int, where: str) -> None:
+    if not 0 < n_layers <= LAYER_LIMIT:
+        raise CorruptFile(f"{where}: n_layers is {n_layers}; 1 to {LAYER_LIMIT} were expected.")
+
+
+def layers_without_rope(n_layers: int, interval: int) -> frozenset[int]:
+    """The last of every `interval` layers."""
+    return frozenset(range(interval - 1, n_layers, interval))
+
+
 def _check_floats(config: ModelConfig, where: str) -> None:
     if not 0 < config.rms_norm_eps < 1:
         raise CorruptFile(
@@ -75,10 +88,31 @@ def _check_floats(config: ModelConfig, where: str) -> None:
         )
     if not 1 <= config.rope_theta < 1e12:
         raise CorruptFile(f"{where}: rope_theta is {config.rope_theta}; a number of at least 1 was expected.")
-    if not 0 < config.rope_linear_factor < 1e6:
-        raise CorruptFile(f"{where}: the rope factor is {config.rope_linear_factor}; it must be positive.")
+    _check_scaling(config, where)
     if config.sliding_window is not None and config.sliding_window < 1:
         raise CorruptFile(f"{where}: sliding_window is {config.sliding_window}; it must be positive.")
+
+
+def _check_scaling(config: ModelConfig, where: str) -> None:
+    """Positive numbers, as many as there are pairs, in an order that rope.py can blend between."""
+    scaling, scale = config.rope_scaling, config.query_scale
+    parts = [asdict(part) for part in (scaling, scale) if part is not None]
+    numbers = [number for part in parts for value in part.values() for number in _flat(value)]
+    sound = all(0 < number < 1e9 for number in numbers)
+    match scaling:
+        case Llama3Rope():
+            sound = sound and scaling.factor >= 1 and scaling.low_freq_factor < scaling.high_freq_factor
+        case YarnRope():
+            sound = sound and config.rope_theta > 1
+        case LongRope():
+            pairs = config.head_dim // 2
+            sound = sound and len(scaling.short_factor) == len(scaling.long_factor) == pairs
+    if not sound:
+        raise CorruptFile(f"{where}: the rope scaling {str(scaling or scale)[:200]} does not make sense.")
+
+
+def _flat(value: object) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where: str) -> None:

@@ -1,5 +1,6 @@
 """What `ruvmlx ls` lists: the models on this machine that need no fetching."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,38 +9,43 @@ from ..errors import RuvmlxError
 from .facts import Facts
 from .hub import cached_repositories
 from .layout import parameter_count
+from .other_stores import stored_models
 from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """The starter model, then every Llama or Mistral repository in the Hugging Face cache.
+    """The starter model, then every repository in the Hugging Face cache whose architecture runs, then the
+    models of ollama and of LM Studio.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
     read is listed with its files' bytes, without bits and parameters; `problem` says why.
     """
-    return [_row(name, path) for name, path in _found()]
+    return [_row(*found) for found in _found()]
 
 
 def sized() -> Iterator[Facts]:
     """The same models as `Facts`, without those that cannot be read."""
-    for name, path in _found():
-        try:
-            yield survey(name, path)
-        except RuvmlxError:
-            continue
+    for name, path, problem in _found():
+        with contextlib.suppress(RuvmlxError):
+            if not problem:
+                yield survey(name, path)
 
 
-def _found() -> Iterator[tuple[str, Path]]:
+def _found() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
+    """(name, path, problem): a problem that was seen before anything of the model was read."""
     starter = starter_path()
     if starter:
-        yield "starter", starter
-    yield from cached_repositories()
+        yield "starter", starter, None
+    yield from ((name, path, None) for name, path in cached_repositories())
+    yield from ((model.name, model.path, model.problem) for model in stored_models())
 
 
-def _row(name: str, path: Path) -> dict[str, Any]:
+def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
     form = "safetensors" if path.is_dir() else "gguf"
     row = {"name": name, "path": str(path), "format": form, "bits": None, "parameters": None}
     try:
+        if problem:
+            raise problem
         facts = survey(name, path)
     except RuvmlxError as error:
         return row | {"bytes": _file_bytes(path), "problem": str(error)}

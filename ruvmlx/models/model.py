@@ -8,15 +8,14 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import UnsupportedModel
+from .rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True)
-class Llama3Rope:
-    """Llama-3 rope scaling: low frequencies are stretched by `factor`, high ones kept, the rest blended."""
+class QueryScale:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_max_position))."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    beta: float
     original_max_position: int
 
 
@@ -34,7 +33,10 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelConfig(ModelShape):
-    """A decoder that this project computes itself. Rope is half-split; loaders undo interleaved layouts."""
+    """A decoder that this project computes itself: Llama's, with what its family changes (families.py).
+
+    Rope is half-split; loaders undo interleaved layouts.
+    """
 
     n_heads: int
     n_kv_heads: int
@@ -42,11 +44,12 @@ class ModelConfig(ModelShape):
     intermediate_size: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3Rope | None = None
-    rope_linear_factor: float = 1.0
+    rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    biases: frozenset[str] = frozenset()  # of which modules: "q_proj"
+    head_norms: bool = False  # q and k of every head go through an RMS norm before rope
+    layers_without_rope: frozenset[int] = frozenset()
+    query_scale: QueryScale | None = None
 
 
 def without(model_type: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
-from .hf_config import MODEL_TYPES
+from .families import has_decoder
 from .model import ModelShape, Weights
 from .safetensors_file import Tensor
 
@@ -65,12 +65,12 @@ def mlx_lm_runs(model_type: Any) -> bool:
 
 def runs(data: Mapping[str, Any]) -> bool:
     """Is config.json that of a model which this project or mlx-lm runs?"""
-    return data.get("model_type") in MODEL_TYPES or runs_elsewhere(data)
+    return has_decoder(data) or runs_elsewhere(data)
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:
     """Is config.json that of a model for mlx-lm alone?"""
-    return data.get("model_type") not in MODEL_TYPES and mlx_lm_runs(data.get("model_type"))
+    return not has_decoder(data) and mlx_lm_runs(data.get("model_type"))
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:

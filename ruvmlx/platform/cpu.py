@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+SPARE = 0.95  # share of the free memory that a model may take
+GPU_SHARE = 0.75  # share of unified memory that Metal gives one process, about
+
 
 def usable_cpus() -> set[int]:
     """CPUs that this process may run on."""
@@ -37,6 +40,17 @@ def available_memory() -> int:
     fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     free = [int(fields[n].split()[0]) << 10 for n in ("MemAvailable", "SwapFree") if n in fields]
     return min(sum(free) or total, _cgroup_room(total))
+
+
+def has_metal() -> bool:
+    """Is this a Mac whose GPU shares the CPU's memory?"""
+    return sys.platform == "darwin" and os.uname().machine == "arm64"
+
+
+def memory_limit(metal: bool) -> int:
+    """Bytes that one model may take. macOS frees memory itself, up to the GPU's share; other systems kill a
+    process that takes too much."""
+    return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
 
 
 def _cgroup_room(total: int) -> int:

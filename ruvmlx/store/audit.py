@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..tiers import LENGTHS
 from .store import Store
 from .witness import digest
 
@@ -57,10 +58,10 @@ def _heads(store: Store) -> str:
 def _kv(store: Store) -> str:
     """Is every KV policy in force the one that was chosen last?"""
     logged = [row.body for row in store.witness.rows("kv_choice")]
-    last = {(b["model"], b["backend"]): (b["hot"], b["warm"]) for b in logged}
-    sql = "SELECT fingerprint, backend, hot, warm FROM kv_choices"
-    for fingerprint, backend, hot, warm in store.db.rows(sql):
-        if last.get((fingerprint, backend)) != (hot, warm):
+    last = {(b["model"], b["backend"]): [b[name] for name in LENGTHS] for b in logged}
+    sql = f"SELECT fingerprint, backend, {', '.join(LENGTHS)} FROM kv_choices"
+    for fingerprint, backend, *lengths in store.db.rows(sql):
+        if last.get((fingerprint, backend)) != lengths:
             return f"the KV policy of the {backend} backend is not what was written"
     return ""
 

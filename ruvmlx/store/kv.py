@@ -2,29 +2,31 @@
 
 import json
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from .database import Database, columns
+from ..tiers import LENGTHS, TIERS
+from .database import Database
 from .witness import Witness
 
 KEEP_OBSERVATIONS = 2000  # newest replies, of all models
 KEEP_MEASURED = 32  # newest replies of one model on one backend
 
+# Fields of the row classes that have a column for each tier. A new tier needs new columns: schema.py.
+_BY_TIER = {"lengths": LENGTHS, "tier_bytes": tuple(f"{tier.name}_bytes" for tier in TIERS)}
+Row = TypeVar("Row")
+
 
 @dataclass(frozen=True)
 class KVObservation:
-    """One reply's cache when the reply ended. Lengths in tokens."""
+    """One reply's cache when the reply ended."""
 
     reply_id: str
     fingerprint: str
     backend: str
-    hot: int  # the policy that was asked for
-    warm: int
+    lengths: tuple[int, ...]  # tokens, of the policy that was asked for, as in TierPolicy
     tokens: int
-    hot_bytes: int
-    warm_bytes: int
-    cold_bytes: int
+    tier_bytes: tuple[int, ...]  # by tier
     us_per_token: float  # decoding time; 0: no token was decoded
     pressure: float  # memory pressure, 0 to 1
     level: int  # how far memory pressure had tightened the policy
@@ -35,8 +37,7 @@ class KVMeasured:
     """A reply decoded with a policy and with the f16 cache, block by block."""
 
     reply_id: str
-    hot: int
-    warm: int
+    lengths: tuple[int, ...]
     blocks: int
     total: float  # sum of the blocks' KL, nats per token
     squares: float  # sum of the squares of the blocks' KL
@@ -48,8 +49,7 @@ class KVMeasured:
 class KVChoiceRow:
     """The policy for new caches, and the report of the measurement that chose it."""
 
-    hot: int
-    warm: int
+    lengths: tuple[int, ...]
     report: dict[str, Any]
     created: float
 
@@ -63,15 +63,15 @@ class KVRecords:
     def observe(self, seen: KVObservation) -> None:
         """Add an observation. A policy other than the last reply's is logged. Call inside a transaction."""
         last = self._db.row(
-            "SELECT hot, warm FROM kv_observations WHERE fingerprint = ? AND backend = ?"
+            f"SELECT {', '.join(LENGTHS)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT 1",
             seen.fingerprint,
             seen.backend,
         )
-        if last is not None and (before := [last["hot"], last["warm"]]) != [seen.hot, seen.warm]:
+        if last is not None and (before := list(last)) != list(seen.lengths):
             facts = {"model": seen.fingerprint, "backend": seen.backend, "reply": seen.reply_id}
-            self._witness.record("kv_used", facts | {"hot": seen.hot, "warm": seen.warm, "before": before})
-        self._db.insert("kv_observations", created=time.time(), **vars(seen))
+            self._witness.record("kv_used", facts | _named(seen.lengths) | {"before": before})
+        self._db.insert("kv_observations", created=time.time(), **_stored(seen))
         self._db.execute(
             "DELETE FROM kv_observations WHERE id <= (SELECT max(id) FROM kv_observations) - ?",
             KEEP_OBSERVATIONS,
@@ -80,13 +80,13 @@ class KVRecords:
     def observations(self, fingerprint: str, backend: str, limit: int) -> list[KVObservation]:
         """The newest observations, newest first."""
         rows = self._db.rows(
-            f"SELECT {columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
+            f"SELECT {_columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT ?",
             fingerprint,
             backend,
             limit,
         )
-        return [KVObservation(**row) for row in rows]
+        return [_read(KVObservation, dict(row)) for row in rows]
 
     # -- measurements --------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class KVRecords:
         """Commit a measurement, and delete those of the oldest replies, all policies of a reply at once."""
         with self._db.transaction():
             self._db.replace(
-                "kv_measured", fingerprint=fingerprint, backend=backend, created=time.time(), **vars(found)
+                "kv_measured", fingerprint=fingerprint, backend=backend, created=time.time(), **_stored(found)
             )
             self._db.execute(
                 "DELETE FROM kv_measured WHERE fingerprint = ?1 AND backend = ?2 AND reply_id NOT IN"
@@ -119,30 +119,54 @@ class KVRecords:
     def measured(self, fingerprint: str, backend: str) -> list[KVMeasured]:
         """All measurements, oldest first."""
         rows = self._db.rows(
-            f"SELECT {columns(KVMeasured)} FROM kv_measured"
+            f"SELECT {_columns(KVMeasured)} FROM kv_measured"
             " WHERE fingerprint = ? AND backend = ? ORDER BY created, rowid",
             fingerprint,
             backend,
         )
-        return [KVMeasured(**row) for row in rows]
+        return [_read(KVMeasured, dict(row)) for row in rows]
 
     # -- the choice ----------------------------------------------------------------------------------
 
     def choice(self, fingerprint: str, backend: str) -> KVChoiceRow | None:
         row = self._db.row(
-            f"SELECT {columns(KVChoiceRow)} FROM kv_choices WHERE fingerprint = ? AND backend = ?",
+            f"SELECT {_columns(KVChoiceRow)} FROM kv_choices WHERE fingerprint = ? AND backend = ?",
             fingerprint,
             backend,
         )
-        return KVChoiceRow(**dict(row) | {"report": json.loads(row["report"])}) if row else None
+        return _read(KVChoiceRow, dict(row) | {"report": json.loads(row["report"])}) if row else None
 
     def put_choice(self, fingerprint: str, backend: str, choice: KVChoiceRow) -> None:
         """Commit a choice; log it, with its reason, if the policy changes."""
         with self._db.transaction():
             before = self.choice(fingerprint, backend)
-            was = [before.hot, before.warm] if before else None
-            values = vars(choice) | {"report": json.dumps(choice.report)}
+            was = list(before.lengths) if before else None
+            values = _stored(choice) | {"report": json.dumps(choice.report)}
             self._db.replace("kv_choices", fingerprint=fingerprint, backend=backend, **values)
-            if was != [choice.hot, choice.warm]:
-                facts = {"model": fingerprint, "backend": backend, "hot": choice.hot, "warm": choice.warm}
+            if was != list(choice.lengths):
+                facts = {"model": fingerprint, "backend": backend, **_named(choice.lengths)}
                 self._witness.record("kv_choice", facts | {"before": was, "reason": choice.report["reason"]})
+
+
+def _named(lengths: tuple[int, ...]) -> dict[str, int]:
+    return dict(zip(LENGTHS, lengths, strict=True))
+
+
+def _columns(row_class: type) -> str:
+    """The columns of a row class, for SELECT."""
+    return ", ".join(name for field in fields(row_class) for name in _BY_TIER.get(field.name, (field.name,)))
+
+
+def _stored(row: Any) -> dict[str, Any]:
+    """A row's values by column."""
+    values = dict(vars(row))
+    for field in _BY_TIER.keys() & values.keys():
+        values |= zip(_BY_TIER[field], values.pop(field), strict=True)
+    return values
+
+
+def _read(row_class: type[Row], values: dict[str, Any]) -> Row:
+    """The row that `_stored` gave these values."""
+    for field in _BY_TIER.keys() & row_class.__annotations__.keys():
+        values[field] = tuple(values.pop(name) for name in _BY_TIER[field])
+    return row_class(**values)

@@ -79,9 +79,8 @@ class Trainer:
         with mx.stream(self._device):
             self._graph = lent or _built(model, kind, pause)
             mx.clear_cache()
-        rope = _unwrapped(self._graph.model.layers[0].self_attn).rope
         self._vocab_size = model.config.vocab_size
-        self._positions = cpu_layers.Positions(rope, model.config)
+        self._positions = cpu_layers.Positions(model.config)
         self._dtype = self._graph.model.norm.weight.dtype
         self._own = self._dtype == mx.float32 and kind == "cpu"
         self._known: OrderedDict[tuple[TrainingText, int], LayerInput] = OrderedDict()
@@ -310,8 +309,8 @@ class Trainer:
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
         """q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
         n, g, d = len(q), own.n_kv_heads, own.head_dim
-        q, k, v = (y.reshape(1, n, -1, d).swapaxes(1, 2) for y in (q, k, v))
-        q, k = own.rope(q), own.rope(k)
+        q, k, v = (y[None].swapaxes(1, 2) for y in own.split(q, k, v))
+        q, k = own.turned_queries(q), own.turned_keys(k)
         q = (q * own.scale).reshape(g, -1, d)  # one product for all queries that share a key/value head
         scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
         scores = scores + self._positions.mask(n, n).astype(q.dtype)

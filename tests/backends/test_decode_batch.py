@@ -17,8 +17,8 @@ from .test_agreement import SHAPES, STORED, TOKENS
 
 POLICIES = {
     "f16": None,
-    "warm": TierPolicy("tiered", 64, EVERYTHING),
-    "cold": TierPolicy("tiered", 64, 128),
+    "warm": TierPolicy("tiered", (64, EVERYTHING)),
+    "cold": TierPolicy("tiered", (64, 128)),
 }
 LENGTHS = (130, 1, 64, 39, 127, 3, 90)
 # Largest difference of any logit over the largest: float32 sums of several rows have another order.

@@ -10,7 +10,7 @@ from tests.models.make_models import make_safetensors_model
 
 from .test_tiered_mlx import SHAPES, TOKENS, opened, worst
 
-POLICIES = {"plain": None, "cold": TierPolicy("tiered", 64, 128)}
+POLICIES = {"plain": None, "cold": TierPolicy("tiered", (64, 128))}
 # Largest difference of any logit over the largest: sums of several rows have another order, which moves a key
 # across a quantiser's step now and then; 16-bit graphs round as they go.
 TOLERANCE = {"cpu": 1e-3, "graph": 2e-2}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends import reference
+from ruvmlx.models.rope import rope as rope_of
 from tests.models.make_models import LLAMA3, Shape, quantize_affine
 
 
@@ -50,8 +51,8 @@ def test_rope_rotates_pairs():
 def test_llama3_frequencies():
     """Short wavelengths stay, long ones stretch by the factor, between them a blend."""
     config = Shape(llama3=True).config()
-    plain = reference.rope_frequencies(Shape().config())
-    scaled = reference.rope_frequencies(config)
+    plain = rope_of(Shape().config()).frequencies
+    scaled = rope_of(config).frequencies
     wavelength = 2 * np.pi / plain
     short = wavelength < LLAMA3.original_max_position / LLAMA3.high_freq_factor
     long = wavelength > LLAMA3.original_max_position / LLAMA3.low_freq_factor

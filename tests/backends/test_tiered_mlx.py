@@ -21,7 +21,7 @@ from tests.models.make_models import make_safetensors_model
 
 from .tiers import Judge
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 TOKENS = [int(t) for t in np.random.default_rng(11).integers(0, 320, 700)]
 SIZES = {"hidden_size": 96, "intermediate_size": 160}
 SHAPES = {
@@ -93,7 +93,7 @@ def test_judge_and_full_cache(shape, way):
 def test_the_judge_is_strict(shape):
     """Were the tiers not met, or met at another time, the judge would say so."""
     backend = opened(shape)
-    cache, other = backend.new_cache(SMALL), Judge(backend, TierPolicy("tiered", 64, 64))
+    cache, other = backend.new_cache(SMALL), Judge(backend, TierPolicy("tiered", (64, 64)))
     ours = theirs = None
     for i in range(0, 400, 100):
         ours, theirs = backend.verify(TOKENS[i : i + 100], cache), other.logits(TOKENS[i : i + 100])
@@ -223,12 +223,12 @@ def test_real_text_in_a_small_policy_is_near_the_full_cache(starter, record_prop
 
     backend = opened(starter, chunk=128)
     ids = starter.tokenizer.encode(TEXT.read_text())[:600]
-    cache, full = backend.new_cache(TierPolicy("tiered", 64, 256)), backend.new_cache()
+    cache, full = backend.new_cache(TierPolicy("tiered", (64, 256))), backend.new_cache()
     kl = mean_kl(backend.verify(ids, full), backend.verify(ids, cache))
     record_property("kl_nats", kl)
     stats = cache.stats()
     print(f"\nmean KL(full || tiered) over 600 tokens: {kl:.5f} nats; {stats}")
-    assert 0 < kl < 0.02 and stats.cold_tokens >= 192 and stats.warm_tokens >= 128
+    assert 0 < kl < 0.02 and stats.tokens[0] >= 192 and stats.tokens[1] >= 128
     ours, theirs = greedy(backend, cache, ids[-1], 40), greedy(backend, full, ids[-1], 40)
     same = next((i for i in range(40) if ours[i] != theirs[i]), 40)
     record_property("same_tokens", same)

@@ -11,15 +11,15 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
-from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
-from ruvmlx.kv.policy import EVERYTHING, PAGE, TierPolicy
+from ruvmlx.kv.policy import EVERYTHING, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.models.make_models import make_safetensors_model
 from tests.oracles import pages
 
-SMALL, WARMED = TierPolicy("tiered", 64, 128), TierPolicy("tiered", 64, EVERYTHING)
+SMALL, WARMED = TierPolicy("tiered", (64, 128)), TierPolicy("tiered", (64, EVERYTHING))
 TOKENS = [int(t) for t in np.random.default_rng(12).integers(0, 320, 700)]
 SIZES = {"hidden_size": 96, "intermediate_size": 160}
 SHAPES = {
@@ -115,7 +115,7 @@ def test_attention_over_the_pages(model, policy):
 def test_other_pages_would_be_noticed(model):
     """The tolerance is less than what the cold tier itself costs."""
     backend, oracle = opened(model), ReferenceBackend(model)
-    full, cache = backend.new_cache(), backend.new_cache(TierPolicy("tiered", 64, 64))
+    full, cache = backend.new_cache(), backend.new_cache(TierPolicy("tiered", (64, 64)))
     backend.prefill(TOKENS[:500], full), backend.prefill(TOKENS[:500], cache)
     cache.reserve(10)
     one, other = (oracle.verify(TOKENS[500:510], as_reference(backend, c)) for c in (full, cache))

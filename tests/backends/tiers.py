@@ -8,9 +8,10 @@ import copy
 import numpy as np
 
 from ruvmlx.backends.mlx.kernels import demote
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM, unpack
-from ruvmlx.kv.policy import PAGE, TierPolicy
+from ruvmlx.backends.mlx.kernels.pages import unpack
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 
 
 class JudgedLayer:
@@ -59,10 +60,10 @@ class JudgedLayer:
         if tier == HOT:
             both = mx.array(np.stack([self.keys[here][0], self.values[here][0]], axis=1))
             hot = both.astype(mx.float16).reshape(len(both), -1).view(mx.uint8)
-            self.warm[page] = demote.demote_warm_ops(hot, d)
+            self.warm[page] = demote.demote_ops(hot, d, WARM)
             k, v = unpack(self.warm[page], WARM, d)
         else:
-            k, v = unpack(demote.demote_cold_ops(self.warm.pop(page), d), COLD, d)
+            k, v = unpack(demote.demote_ops(self.warm.pop(page), d, COLD), COLD, d)
             k = demote.rotate(k)
         self.keys[here], self.values[here] = np.array(k)[None], np.array(v)[None]
         self.tiers[page] = tier - 1

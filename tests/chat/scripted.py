@@ -128,7 +128,7 @@ class ScriptedRuntime:
             400.0,
             42.0,
             32 + len(shown),
-            KVStats("tiered", 32 + len(shown), 0, 0, 1 << 20, 1 << 20),
+            KVStats.all_f16("tiered", 32 + len(shown), 1 << 20, 1 << 20),
         )
 
     def settle(self, cancel=None):

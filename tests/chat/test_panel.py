@@ -99,7 +99,7 @@ async def test_the_panel_reads_the_sensors_without_the_runtime(chatting, monkeyp
         assert not disturbed and threading.get_ident() not in threads
 
 
-KV = KVStats("tiered", 319, 1792, 2048, 50 << 20, 94 << 20, 7 << 20, 21 << 20, 22 << 20)
+KV = KVStats("tiered", (2048, 1792, 319), 50 << 20, 94 << 20, (22 << 20, 21 << 20, 7 << 20))
 HELD = MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
 
 

@@ -371,7 +371,7 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
 def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch):
     """Says what new caches get and why; measures when asked to; a policy that was named is shown as such."""
     monkeypatch.setattr(
-        tier_choice, "CANDIDATES", (TierPolicy("tiered", 64, 64), TierPolicy("tiered", 64, 128))
+        tier_choice, "CANDIDATES", (TierPolicy("tiered", (64, 64)), TierPolicy("tiered", (64, 128)))
     )
     command = ("learn", "kv", "--json", "--backend", "native", "--model", str(tiny_folder))
     code, out, err = run(*command)

@@ -14,7 +14,7 @@ from tests.models.make_models import make_safetensors_model
 
 from .test_engine import GREEDY, request
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 
 
 @pytest.fixture(scope="module")

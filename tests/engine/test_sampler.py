@@ -12,6 +12,7 @@ from ruvmlx.sampling import (
     ReplyOptions,
     Sampler,
     candidates,
+    largest_first,
     log_softmax,
     top_ids,
 )
@@ -72,6 +73,18 @@ def test_top_ids_is_a_sort_with_ties_by_id():
     z = np.array([1.0, 3.0, 3.0, 2.0], np.float32)
     assert top_ids(z, 3).tolist() == [1, 2, 3]
     assert top_ids(z, 10).tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 17, 1001, 5003])
+@pytest.mark.parametrize("ties", [False, True])
+def test_largest_first_is_a_stable_sort_of_all_floats(size, ties):
+    """With equal values, both zeros, numbers below the normal ones, and infinities."""
+    values = logits(size)
+    if ties:
+        values = np.round(values) * np.float32(-1)  # has both zeros
+    values[::5] *= np.float32(1e-40)
+    values[::7], values[3::11] = -np.inf, np.inf
+    np.testing.assert_array_equal(largest_first(values), np.argsort(-values, kind="stable"))
 
 
 @pytest.mark.parametrize(

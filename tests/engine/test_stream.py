@@ -24,7 +24,7 @@ from tests.sona.test_trace import random_adapter
 
 from .test_engine import GREEDY, request
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 CACHES = {"plain": None, "tiered": SMALL}
 SEEDED = Sampling(0.9, top_p=0.95, seed=11)
 LONG = 2300

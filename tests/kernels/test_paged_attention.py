@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels import layers, paged_attention
-from ruvmlx.kernels.layers import COLD, HOT, WARM
 from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
 from ruvmlx.kernels.paged_attention import PagedAttention
+from ruvmlx.tiers import COLD, HOT, WARM
 from tests.oracles import pages
 
 SHAPES = [(1, 1, 2), (3, 1, 30), (6, 2, 64), (4, 4, 80), (9, 3, 64), (8, 1, 128), (2, 1, 256), (2, 2, 512)]

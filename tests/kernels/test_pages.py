@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import implementations
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.oracles import pages as p
 
 IMPLS = implementations()
@@ -14,17 +14,17 @@ BELOW = ((HOT, WARM), (WARM, COLD), (HOT, COLD))
 
 def numbers(rng, kind, head_dim):
     """[64, D]: channels off centre, one large token, one of zeros; or what is hard to round."""
-    x = rng.normal(size=(PAGE_TOKENS, head_dim)) * rng.uniform(0.2, 2, head_dim)
+    x = rng.normal(size=(PAGE, head_dim)) * rng.uniform(0.2, 2, head_dim)
     x += rng.normal(size=head_dim) * (rng.random(head_dim) < 0.2) * 4
-    x[rng.integers(PAGE_TOKENS)] *= 3
-    x[rng.integers(PAGE_TOKENS)] = 0
+    x[rng.integers(PAGE)] *= 3
+    x[rng.integers(PAGE)] = 0
     if kind == "ties":  # multiples of half a step
         x = rng.integers(-20, 21, x.shape) / 2.0
         x[:, 0], x[:, 1] = 127 / 2, -127 / 2
     if kind == "constant":
         x = np.full_like(x, rng.choice([0.1, -7.3, 0, 30001]))
     if kind == "tiny":  # scales become subnormal halves, or zero, or -0
-        x *= 10.0 ** rng.integers(-9, -3, (PAGE_TOKENS, 1))
+        x *= 10.0 ** rng.integers(-9, -3, (PAGE, 1))
     if kind == "huge":
         x = np.clip(x * 2000, -8000, 8000)
     if kind == "negative":
@@ -94,8 +94,8 @@ def test_demotion_gives_the_bytes_of_the_gpu_twin(head_dim):
 
     data = hot_pages(np.random.default_rng(1), head_dim)
     hot = native(HOT, data, head_dim)
-    warm = demote.demote_warm_ops(mx.array(data), head_dim)
-    cold = demote.demote_cold_ops(warm, head_dim)
+    warm = demote.demote_ops(mx.array(data), head_dim, WARM)
+    cold = demote.demote_ops(warm, head_dim, COLD)
     for target, want in ((WARM, warm), (COLD, cold)):
         got = shared(target, p.demote(HOT, hot, target, head_dim), head_dim)
         np.testing.assert_array_equal(got, np.array(want))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels import layers, matmul
-from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import implementations
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.oracles import pages as p
 
 IMPLS = matmul.implementations()
@@ -19,9 +19,7 @@ def random(*shape, seed=0, spread=1.0):
 
 def random_page(tier, head_dim, seed=0):
     """(page, K, V): of a model's size; K and V are what it holds."""
-    data = p.pack_ref(
-        tier, random(PAGE_TOKENS, head_dim, seed=seed), random(PAGE_TOKENS, head_dim, seed=seed + 9)
-    )
+    data = p.pack_ref(tier, random(PAGE, head_dim, seed=seed), random(PAGE, head_dim, seed=seed + 9))
     k, v = p.numbers_ref(tier, data, head_dim)
     return p.from_canonical(tier, data, head_dim), k.astype(np.float64), v.astype(np.float64)
 
@@ -36,7 +34,7 @@ def test_scores_and_values(tier, most, head_dim):
     """15 bits of query or weight in front of 8, 7 in front of 4: an error below that of the page itself."""
     page, k, v = random_page(tier, head_dim)
     for rows in ROWS:
-        q, w = random(rows, head_dim), np.exp(random(rows, PAGE_TOKENS, spread=2))
+        q, w = random(rows, head_dim), np.exp(random(rows, PAGE, spread=2))
         got = [(p.scores(tier, page, q, impl), p.values(tier, page, w, head_dim, impl)) for impl in IMPLS]
         assert error(got[0][0], q @ k.T) < most
         assert error(got[0][1], w @ v) < most
@@ -49,7 +47,7 @@ def test_scores_and_values(tier, most, head_dim):
 def test_a_row_does_not_depend_on_its_neighbours(tier):
     """A draft that is verified in a batch stays what it was."""
     page, *_ = random_page(tier, 64)
-    q, w = random(21, 64), np.abs(random(21, PAGE_TOKENS))
+    q, w = random(21, 64), np.abs(random(21, PAGE))
     scores, values = p.scores(tier, page, q), p.values(tier, page, w, 64)
     for r in range(21):
         np.testing.assert_array_equal(p.scores(tier, page, q[r : r + 1])[0], scores[r])
@@ -61,7 +59,7 @@ def test_a_row_does_not_depend_on_its_neighbours(tier):
 def test_nan_and_infinities_spoil_only_their_row(tier, impl):
     """NaN and infinities spoil their row only; what is tiny counts as zero."""
     page, *_ = random_page(tier, 80)
-    q, w = random(5, 80), np.abs(random(5, PAGE_TOKENS))
+    q, w = random(5, 80), np.abs(random(5, PAGE))
     scores, values = p.scores(tier, page, q, impl), p.values(tier, page, w, 80, impl)
     q[1, 3], q[3, 79], w[1, 63], w[3, 0] = np.nan, -np.inf, np.inf, np.nan
     for got, want in ((p.scores(tier, page, q, impl), scores), (p.values(tier, page, w, 80, impl), values)):
@@ -75,17 +73,17 @@ def test_the_largest_numbers(impl):
     """All codes and queries at their ends: sums of 512 products are exact."""
     for head_dim in (64, 512):
         for sign in (-1, 1):
-            k = np.full((PAGE_TOKENS, head_dim), 127.0 * sign, np.float32)
+            k = np.full((PAGE, head_dim), 127.0 * sign, np.float32)
             q = np.full((3, head_dim), 32384.0, np.float32)
             page = p.from_canonical(WARM, p.pack_ref(WARM, k, k), head_dim)
             assert (p.scores(WARM, page, q, impl) == np.float32(head_dim * 32384 * 127.0 * sign)).all()
-            w = np.full((2, PAGE_TOKENS), 32384.0, np.float32)
+            w = np.full((2, PAGE), 32384.0, np.float32)
             assert (p.values(WARM, page, w, head_dim, impl) == np.float32(64 * 32384 * 127.0 * sign)).all()
 
 
 def sequence(head_dim, tiers, last, layers_impl=None):
     """A cache of len(tiers) demoted pages and `last` hot tokens; and K (before rotation), V that it holds."""
-    tokens = len(tiers) * PAGE_TOKENS + last
+    tokens = len(tiers) * PAGE + last
     turn = layers.turns(np.arange(tokens), 10000.0 ** (-np.arange(head_dim // 2) * 2 / head_dim))
     k, v = random(tokens, head_dim), random(tokens, head_dim, seed=6)
     cache = layers.PagedKV(head_dim)
@@ -93,7 +91,7 @@ def sequence(head_dim, tiers, last, layers_impl=None):
     keys = layers.rope_ref(k[:, None], turn)[:, 0].astype(np.float16).astype(np.float32)
     values = v.astype(np.float16).astype(np.float32)
     for i, tier in enumerate(tiers):
-        at = slice(i * PAGE_TOKENS, (i + 1) * PAGE_TOKENS)
+        at = slice(i * PAGE, (i + 1) * PAGE)
         hot = cache.pages[i].view(np.uint8)
         if tier != HOT:
             page = p.demote(HOT, hot[None], tier, head_dim, layers_impl)[0]

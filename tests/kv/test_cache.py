@@ -5,11 +5,12 @@ import random
 import pytest
 
 from ruvmlx.kv.cache import SLACK, PagedCache
-from ruvmlx.kv.policy import COLD, F16, HOT, PAGE, TIERED, WARM, TierPolicy, tightened
+from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tightened
 from ruvmlx.kv.pool import PagePool
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.oracles.plain_storage import PlainStorage
 
-SMALL = TierPolicy("tiered", 128, 256)
+SMALL = TierPolicy("tiered", (128, 256))
 
 
 class Walker:
@@ -48,7 +49,7 @@ class Walker:
         rows = [(page.number, page.tier) for page in cache.pages if page is not None]
         assert list(cache.table.rows.values()) == rows
         stats = cache.stats()
-        assert stats.hot_tokens + stats.warm_tokens + stats.cold_tokens == cache.offset - PAGE * cache.first
+        assert sum(stats.tokens) == cache.offset - PAGE * cache.first
 
 
 def new_pool(budget: int = 0, pressure=lambda: 0.0) -> PagePool:
@@ -87,7 +88,7 @@ def test_tokens_survive_failures_trims_forks_and_closings(seed, window):
     assert pool.storage.pages == {} and pool.pages == [0, 0, 0] and pool.nbytes == 0
 
 
-@pytest.mark.parametrize("policy", [TIERED, SMALL, TierPolicy("tiered", 64, 64), F16])
+@pytest.mark.parametrize("policy", [TIERED, SMALL, TierPolicy("tiered", (64, 64)), F16])
 @pytest.mark.parametrize("chunk", [1, 64, 100, 256])
 def test_tiers_follow_from_the_age(policy, chunk):
     """Before a token is appended at offset o, a page whose newest token is `hot` or more behind is warm."""
@@ -98,7 +99,8 @@ def test_tiers_follow_from_the_age(policy, chunk):
         now = start if chunk == 1 else walker.cache.offset  # a prompt is demoted when it has been read
         for j, page in enumerate(walker.cache.pages):
             age = now + 1 - PAGE * (j + 1)
-            assert page.tier == (COLD if age >= policy.warm else WARM if age >= policy.hot else HOT)
+            hot, warm = policy.lengths
+            assert page.tier == (COLD if age >= warm else WARM if age >= hot else HOT)
 
 
 def test_bytes_of_a_policy_are_those_of_a_cache():
@@ -143,10 +145,10 @@ def test_no_page_is_freed_under_a_demotion(window):
 def test_a_trim_leaves_pages_of_full_precision_behind_it():
     """A cut inside a page of 8 or 4 bits goes back to its start, one near cold pages to where `hot` tokens
     more will be read again."""
-    walker = Walker(PagedCache(new_pool(), TierPolicy("tiered", 128, 512)))
+    walker = Walker(PagedCache(new_pool(), TierPolicy("tiered", (128, 512))))
     walker.append(list(range(1000)))
     walker.append([1000])
-    low, cold = PAGE * walker.cache.low, PAGE * walker.cache.cold
+    cold, low = (PAGE * end for end in walker.cache.ends)
     assert walker.trim(walker.cache.offset - (low + 5)) and walker.cache.offset == low + 5
     assert walker.trim(10) and walker.cache.offset == low - PAGE
     assert walker.trim(walker.cache.offset - (cold + 1)) and walker.cache.offset <= cold - 128 + PAGE
@@ -182,7 +184,7 @@ def test_pressure_tightens_and_lets_go():
     cache = Walker(PagedCache(pool, TIERED))
     cache.append(list(range(1500)))
     cache.append(list(range(1500, 1600)))
-    assert cache.cache.stats().cold_tokens > 0 and cache.cache.stats().hot_tokens >= 256
+    assert cache.cache.stats().tokens[COLD] > 0 and cache.cache.stats().tokens[HOT] >= 256
     level[0] = 0.1
     for token in range(1000):
         cache.append([token])

@@ -6,13 +6,14 @@ import pytest
 from ruvmlx.backends.mlx.kernels import demote
 from ruvmlx.backends.mlx.storage import LEAST, MLXStorage, OpenPages
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.policy import COLD, HOT, PAGE, WARM, TierPolicy
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.models.make_models import Shape
 
 SHAPE = Shape(n_layers=3, n_heads=6, n_kv_heads=2, head_dim=80)
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 
 
 @pytest.fixture
@@ -69,12 +70,12 @@ def test_demotion_is_the_kernels(storage):
         for i, number in enumerate(pages):
             hot = rows(10 * (i + 1) + layer).reshape(1, 2, -1)
             np.testing.assert_array_equal(page(storage, layer, number, HOT), hot[0])
-            lower = demote.demote_warm_ops(hot, 80)
+            lower = demote.demote_ops(hot, 80, WARM)
             np.testing.assert_array_equal(page(storage, layer, warm[i], WARM), lower[0])
             if i in (4, 1):
                 at = cold[(4, 1).index(i)]
                 np.testing.assert_array_equal(
-                    page(storage, layer, at, COLD), demote.demote_cold_ops(lower, 80)[0]
+                    page(storage, layer, at, COLD), demote.demote_ops(lower, 80, COLD)[0]
                 )
 
 
@@ -218,14 +219,14 @@ def test_a_table_lists_pages_by_tier(storage):
     for i, (number, tier) in enumerate([(9, COLD), (4, WARM), (5, WARM), (0, HOT), (7, HOT)]):
         table.set(i, number, tier)
     view = table.view(300)
-    assert (view.cold, view.warm, view.hot) == ([9], [4, 5], [0, 7])
-    assert table.view(256).hot == [0]
+    assert view.by_tier == [[9], [4, 5], [0, 7]]
+    assert table.view(256).by_tier[HOT] == [0]
     assert table.hot_page(255) == 0 and table.hot_page(256) == 7
     with pytest.raises(ValueError, match="position 64"):
         table.hot_page(100)
     table.clear(0), table.clear(1)
     assert table.view(300, 150).ids() == [0, 0, 5, 0, 7]
-    assert table.view(300, 150).cold == [] and table.view(300, 150).warm == [0, 0, 5]
+    assert table.view(300, 150).by_tier[:HOT] == [[], [0, 0, 5]]
     for i in (4, 3, 2):
         table.clear(i)
     assert table.view(0).ids() == [] and table.nbytes == 0

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from ruvmlx.backends.mlx.kernels.demote import demote_cold_ops, demote_warm_ops, rotate
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM, page_bytes, unpack
+from ruvmlx.backends.mlx.kernels.demote import demote_ops, rotate
+from ruvmlx.backends.mlx.kernels.pages import page_bytes, unpack
 from ruvmlx.kv.policy import TIERED
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import COLD, HOT, WARM
 
 from .texts import needle
 from .tradeoff import CHOSEN, TOKENS, eight_bits, half
@@ -17,11 +18,11 @@ def test_rounds_as_pages_do(head_dim):
     """Warm numbers exactly; cold ones too, K up to the rotation back."""
     k, v = half(mx.random.normal((2, 3, 64, head_dim), key=mx.random.key(1)) * 3)
     hot = mx.stack([k, v], axis=1).astype(mx.float16).reshape(3, -1).view(mx.uint8)
-    warm = demote_warm_ops(hot, head_dim)
+    warm = demote_ops(hot, head_dim, WARM)
     warm_k, warm_v = unpack(warm, WARM, head_dim)
     np.testing.assert_array_equal(eight_bits(k), warm_k)
     np.testing.assert_array_equal(eight_bits(v), warm_v)
-    cold_k, cold_v = unpack(demote_cold_ops(warm, head_dim), COLD, head_dim)
+    cold_k, cold_v = unpack(demote_ops(warm, head_dim, COLD), COLD, head_dim)
     np.testing.assert_allclose(rotate(CHOSEN.k(warm_k)), cold_k, atol=1e-5)
     np.testing.assert_array_equal(CHOSEN.v(warm_v), cold_v)
 

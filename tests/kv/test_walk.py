@@ -14,7 +14,7 @@ from ruvmlx.kv.policy import F16, TIERED, TierPolicy
 from ruvmlx.models.model import Model
 from ruvmlx.sampling import log_softmax
 
-SMALL = TierPolicy("tiered", 64, 128)
+SMALL = TierPolicy("tiered", (64, 128))
 
 
 class Chat:

@@ -15,6 +15,7 @@ from ruvmlx.models.gguf import read_gguf
 from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.hf_write import _write_tokenizer
 from ruvmlx.models.load import load_model
+from ruvmlx.models.rope_scaling import YarnRope
 from ruvmlx.models.safetensors_file import read_safetensors
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 
@@ -85,9 +86,19 @@ def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(tmp_path, quant):
     assert tokenizer.encode("<|im_end|>") == model.tokenizer.encode("<|im_end|>", special=True)
 
 
-@pytest.mark.parametrize(
-    "shape", [{"sliding_window": 8}, {"llama3": True}, {"attention_bias": True, "mlp_bias": True}]
-)
+YARN = YarnRope(4.0, 50, 1.0, beta_fast=8.0)
+SPECIAL = [
+    {"sliding_window": 8},
+    {"llama3": True},
+    {"attention_bias": True, "mlp_bias": True},
+    {"family": "qwen2", "head_dim": 16},
+    {"family": "qwen3", "rope": YarnRope(4.0, 50, 0.1 * float(np.log(4)) + 1)},
+    {"family": "smollm3", "n_layers": 4, "rope": YARN},
+    {"family": "ministral3", "rope": YARN, "wrapped": True},
+]
+
+
+@pytest.mark.parametrize("shape", SPECIAL)
 def test_what_makes_a_model_special_is_kept(tmp_path, shape):
     for model in (
         load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="F16", **shape))),

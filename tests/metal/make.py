@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM, SequencePages, page_bytes
+from ruvmlx.backends.mlx.kernels.pages import SequencePages, page_bytes
+from ruvmlx.tiers import COLD, HOT, PAGE, TIERS, WARM
 
 F16, F32 = np.float16, np.float32
 
@@ -98,7 +99,7 @@ def cache(rng, d: int, n_kv: int, sequences) -> Cache:
     for i, (n_cold, n_warm, hot, first) in enumerate(sequences):
         ids = [[int(free[tier].pop()) for _ in range(counts[tier][i])] for tier in range(3)]
         k, v = [[] for _ in range(n_kv)], [[] for _ in range(n_kv)]
-        for tier in (COLD, WARM, HOT):
+        for tier in range(len(TIERS)):
             for page_id in ids[tier]:
                 for head in range(n_kv):
                     page = pack(tier, numbers(rng, PAGE, d), numbers(rng, PAGE, d))
@@ -108,7 +109,7 @@ def cache(rng, d: int, n_kv: int, sequences) -> Cache:
         if hot % PAGE:  # rows that hold no token are NaN
             last = pools[HOT][ids[HOT][-1]].view(F16).reshape(n_kv, 2, PAGE, d)
             last[:, :, hot % PAGE :] = np.nan
-        views.append(SequencePages(*ids, n_tokens=(n_cold + n_warm) * PAGE + hot, first=first))
+        views.append(SequencePages(ids, (n_cold + n_warm) * PAGE + hot, first))
         keys.append(np.array([np.concatenate(x) if x else np.zeros((0, d)) for x in k]))
         values.append(np.array([np.concatenate(x) if x else np.zeros((0, d)) for x in v]))
     return Cache(pools, views, keys, values)
@@ -118,18 +119,18 @@ def opened(made: Cache) -> np.ndarray:
     """The last hot page of each sequence, uint8 [sequences, n_kv, bytes]; NaN for one without."""
     pool = made.pools[HOT]
     none = np.full(pool.shape[1:], 255, np.uint8)
-    return np.array([pool[view.hot[-1]] if view.hot else none for view in made.views])
+    return np.array([pool[view.by_tier[HOT][-1]] if view.by_tier[HOT] else none for view in made.views])
 
 
-def attention(q, q_cold, made: Cache, i: int) -> np.ndarray:
-    """q, q_cold: [n_heads, D] -> float64 [n_heads, D] for sequence i."""
+def attention(q, q_rotated, made: Cache, i: int) -> np.ndarray:
+    """q, q_rotated: [n_heads, D] -> float64 [n_heads, D] for sequence i."""
     view, k, v = made.views[i], made.keys[i], made.values[i]
     out = np.zeros(q.shape)
     for h in range(q.shape[0]):
         kv = h * k.shape[0] // q.shape[0]
         x = np.where(
-            np.arange(k.shape[1]) < len(view.cold) * PAGE,
-            k[kv] @ q_cold[h].astype(float),
+            np.arange(k.shape[1]) < len(view.by_tier[COLD]) * PAGE,
+            k[kv] @ q_rotated[h].astype(float),
             k[kv] @ q[h].astype(float),
         )
         x = x[view.first : view.n_tokens] / np.sqrt(q.shape[1])

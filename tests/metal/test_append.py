@@ -6,8 +6,9 @@ import pytest
 
 from ruvmlx.backends.mlx.kernels import append, rope_append
 from ruvmlx.backends.mlx.kernels.demote import rotate
-from ruvmlx.backends.mlx.kernels.pages import PAGE, GPUPageTable, SequencePages
+from ruvmlx.backends.mlx.kernels.pages import GPUPageTable, SequencePages
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import PAGE
 
 from .kernels import KERNELS
 from .simulator import to_mx
@@ -58,7 +59,7 @@ def test_append_matches_its_twin(run, rng, d, traditional, kind, tokens):
 def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
     """Turned queries, the same rotated, and an open page that differs in the new row alone."""
     b, n_kv, heads = len(lengths), 2, 6
-    views = [SequencePages([], [], range(-(-n // PAGE)), n) for n in lengths]
+    views = [SequencePages([[], [], range(-(-n // PAGE))], n) for n in lengths]
     table = GPUPageTable(views, heads, n_kv, d)
     q = rng.normal(size=(b, heads, d)).astype(NUMPY[kind])
     k, v = rng.normal(size=(2, b, n_kv, d)).astype(NUMPY[kind])
@@ -71,7 +72,7 @@ def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
         rope_append.rope_append_ops(*arguments),
     ):
         np.testing.assert_allclose(out.q, turned(q, turn, traditional), atol=1e-4)
-        np.testing.assert_allclose(out.q_cold, rotate(mx.array(np.array(out.q))), atol=1e-5)
+        np.testing.assert_allclose(out.q_rotated, rotate(mx.array(np.array(out.q))), atol=1e-5)
         got = np.array(out.open).view(np.float16).reshape(opened.shape)
         for i, n in enumerate(lengths):
             row = (n - 1) % PAGE
@@ -82,7 +83,7 @@ def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
 
 
 def test_order_of_threads_does_not_matter(run, rng):
-    table = GPUPageTable([SequencePages([], [], [0, 1], 70)], 6, 2, 80)
+    table = GPUPageTable([SequencePages([[], [], [0, 1]], 70)], 6, 2, 80)
     f = lambda n: mx.array(rng.normal(size=(1, n * 80)).astype(np.float32))  # noqa: E731
     q, k, v, turn = f(6), f(2), f(2), f(1)
     opened, results = mx.zeros((1, 2, 2, PAGE, 160), mx.uint8), set()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx.kernels import demote
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, PAGE, WARM
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 
 from . import make
 from .kernels import DIMS
@@ -48,23 +48,22 @@ def test_hot_to_warm(run, d):
     rng = np.random.default_rng(d)
     hot, ids = pool_of(rng, HOT, d), [14, 0, 5, 7, 9, 12, 3]
     want = np.array([[make.pack(WARM, *stored(HOT, page, d)) for page in hot[i]] for i in ids])
-    np.testing.assert_array_equal(demote.demote_warm_gpu(hot, ids, d, run), want)
-    np.testing.assert_array_equal(demote.demote_warm_ops(mx.array(hot[ids]), d), want)
+    np.testing.assert_array_equal(demote.demote_gpu(hot, ids, d, WARM, run), want)
+    np.testing.assert_array_equal(demote.demote_ops(mx.array(hot[ids]), d, WARM), want)
 
 
-@pytest.mark.parametrize("source", [WARM, HOT])
 @pytest.mark.parametrize("d", DIMS)
-def test_demotion_to_cold_matches_its_twin(run, d, source):
-    rng = np.random.default_rng(d + source)
-    pool, ids = pool_of(rng, source, d), [14, 0, 5, 7, 9, 12, 3]
+def test_warm_to_cold(run, d):
+    rng = np.random.default_rng(d + WARM)
+    pool, ids = pool_of(rng, WARM, d), [14, 0, 5, 7, 9, 12, 3]
 
     def cold(page):
-        k, v = stored(source, page, d)
+        k, v = stored(WARM, page, d)
         return make.pack(COLD, rotated_float32(k), v)
 
     want = np.array([[cold(page) for page in pool[i]] for i in ids])
-    np.testing.assert_array_equal(demote.demote_cold_gpu(pool, ids, d, source, run), want)
-    np.testing.assert_array_equal(demote.demote_cold_ops(mx.array(pool[ids]), d, source), want)
+    np.testing.assert_array_equal(demote.demote_gpu(pool, ids, d, COLD, run), want)
+    np.testing.assert_array_equal(demote.demote_ops(mx.array(pool[ids]), d, COLD), want)
 
 
 def rotated_float32(x):
@@ -108,7 +107,7 @@ def test_order_of_threads_does_not_matter(run):
     results = set()
     for seed in range(20):
         seeded = lambda *a, seed=seed: run(*a, seed=seed)  # noqa: E731
-        results.add(demote.demote_cold_gpu(pool, [1, 3], 80, WARM, seeded).tobytes())
+        results.add(demote.demote_gpu(pool, [1, 3], 80, COLD, seeded).tobytes())
     assert len(results) == 1
 
 
@@ -118,8 +117,9 @@ def test_error_is_within_half_a_step(d):
     rng = np.random.default_rng(d)
     x = numbers(rng, d, "plain").astype(np.float16).astype(np.float32)
     hot = mx.array(make.pack(HOT, x, x)[None])
-    k, v = make.unpack(WARM, np.array(demote.demote_warm_ops(hot, d))[0], d)
+    warm = demote.demote_ops(hot, d, WARM)
+    k, v = make.unpack(WARM, np.array(warm)[0], d)
     assert (np.abs(k - x) <= np.abs(x).max(axis=1, keepdims=True) / 127 * 0.57 + 1e-6).all()
-    k, v = make.unpack(COLD, np.array(demote.demote_cold_ops(hot, d, HOT))[0], d)
-    for got, given in ((k, rotated_float32(x)), (v, x)):
+    cold_k, cold_v = make.unpack(COLD, np.array(demote.demote_ops(warm, d, COLD))[0], d)
+    for got, given in ((cold_k, rotated_float32(k.astype(np.float32))), (cold_v, v)):
         assert (np.abs(got - given) <= np.ptp(given, axis=1)[:, None] / 15 * 0.52 + 8e-3).all()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx.kernels import append, decode, demote, gather, rope_append, source
-from ruvmlx.backends.mlx.kernels.pages import COLD, HOT, WARM
 from ruvmlx.backends.mlx.kernels.rope_append import Turned
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import COLD, HOT, WARM
 
 from . import make
 from .conftest import GPU
@@ -68,7 +68,7 @@ def test_decode_and_prompt(gpu, d):
     out = decode.attend(new, pools, table, mx.float16)
     with mx.stream(mx.cpu):
         twin = rope_append.rope_append_ops(half, k, v, turn, opened, table)
-        want = decode.attend_ops(twin.q, twin.q_cold, pools, twin.open, table)
+        want = decode.attend_ops(twin.q, twin.q_rotated, pools, twin.open, table)
         np.testing.assert_array_equal(new.open, twin.open)
         np.testing.assert_allclose(out.astype(mx.float32), want, atol=0.02)
 
@@ -87,12 +87,12 @@ def test_demotion_gives_the_twins_bytes(gpu, d):
     rng = np.random.default_rng(d)
     pool = mx.array(make.cache(rng, d, 3, [(0, 0, 640, 0)]).pools[HOT])
     ids = [1, 5, 4, 0]
-    warm = demote.demote_warm(pool, ids, d)
-    cold = demote.demote_cold(warm, [2, 0, 3, 1], d)
+    warm = demote.demote(pool, ids, d, WARM)
+    cold = demote.demote(warm, [2, 0, 3, 1], d, COLD)
     with mx.stream(mx.cpu):
-        twin = demote.demote_warm_ops(pool[mx.array(ids)], d)
+        twin = demote.demote_ops(pool[mx.array(ids)], d, WARM)
         np.testing.assert_array_equal(warm, twin)
-        np.testing.assert_array_equal(cold, demote.demote_cold_ops(twin[mx.array([2, 0, 3, 1])], d))
+        np.testing.assert_array_equal(cold, demote.demote_ops(twin[mx.array([2, 0, 3, 1])], d, COLD))
     assert cold.shape[-1] == source_bytes(COLD, d)
 
 

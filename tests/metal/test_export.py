@@ -27,7 +27,7 @@ def test_one_file_each(tmp_path):
     assert {f"attend_decode-D{d}-G{g}.metal" for d, g in shapes} <= names
     kinds = [(form, kind) for form in (0, 1) for kind in ("float32", "float16", "bfloat16")]
     assert {f"append-D64-TRADITIONAL{form}-T{kind}.metal" for form, kind in kinds} <= names
-    assert {"demote_cold-D80-SOURCE1.metal", "demote_cold-D80-SOURCE2.metal"} <= names
+    assert {"demote-D80-TO0.metal", "demote-D80-TO1.metal"} <= names
     assert len(names) == sum(len(kernel.values) for kernel in export.KERNELS)
 
 

@@ -188,7 +188,6 @@ def test_bare_constants_are_refused(kernel):
     said = [line for line in complaints(bare) if "must reside in constant address space" in line]
     lines = (folder() / "pages.h").read_text().splitlines()
     page = 1 + next(i for i, line in enumerate(lines) if line.startswith("CONSTANT int PAGE "))
-    assert len(said) >= 13
     assert any(line.startswith(f"pages.h:{page}:") for line in said)
 
 

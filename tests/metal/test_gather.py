@@ -38,7 +38,7 @@ def unrotated(made, i, d):
     if not made.views[0].n_tokens:
         return np.zeros((len(x), 0, d))
     x = x[:, : made.views[0].n_tokens]
-    cold = len(made.views[0].cold) * 64
+    cold = len(made.views[0].by_tier[0]) * 64
     if i == 0 and cold:
         x[:, :cold] = np.array(demote.rotate(mx.array(x[:, :cold].astype(np.float32))))
     return x
@@ -93,7 +93,7 @@ def test_pages_before_the_window_are_not_read(run):
     """They may be gone: any number stands for them."""
     _, made, rows, new = problem(CASES["window over a tier's edge"], 64, 3)
     assert new.first == 64 * 2 and new.total == 4 * 64 + 20 + 40 - new.first
-    for pool, ids in zip(made.pools, (made.views[0].cold[:2], [], []), strict=True):
+    for pool, ids in zip(made.pools, (made.views[0].by_tier[0][:2], [], []), strict=True):
         pool[ids] = 255
     fresh = mx.array(rows.view(np.uint8))
     kernel = gather.gather_gpu(made.pools, fresh, new, 0, run)
@@ -102,7 +102,7 @@ def test_pages_before_the_window_are_not_read(run):
 
 def test_bytes_in_flight_are_bounded():
     """131,072 tokens of an 8B model: two heads at a time, 134 MB; 2,048 tokens: all eight."""
-    pages_of = lambda n: pages.SequencePages(range(n // 64), [], [], n)  # noqa: E731
+    pages_of = lambda n: pages.SequencePages([range(n // 64), [], []], n)  # noqa: E731
     long, short = (gather.chunk(pages_of(n), 2048, 32, 8, 128) for n in (129_024, 2048))
     assert long.heads == 1 and short.heads == 8
     assert 4 * 128 * long.total * long.heads <= max(gather.BLOCK, 4 * 128 * long.total)

@@ -91,9 +91,10 @@ def test_it_is_cpp14_and_a_template(complaints, kernel):
 def test_what_only_the_template_shows(complaints, line, complaint):
     """The other check, which fills the template in and is C++17, takes all of these."""
     header = "template <int N> struct Row { typedef int Word; };\n"
-    kernel = demote.DEMOTE_WARM
+    kernel = demote.DEMOTE
     whole = source(kernel, kernel.values[0])
-    wrong = whole.replace("template <int D>\n[[kernel]]", f"{header}template <int D>\n[[kernel]]")
+    start = "template <int D, int TO>\n[[kernel]]"
+    wrong = whole.replace(start, header + start)
     wrong = wrong.replace("const int n_kv =", f"{line} const int n_kv =")
     assert line in wrong and header in wrong
     assert complaint in complaints(wrong)

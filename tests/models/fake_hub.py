@@ -6,6 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 COMMIT = "c" * 40
 
@@ -20,6 +21,7 @@ class FakeHub:
         self.pace = 0.0
         self.ranges: list[int] = []
         self.damaged = False
+        self.architecture = ""  # of its GGUF files
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -29,7 +31,7 @@ class FakeHub:
         self._server.server_close()
 
     def is_large(self, file: Path) -> bool:
-        return file.suffix == ".safetensors"
+        return file.suffix in (".safetensors", ".gguf")
 
     def contents(self, file: Path) -> bytes:
         data = file.read_bytes()
@@ -43,14 +45,28 @@ class FakeHub:
             known["lfs"] = {"oid": digest, "sha256": digest, "size": len(data), "pointerSize": 130}
         return known
 
+    def files(self) -> dict[str, Path]:
+        """Paths inside the repository, subfolders included -> files."""
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file())
+        return {p.relative_to(self.folder).as_posix(): p for p in files}
+
     def info(self) -> dict:
-        files = sorted(p for p in self.folder.iterdir() if p.is_file())
-        siblings = [{"rfilename": f.name, "blobId": self.facts(f)["oid"], **self.facts(f)} for f in files]
-        return {"id": self.name, "modelId": self.name, "sha": COMMIT, "siblings": siblings, "tags": []}
+        siblings = [
+            {"rfilename": name, "blobId": self.facts(file)["oid"], **self.facts(file)}
+            for name, file in self.files().items()
+        ]
+        known = {"gguf": {"total": 1000, "architecture": self.architecture}} if self.architecture else {}
+        return {
+            "id": self.name,
+            "modelId": self.name,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "tags": [],
+            **known,
+        }
 
     def tree(self) -> list[dict]:
-        files = sorted(p for p in self.folder.iterdir() if p.is_file())
-        return [{"type": "file", "path": f.name, **self.facts(f)} for f in files]
+        return [{"type": "file", "path": name, **self.facts(file)} for name, file in self.files().items()]
 
     def _handler(hub):
         class Handler(BaseHTTPRequestHandler):
@@ -70,7 +86,7 @@ class FakeHub:
                 if path.startswith(f"/api/models/{hub.name}"):
                     self._json(hub.tree() if "/tree/" in path else hub.info(), body)
                 elif path.startswith(f"/{hub.name}/resolve/"):
-                    self._file(hub.folder / path.rpartition("/")[2], body)
+                    self._file(hub.folder / unquote(path.split("/", 5)[5]), body)
                 else:
                     self._json({"error": "Repository not found"}, body, 404, {"X-Error-Code": "RepoNotFound"})
 

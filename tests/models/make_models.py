@@ -1,4 +1,4 @@
-"""Small random Llama and Mistral models, made on the spot, in every format that the loaders read.
+"""Small random models of every family, made on the spot, in every format that the loaders read.
 
     folder = make_safetensors_model(tmp_path / "m", bits=4, sliding_window=64)
     file = make_gguf_model(tmp_path / "m.gguf", quant="Q8_0", llama3=True)
@@ -16,9 +16,18 @@ from typing import Any
 import numpy as np
 
 from ruvmlx.models.byte_level import byte_chars
+from ruvmlx.models.families import ATTENTION, MLP, family_of
 from ruvmlx.models.layout import matrices, vectors
-from ruvmlx.models.model import Llama3Rope, ModelConfig
+from ruvmlx.models.model import ModelConfig, QueryScale
 from ruvmlx.models.rope import llama3_divisors
+from ruvmlx.models.rope_scaling import (
+    DynamicRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    RopeScaling,
+    YarnRope,
+)
 
 from .gguf_writer import encode_blocks, f32, u32, write_gguf
 
@@ -32,6 +41,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 LLAMA3 = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64)
+BETA = 0.3  # of queries' scale by position
 
 
 @dataclass(frozen=True)
@@ -51,12 +61,28 @@ class Shape:
     tie: bool = False
     sliding_window: int | None = None  # makes it a Mistral
     llama3: bool = False  # LLAMA3 rope scaling
+    rope: RopeScaling | None = None  # another one
     attention_bias: bool = False
     mlp_bias: bool = False
+    family: str = ""  # a model_type; "": Llama, or Mistral with a window
+    span: int = 50  # the context before stretching of a Ministral 3: its queries are scaled beyond
+    wrapped: bool = False  # as the language model of a mistral3, beside one for images
+
+    @property
+    def model_type(self) -> str:
+        return self.family or ("mistral" if self.sliding_window else "llama")
+
+    @property
+    def scaling(self) -> RopeScaling | None:
+        return LLAMA3 if self.llama3 else self.rope
 
     def config(self) -> ModelConfig:
+        family = family_of(self.model_type, "make_models")
+        every_fourth = frozenset(range(3, self.n_layers, 4))
+        flags = {"attention_bias": ATTENTION, "mlp_bias": MLP}
+        biases = [modules for flag, modules in flags.items() if getattr(self, flag)]
         return ModelConfig(
-            model_type="mistral" if self.sliding_window else "llama",
+            model_type=self.model_type,
             hidden_size=self.hidden_size,
             n_layers=self.n_layers,
             n_heads=self.n_heads,
@@ -68,10 +94,12 @@ class Shape:
             rope_theta=self.rope_theta,
             max_context=self.max_context,
             tie_word_embeddings=self.tie,
-            rope_scaling=LLAMA3 if self.llama3 else None,
+            rope_scaling=self.scaling,
             sliding_window=self.sliding_window,
-            attention_bias=self.attention_bias,
-            mlp_bias=self.mlp_bias,
+            biases=family.biases.union(*biases),
+            head_norms=family.head_norms,
+            layers_without_rope=every_fourth if family.skips_rope else frozenset(),
+            query_scale=QueryScale(BETA, self.span) if family.scales_queries else None,
         )
 
 
@@ -106,6 +134,8 @@ def make_safetensors_model(
     weights = random_weights(made.config(), made.seed)
     tensors = _stored(weights, dtype, bits, group_size)
     config = hf_config(made, bits, group_size)
+    if made.wrapped:
+        config, tensors = _wrapped_config(config), _wrapped_tensors(tensors)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9})
     write_tokenizer(folder)
@@ -118,7 +148,7 @@ def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dic
     config = made.config()
     out = {
         "model_type": config.model_type,
-        "architectures": ["MistralForCausalLM" if made.sliding_window else "LlamaForCausalLM"],
+        "architectures": [f"{family_of(made.model_type, 'make_models').name}ForCausalLM"],
         "hidden_size": made.hidden_size,
         "num_hidden_layers": made.n_layers,
         "num_attention_heads": made.n_heads,
@@ -137,17 +167,56 @@ def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dic
     }
     if made.sliding_window:  # mlx-lm keeps a window only where layer_types asks for it
         out |= {"sliding_window": made.sliding_window, "layer_types": ["sliding_attention"] * made.n_layers}
-    if made.llama3:
-        out["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": LLAMA3.factor,
-            "low_freq_factor": LLAMA3.low_freq_factor,
-            "high_freq_factor": LLAMA3.high_freq_factor,
-            "original_max_position_embeddings": LLAMA3.original_max_position,
-        }
+    out |= _hf_rope(made)
     if bits:
         out["quantization"] = {"group_size": group_size, "bits": bits}
     return out
+
+
+def _hf_rope(made: Shape) -> dict[str, Any]:
+    table = _hf_scaling(made.scaling)
+    if made.config().query_scale is None:
+        return {"rope_scaling": table} if table else {}
+    own = {"rope_theta": made.rope_theta, "llama_4_scaling_beta": BETA}
+    own["original_max_position_embeddings"] = made.span
+    return {"rope_parameters": {"rope_type": "default"} | table | own}
+
+
+def _hf_scaling(rope: RopeScaling | None) -> dict[str, Any]:
+    original = {"original_max_position_embeddings": getattr(rope, "original_max_position", 0)}
+    match rope:
+        case LinearRope():
+            return {"rope_type": "linear", "factor": rope.factor}
+        case DynamicRope():
+            return {"rope_type": "dynamic", "factor": rope.factor}
+        case Llama3Rope():
+            low, high = rope.low_freq_factor, rope.high_freq_factor
+            table = {"rope_type": "llama3", "factor": rope.factor, "low_freq_factor": low}
+            return table | original | {"high_freq_factor": high}
+        case YarnRope():
+            table = {"rope_type": "yarn", "factor": rope.factor, "beta_fast": rope.beta_fast}
+            table |= original | {"beta_slow": rope.beta_slow}
+            return table | ({"mscale": 1.0, "mscale_all_dim": 1.0} if rope.attention_factor == 1 else {})
+        case LongRope():
+            factors = {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+            return {"rope_type": "longrope"} | original | factors
+    return {}
+
+
+def _wrapped_config(text: dict[str, Any]) -> dict[str, Any]:
+    """As mlx-community stores a model for images: what it was quantised by is outside."""
+    outer = {key: text.pop(key) for key in ("quantization", "eos_token_id") if key in text}
+    architectures = ["Mistral3ForConditionalGeneration"]
+    vision = {"model_type": "pixtral", "hidden_size": 16}
+    return {
+        "model_type": "mistral3", "architectures": architectures, "text_config": text, "vision_config": vision
+    } | outer  # fmt: skip
+
+
+def _wrapped_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    images = {"vision_tower.patch_conv.weight": np.ones((4, 3), np.float16)}
+    images |= {"multi_modal_projector.linear_1.weight": np.ones((4, 4), np.float16)}
+    return images | {f"language_model.{name}": array for name, array in tensors.items()}
 
 
 def _stored(
@@ -262,24 +331,39 @@ def make_gguf_model(path: Path, *, quant: str = "Q4_0", **shape: Any) -> Path:
 
 
 def gguf_metadata(made: Shape) -> dict[str, Any]:
+    arch = {"ministral3": "mistral3", "mistral": "mistral3"}.get(made.family, made.family or "llama")
     out: dict[str, Any] = {
-        "general.architecture": "llama",
-        "general.name": "tiny",
-        "llama.block_count": u32(made.n_layers),
-        "llama.context_length": u32(made.max_context),
-        "llama.embedding_length": u32(made.hidden_size),
-        "llama.feed_forward_length": u32(made.intermediate_size),
-        "llama.attention.head_count": u32(made.n_heads),
-        "llama.attention.head_count_kv": u32(made.n_kv_heads),
-        "llama.attention.key_length": u32(made.head_dim),
-        "llama.attention.value_length": u32(made.head_dim),
-        "llama.rope.dimension_count": u32(made.head_dim),
-        "llama.rope.freq_base": f32(made.rope_theta),
-        "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
+        "block_count": u32(made.n_layers),
+        "context_length": u32(made.max_context),
+        "embedding_length": u32(made.hidden_size),
+        "feed_forward_length": u32(made.intermediate_size),
+        "attention.head_count": u32(made.n_heads),
+        "attention.head_count_kv": u32(made.n_kv_heads),
+        "attention.key_length": u32(made.head_dim),
+        "attention.value_length": u32(made.head_dim),
+        "rope.dimension_count": u32(made.head_dim),
+        "rope.freq_base": f32(made.rope_theta),
+        "attention.layer_norm_rms_epsilon": f32(1e-5),
     }
     if made.sliding_window:
-        out["llama.attention.sliding_window"] = u32(made.sliding_window)
-    return out | gguf_vocab_keys()
+        out["attention.sliding_window"] = u32(made.sliding_window)
+    if made.config().query_scale is not None:
+        out["attention.temperature_scale"] = f32(BETA)
+        out["rope.scaling.original_context_length"] = u32(made.span)
+    out |= _gguf_scaling(made.rope)
+    named = {f"{arch}.{key}": value for key, value in out.items()}
+    return {"general.architecture": arch, "general.name": "tiny"} | named | gguf_vocab_keys()
+
+
+def _gguf_scaling(rope: RopeScaling | None) -> dict[str, Any]:
+    if isinstance(rope, LinearRope):
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": f32(rope.factor)}
+    if not isinstance(rope, YarnRope):
+        return {}
+    out = {"type": "yarn", "factor": f32(rope.factor), "yarn_beta_fast": f32(rope.beta_fast)}
+    out |= {"yarn_beta_slow": f32(rope.beta_slow), "original_context_length": u32(rope.original_max_position)}
+    out |= {"yarn_log_multiplier": f32(1.0)} if rope.attention_factor == 1 else {}
+    return {f"rope.scaling.{key}": value for key, value in out.items()}
 
 
 def gguf_vocab_keys() -> dict[str, Any]:
@@ -332,7 +416,7 @@ def gguf_spm_keys(add_space_prefix: bool = True) -> dict[str, Any]:
 
 def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """name -> (type, shape, bytes), q and k rows interleaved as llama.cpp's converter does."""
-    from ruvmlx.models.gguf_model import gguf_name
+    from ruvmlx.models.gguf_config import gguf_name
 
     config = made.config()
     out = {}
@@ -346,7 +430,9 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
 
 
 def _interleaved(w: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
-    """llama.cpp's permute(): half-split rows of each head -> interleaved."""
+    """llama.cpp's permute(): half-split rows of each head -> interleaved. Its Qwen converters have none."""
+    if config.model_type.startswith("qwen"):
+        return w
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(name.split(".")[-2])
     if not heads:
         return w

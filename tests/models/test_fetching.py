@@ -69,6 +69,13 @@ def partial(tmp_path):
     return [path for path in found if path.name.count(".") == 1]
 
 
+def wait_for_fetching():
+    """The thread that fetches notices at its next piece that nobody waits, and lets go of the file."""
+    for thread in threading.enumerate():
+        if thread.name == "fetch":
+            thread.join(10)
+
+
 def test_fetched_told_and_used(served):
     """The size is known before the weights come; afterwards it is an ordinary cached model."""
     watch = Noted()
@@ -88,10 +95,7 @@ def test_stopped_and_gone_on_with(served, tmp_path):
     with pytest.raises(Interrupted):
         load_model(NAME, Noted(leave_at=300_000))
     (left,) = partial(tmp_path)
-    # The thread that fetched notices at its next piece, and lets go of the file.
-    for thread in threading.enumerate():
-        if thread.name == "fetch":
-            thread.join(10)
+    wait_for_fetching()
     held = left.stat().st_size
     assert 300_000 < held < (served.folder / "model.safetensors").stat().st_size
     assert hub.cached_folder(NAME) is None
@@ -158,9 +162,7 @@ def test_a_second_download_waits_for_the_first(served, tmp_path):
     served.pace = 0.02
     with pytest.raises(Interrupted):
         load_model(NAME, Noted(leave_at=100_000))
-    for thread in threading.enumerate():
-        if thread.name == "fetch":
-            thread.join(10)
+    wait_for_fetching()
     with partial(tmp_path)[0].open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StoreBusy, match="another process is fetching"):

@@ -9,12 +9,12 @@ from ruvmlx.errors import CorruptFile, UnsupportedModel
 from ruvmlx.models import gguf_blocks
 from ruvmlx.models.gguf import GGUFTensor
 from ruvmlx.models.gguf_blocks import check_finite, unpack
-from ruvmlx.models.gguf_model import gguf_name
+from ruvmlx.models.gguf_config import gguf_name
 from ruvmlx.models.gguf_types import TENSOR_TYPES
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
-from ruvmlx.models.model import Llama3Rope
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
+from ruvmlx.models.rope_scaling import Llama3Rope
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
 from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights
@@ -177,11 +177,14 @@ def test_config_round_trip(options, tmp_path):
     assert load_gguf(path).config == Shape(**options).config()
 
 
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": f32(4.0)}
+
+
 @pytest.mark.parametrize(
     ("keys", "words", "error"),
     [
         ({"split.count": u32(3)}, "one of 3 parts", CorruptFile),
-        ({"general.architecture": "qwen3"}, "architecture 'qwen3'", UnsupportedModel),
+        ({"general.architecture": "phi3"}, "architecture 'phi3'", UnsupportedModel),
         ({"llama.block_count": u32(2)}, "'blk.1.attn_q.weight' .* is missing", CorruptFile),
         ({"llama.block_count": u32(1 << 31)}, "n_layers", CorruptFile),
         ({"llama.block_count": None}, "llama.block_count is 'None'", CorruptFile),
@@ -192,7 +195,10 @@ def test_config_round_trip(options, tmp_path):
         ({"llama.attention.layer_norm_rms_epsilon": f32(float("nan"))}, "a number was expected", CorruptFile),
         ({"llama.rope.freq_base": f32(-1.0)}, "rope_theta is -1.0", CorruptFile),
         ({"llama.rope.dimension_count": u32(16)}, "dimension_count is 16", UnsupportedModel),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'", UnsupportedModel),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope'", UnsupportedModel),
+        (YARN | {"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),
+        (YARN | {"llama.rope.scaling.yarn_ext_factor": f32(0.5)}, "yarn_ext_factor is 0.5", UnsupportedModel),
+        (YARN | {"llama.rope.scaling.factor": f32(0.0)}, "does not make sense", CorruptFile),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert'", UnsupportedModel),
         ({"tokenizer.ggml.pre": "poro-chat"}, "pre-tokenizer 'poro-chat'", UnsupportedModel),
         ({"tokenizer.ggml.tokens": ["x"] * 321}, "tokenizer.ggml.token_type", CorruptFile),

@@ -3,8 +3,9 @@
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
+from ruvmlx.models.families import has_decoder
 from ruvmlx.models.hf_config import Affine, config_from_json, quantization
-from ruvmlx.models.model import Llama3Rope
+from ruvmlx.models.rope_scaling import LinearRope, Llama3Rope
 
 from .make_models import Shape, hf_config
 
@@ -38,8 +39,8 @@ def test_llama3_scaling_in_every_spelling(keys):
 
 def test_linear_scaling_and_none():
     """Linear scaling is a factor; null and "default" are none."""
-    assert config(rope_scaling={"type": "linear", "factor": 4.0}).rope_linear_factor == 4.0
-    assert config(rope_scaling={"rope_type": "default"}).rope_linear_factor == 1.0
+    assert config(rope_scaling={"type": "linear", "factor": 4.0}).rope_scaling == LinearRope(4.0)
+    assert config(rope_scaling={"rope_type": "default"}).rope_scaling is None
     assert config(rope_scaling=None).rope_scaling is None
 
 
@@ -69,12 +70,13 @@ def test_a_sliding_window_holds_where_the_family_says(keys, window):
 @pytest.mark.parametrize(
     ("keys", "words", "error"),
     [
-        ({"model_type": "qwen2"}, "model_type 'qwen2'", UnsupportedModel),
+        ({"model_type": "phi3"}, "model_type 'phi3'", UnsupportedModel),
+        ({"model_type": "llama4"}, "mixtures of experts with attention in chunks", UnsupportedModel),
         ({"model_type": None}, "model_type 'None'", UnsupportedModel),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'", UnsupportedModel),
         ({"partial_rotary_factor": 0.5}, "part of each head", UnsupportedModel),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'", UnsupportedModel),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'", UnsupportedModel),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "'mrope'", UnsupportedModel),
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
             "make sense",
@@ -90,7 +92,7 @@ def test_a_sliding_window_holds_where_the_family_says(keys, window):
         ({"hidden_size": "absent"}, "hidden_size is 'None'", CorruptFile),
         ({"hidden_size": True}, "hidden_size is 'True'", CorruptFile),
         ({"num_hidden_layers": 0}, "n_layers is 0", CorruptFile),
-        ({"num_hidden_layers": 10**6}, "1000000 layers", CorruptFile),
+        ({"num_hidden_layers": 10**6}, "n_layers is 1000000", CorruptFile),
         ({"num_attention_heads": 0}, "num_attention_heads is 0", CorruptFile),
         ({"num_key_value_heads": 3}, "cannot share 3", CorruptFile),
         ({"head_dim": 33}, "head_dim is 33", CorruptFile),
@@ -122,3 +124,11 @@ def test_unknown_quantisations_are_refused(table):
     """Only MLX's affine kinds are known."""
     with pytest.raises(UnsupportedModel):
         quantization({"quantization": table}, "m")
+
+
+def test_which_models_are_computed_here():
+    """The others go to mlx-lm, also when a known wrapper holds one of them."""
+    assert has_decoder({"model_type": "qwen3"})
+    assert has_decoder({"model_type": "mistral3", "text_config": {"model_type": "ministral3"}})
+    assert not has_decoder({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}})
+    assert not any(has_decoder({"model_type": kind}) for kind in ("llama4", "phi3", None, ["llama"]))

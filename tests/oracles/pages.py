@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ruvmlx.kernels import layers, matmul
-from ruvmlx.kernels.layers import COLD, HOT, PAGE_TOKENS, WARM
 from ruvmlx.kernels.library import OK, _load
 from ruvmlx.kernels.matmul import aligned
 from ruvmlx.kernels.micro import _in
 from ruvmlx.kernels.paged_attention import head_page_bytes
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 
 Bytes = NDArray[np.uint8]
 Array = NDArray[np.float32]
@@ -70,7 +70,7 @@ def scores(tier: int, page: Bytes, q: Array, impl: str | None = None) -> Array:
     """q [rows, D] (rotated, if the page is cold) . keys -> [rows, 64], in integers: see rvm.h."""
     rows, head_dim = q.shape
     _size("page", page, head_page_bytes(tier, head_dim))
-    f, out = matmul.functions(impl), np.empty((rows, PAGE_TOKENS), np.float32)
+    f, out = matmul.functions(impl), np.empty((rows, PAGE), np.float32)
     codes = np.empty(_lib().rvm_page_codes_bytes(tier, rows, head_dim), np.uint8)
     _done(f.page_queries(tier, _in(q), rows, head_dim, codes.ctypes.data))
     _done(f.page_scores(tier, page.ctypes.data, codes.ctypes.data, rows, head_dim, None, out.ctypes.data))
@@ -123,15 +123,15 @@ def pack_ref(tier: int, k: Array, v: Array) -> Bytes:
 
 def numbers_ref(tier: int, data: Bytes, head_dim: int) -> tuple[Array, Array]:
     """K and V [64, D] float32, as a page holds them: K of a cold one rotated."""
-    shape, n = (2, PAGE_TOKENS, head_dim), PAGE_TOKENS * head_dim
+    shape, n = (2, PAGE, head_dim), PAGE * head_dim
     if tier == HOT:
         k, v = data.view(F16).reshape(shape).astype(F32)
     elif tier == WARM:
-        scales = data[2 * n :].view(F16).reshape(2, PAGE_TOKENS, 1).astype(F32)
+        scales = data[2 * n :].view(F16).reshape(2, PAGE, 1).astype(F32)
         k, v = data[: 2 * n].view(np.int8).reshape(shape).astype(F32) * scales
     else:
         q = np.stack([data[:n] & 15, data[:n] >> 4], -1).reshape(shape).astype(F32)
-        affine = data[n:].view(F16).reshape(2, 2, PAGE_TOKENS, 1).astype(F32)
+        affine = data[n:].view(F16).reshape(2, 2, PAGE, 1).astype(F32)
         k, v = q * affine[:, 0] + affine[:, 1]
     return k, v
 

@@ -1,6 +1,6 @@
 """A storage in plain Python: a page is a list of 64 things, whatever its tier."""
 
-from ruvmlx.kv.policy import COLD, HOT, PAGE, WARM
+from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 
 
 class PlainTable:

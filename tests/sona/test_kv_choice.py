@@ -10,7 +10,7 @@ from ruvmlx.kv.policy import EVERYTHING, TIERED, TierPolicy
 from ruvmlx.sona.optional.tier_choice import CANDIDATES, CandidateSummary, choose, summary
 from ruvmlx.store import KVMeasured
 
-SMALL, MIDDLE, LARGE = (TierPolicy("tiered", *pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))
+SMALL, MIDDLE, LARGE = (TierPolicy("tiered", pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))
 
 
 def found(policy, kl, latency, nbytes, error=0.0001) -> CandidateSummary:
@@ -71,12 +71,12 @@ def test_ratings_are_no_input():
 
 def test_the_default_policy_is_a_candidate_and_f16_is_not():
     """The default is one of them, f16 is none."""
-    assert TIERED in CANDIDATES and all(c.hot < EVERYTHING for c in CANDIDATES)
+    assert TIERED in CANDIDATES and all(c.lengths[0] < EVERYTHING for c in CANDIDATES)
     assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
 def measured(reply_id, kl, us=1.0) -> KVMeasured:
-    return KVMeasured(reply_id, 64, 512, len(kl), sum(kl), float(np.square(kl).sum()), us, 2.0)
+    return KVMeasured(reply_id, (64, 512), len(kl), sum(kl), float(np.square(kl).sum()), us, 2.0)
 
 
 def test_summary_against_numpy():

@@ -10,15 +10,16 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
-from ruvmlx.kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ruvmlx.kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona.optional import tier_choice, tier_measurement
 from ruvmlx.sona.optional.tier_measurement import TIMED, Stopped, TierComparison, long_enough, reach
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
+from ruvmlx.tiers import PAGE
 from tests.oracles.divergence import mean_kl
 
-SOON, LATER, NEVER = (TierPolicy("tiered", 64, warm) for warm in (64, 128, EVERYTHING))
+SOON, LATER, NEVER = (TierPolicy("tiered", (64, warm)) for warm in (64, 128, EVERYTHING))
 COLD_FROM = reach(LATER)
 LONG = COLD_FROM + 2 * PAGE + TIMED
 
@@ -136,7 +137,11 @@ def test_two_are_not_enough_three_are(three):
     assert (report["measured"], report["changed"]) == (1, True) and not three.tiers.due()
     assert [(c["replies"], c["tokens"]) for c in report["candidates"]] == [(3, 6 * PAGE)] * 3
     chosen = three.engine.sessions.policy
-    assert (chosen.hot, chosen.warm) == (report["hot"], report["warm"]) and chosen in (SOON, LATER, NEVER)
+    assert chosen.named() == {name: report[name] for name in ("hot", "warm")} and chosen in (
+        SOON,
+        LATER,
+        NEVER,
+    )
     assert three.tiers.status().reason == report["reason"]
     assert not three.tiers.review()["changed"]
 
@@ -152,11 +157,11 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
 
 def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
     report = reviewed(three)
-    monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", 128, EVERYTHING)))
+    monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", (128, EVERYTHING))))
     with open_tiny(kv_limit=1e-9) as runtime:
         half = runtime.tiers.review()
         assert (half["measured"], half["changed"], half["reason"]) == (2, False, report["reason"])
-        assert reviewed(runtime)["changed"] and runtime.tiers.status().policy.hot == 128
+        assert reviewed(runtime)["changed"] and runtime.tiers.status().policy.lengths[0] == 128
 
 
 def test_a_limit_that_nothing_keeps_takes_the_least_kl(three, open_tiny):
@@ -219,13 +224,14 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
         report = three.tiers.review(Cancelled(97))
         stops += bool(report["stopped"])
         rows = store.kv.measured(*kept_for)
-        assert len(rows) >= done and len({(r.reply_id, r.hot, r.warm) for r in rows}) == len(rows)
+        assert len(rows) >= done and len({(r.reply_id, r.lengths) for r in rows}) == len(rows)
         assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
         done = len(rows)
         assert (store.kv.choice(*kept_for) is None) == (done < 9)  # half of the candidates are no choice
     assert stops > 2 and done == 9
     whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
-    kept = next(r for r in store.kv.measured(*kept_for) if (r.reply_id, r.warm) == ("long-1", LATER.warm))
+    wanted = "long-1", LATER.lengths
+    kept = next(r for r in store.kv.measured(*kept_for) if (r.reply_id, r.lengths) == wanted)
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
 
@@ -247,8 +253,8 @@ def test_a_stop_comes_through(tiny_backend):
     [
         ({"kv": "f16"}, F16),
         ({"kv": "tiered"}, TIERED),
-        ({"kv_tiers": "128,192"}, TierPolicy("tiered", 128, 192)),
-        ({"kv": "tiered", "kv_tiers": "128,all"}, TierPolicy("tiered", 128, EVERYTHING)),
+        ({"kv_tiers": "128,192"}, TierPolicy("tiered", (128, 192))),
+        ({"kv": "tiered", "kv_tiers": "128,all"}, TierPolicy("tiered", (128, EVERYTHING))),
         ({"kv": "f16", "kv_tiers": "128,192"}, F16),
         ({"kv": "auto"}, None),
     ],
@@ -296,7 +302,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
     finally:
         tiny_backend.set_lora(None)
     kept = three.store.kv.measured(*mine(three))
-    found = next(r for r in kept if (r.reply_id, r.warm) == ("long-2", LATER.warm))
+    found = next(r for r in kept if (r.reply_id, r.lengths) == ("long-2", LATER.lengths))
     assert found.total == pytest.approx(sum(plain.kl))
 
 
@@ -306,9 +312,10 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
 def test_every_reply_is_observed(three):
     seen = three.store.kv.observations(*mine(three), 9)
     assert [s.reply_id for s in seen] == ["long-9", "long-2", "long-1", "long-0"]
-    assert (seen[1].hot, seen[1].warm, seen[1].pressure, seen[1].level) == (TIERED.hot, TIERED.warm, 0.1, 0)
+    assert (seen[1].lengths, seen[1].pressure, seen[1].level) == (TIERED.lengths, 0.1, 0)
     assert seen[1].tokens == LONG - 1  # the last one drawn was never read
-    assert seen[1].us_per_token > 0 and seen[1].hot_bytes > 0 < seen[1].warm_bytes and seen[1].cold_bytes == 0
+    cold, warm, hot = seen[1].tier_bytes
+    assert seen[1].us_per_token > 0 and hot > 0 < warm and cold == 0
 
 
 def test_a_chat_keeps_the_policy_it_began_with(three):
@@ -318,8 +325,8 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
     list(three.chats.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
     new, old, first, *_ = three.store.kv.observations(*mine(three), 9)
-    assert (old.hot, old.warm) == (first.hot, first.warm) == (TIERED.hot, TIERED.warm)
-    assert (new.hot, new.warm) == (three.engine.sessions.policy.hot, three.engine.sessions.policy.warm)
+    assert old.lengths == first.lengths == TIERED.lengths
+    assert new.lengths == three.engine.sessions.policy.lengths
 
 
 def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
@@ -327,7 +334,7 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     so that the first choice is the smallest whatever the machine does, and never the second one."""
     monkeypatch.setattr(tier_measurement, "_timed", lambda *_: [1.0, 1.0])
     report = reviewed(three)
-    assert report["warm"] == SOON.warm
+    assert report["warm"] == SOON.lengths[1]
     (row,) = three.store.witness.rows("kv_choice")
     assert (row.body["before"], row.body["hot"]) == (None, report["hot"])
     assert row.body["reason"] == report["reason"]
@@ -338,7 +345,7 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     store = Store(home / "ruvmlx.db")
     assert [r.body["warm"] for r in store.witness.rows("kv_choice")] == [report["warm"], EVERYTHING]
     (used,) = store.witness.rows("kv_used")
-    assert (used.body["hot"], used.body["before"]) == (EVERYTHING, [TIERED.hot, TIERED.warm])
+    assert (used.body["hot"], used.body["before"]) == (EVERYTHING, list(TIERED.lengths))
     assert store.witness.check().broken is None and disagreement(store) == ""
 
 

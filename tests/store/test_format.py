@@ -56,8 +56,8 @@ def fill(store) -> None:
     store.model_data.put_reference_text(MODEL, b"neutral text")
     store.model_data.put_whitening(MODEL, b"whitening")
     report = {"reason": "a test", "context": 1}
-    store.kv.put_choice(MODEL, "native", KVChoiceRow(64, 512, report, 5.0))
-    store.kv.add_measured(MODEL, "native", KVMeasured("r1", 64, 512, 8, 0.5, 0.25, 4000.5, 5000.25))
+    store.kv.put_choice(MODEL, "native", KVChoiceRow((64, 512), report, 5.0))
+    store.kv.add_measured(MODEL, "native", KVMeasured("r1", (64, 512), 8, 0.5, 0.25, 4000.5, 5000.25))
     store.routes.put_cell(MODEL, "default", b"cell", {"loss": 0.5})
     store.witness.note("policy", {"cap": 0.01})
 
@@ -67,7 +67,7 @@ def write_chats(store, chat: str, other: str) -> None:
     turns = np.arange(6, dtype=np.float32).reshape(2, 3)
     for reply_id, hot in (("r1", 256), ("r2", 64)):
         store.messages.add_user(chat, f"question {reply_id}")
-        seen = KVObservation(reply_id, MODEL, "native", hot, 2048, 77, 300, 200, 100, 1234.5, 0.25, 1)
+        seen = KVObservation(reply_id, MODEL, "native", (hot, 2048), 77, (100, 200, 300), 1234.5, 0.25, 1)
         route = RouteRow(reply_id, MODEL, "default", "plain", 0.75, turns, {"plain": 0.75, "examples": 0.25})
         store.replies.add(reply(reply_id), chat, seen, route)
         store.traces.put(reply_id, reply_id.encode())
@@ -134,6 +134,17 @@ def everything(store) -> dict:
     return json.loads(json.dumps(found, default=plain))
 
 
+def by_name(row) -> dict:
+    """A row of the KV tables with its values by the names of the tiers, as the file has them."""
+    if row is None:
+        return None
+    tiers = {"lengths": ("hot", "warm"), "tier_bytes": ("cold_bytes", "warm_bytes", "hot_bytes")}
+    values = dict(vars(row))
+    for field in tiers.keys() & values.keys():
+        values |= zip(tiers[field], values.pop(field), strict=True)
+    return values
+
+
 def chats(store) -> dict:
     rows = store.chats.all() + store.chats.soft_deleted()
     return {
@@ -166,9 +177,9 @@ def measured(store) -> dict:
     return {
         "neutral": store.model_data.reference_text(MODEL),
         "whitening": store.model_data.whitening(MODEL),
-        "observations": store.kv.observations(MODEL, "native", 9),
-        "measured": store.kv.measured(MODEL, "native"),
-        "choice": store.kv.choice(MODEL, "native"),
+        "observations": [by_name(row) for row in store.kv.observations(MODEL, "native", 9)],
+        "measured": [by_name(row) for row in store.kv.measured(MODEL, "native")],
+        "choice": by_name(store.kv.choice(MODEL, "native")),
         "long": store.kv.long_replies(MODEL, 5),
         "tokens": store.replies.tokens("r1"),
     }

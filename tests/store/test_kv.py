@@ -14,7 +14,7 @@ def store(home):
 
 
 def seen(reply_id, hot=256, backend="native") -> KVObservation:
-    return KVObservation(reply_id, "f", backend, hot, 2048, 77, 300, 200, 100, 1234.5, 0.25, 1)
+    return KVObservation(reply_id, "f", backend, (hot, 2048), 77, (100, 200, 300), 1234.5, 0.25, 1)
 
 
 def test_observations_come_back_and_the_oldest_go(store, monkeypatch):
@@ -58,7 +58,7 @@ def test_long_replies_come_newest_first_with_token_counts(store):
 
 
 def row(reply_id, warm=512) -> KVMeasured:
-    return KVMeasured(reply_id, 64, warm, 8, 0.01, 0.0001, 4000.5, 5000.25)
+    return KVMeasured(reply_id, (64, warm), 8, 0.01, 0.0001, 4000.5, 5000.25)
 
 
 def test_measured_replies_are_bounded(store, monkeypatch):
@@ -70,21 +70,21 @@ def test_measured_replies_are_bounded(store, monkeypatch):
     store.kv.add_measured("f", "native", row("c"))
     store.kv.add_measured("f", "mlx", row("a"))
     kept = store.kv.measured("f", "native")
-    assert {(r.reply_id, r.warm) for r in kept} == {(i, w) for i in "bc" for w in (512, 1024)}
+    assert {(r.reply_id, r.lengths[1]) for r in kept} == {(i, w) for i in "bc" for w in (512, 1024)}
     assert len(kept) == 4 and kept[0] == row("b") and store.kv.measured("f", "mlx") == [row("a")]
 
 
 def test_a_choice_is_witnessed_when_it_changes(store):
     for hot, context in ((64, 1), (64, 2), (256, 2)):
         report = {"reason": "a test", "context": context}
-        store.kv.put_choice("f", "native", KVChoiceRow(hot, 512, report, 5.0))
-    assert store.kv.choice("f", "native") == KVChoiceRow(256, 512, report, 5.0)
+        store.kv.put_choice("f", "native", KVChoiceRow((hot, 512), report, 5.0))
+    assert store.kv.choice("f", "native") == KVChoiceRow((256, 512), report, 5.0)
     rows = store.witness.rows("kv_choice")
     assert [(r.body["hot"], r.body["before"]) for r in rows] == [(64, None), (256, [64, 512])]
     assert disagreement(store) == "" and store.kv.choice("f", "mlx") is None
 
 
 def test_a_policy_changed_behind_the_log_is_seen(store):
-    store.kv.put_choice("f", "native", KVChoiceRow(64, 512, {"reason": "a test"}, 5.0))
+    store.kv.put_choice("f", "native", KVChoiceRow((64, 512), {"reason": "a test"}, 5.0))
     store.db.execute("UPDATE kv_choices SET warm = 64")
     assert "KV policy of the native backend" in disagreement(store)

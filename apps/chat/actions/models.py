@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ruvmlx.errors import error_line
 from ruvmlx.models.model import Model
-from ruvmlx.models.resolve import REPO
+from ruvmlx.models.resolve import REPO, STORES
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, Watch
 
@@ -155,7 +156,9 @@ class ModelActions:
 
 
 def _new_model(words: str) -> str:
-    """What the picker offers for typed words: open a folder or file, fetch a repository, or ""."""
-    if words.startswith(("/", "~", "./", "../")) or words.endswith(".gguf"):
-        return f"Open {words}"
-    return f"Fetch {words} from Hugging Face" if REPO.fullmatch(words) else ""
+    """What the picker offers for typed words: open a folder, a file or another program's model, fetch a
+    repository, or ""."""
+    if REPO.fullmatch(words) and not Path(words).exists():
+        return f"Fetch {words} from Hugging Face"
+    named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")
+    return f"Open {words}" if named else ""

@@ -47,7 +47,7 @@ class AnyCache:
         return [value for _, value in leaves if isinstance(value, mx.array)]
 
     def stats(self) -> KVStats:
-        return KVStats(F16.name, self.offset, 0, 0, self.nbytes, self.nbytes, self.nbytes)
+        return KVStats.all_f16(F16.name, self.offset, self.nbytes, self.nbytes)
 
     def trim(self, n: int) -> bool:
         if n > self.offset or not all(_can_trim(leaf, n) for leaf in self._leaves()):

@@ -1,4 +1,4 @@
-"""The MLX backend: mlx-lm's Llama and Mistral graphs on Metal, CUDA or the CPU.
+"""The MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
 
 MLX's default streams belong to threads, so every call uses the calling thread's stream: a backend and its
 caches may move from one thread to another, but only one call may run at a time.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...models.model import ModelConfig
+from ...models.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
 LARGE = 8192  # elements from which our exp beats MLX's
@@ -21,7 +22,7 @@ TILE = 1 << 17  # attention scores in flight: half a megabyte
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
     """Replace attention and MLP of every layer, in place; the old weights are freed layer by layer."""
-    shared = Positions(graph.model.layers[0].self_attn.rope, config)
+    shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
         layer.mlp = CPUMLP(layer.mlp)
@@ -43,19 +44,16 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 
 class Positions:
-    """What all layers of one step share: rope's cosines and sines, and the causal mask.
+    """What all layers of one step share: rope's cosines and sines, the queries' scale, and the causal mask.
 
-    Angle of pair i at position t: t * f_i. f comes from mlx-lm's own rope module.
+    Angle of pair i at position t: t * f_i. Cosines and sines are multiplied by rope's factor.
     """
 
-    def __init__(self, rope: nn.Module, config: ModelConfig):
-        d = config.head_dim
-        if hasattr(rope, "_freqs"):  # mlx-lm stores 1 / f
-            self.frequencies = 1.0 / rope._freqs
-        else:
-            self.frequencies = rope.scale * rope.base ** (-mx.arange(0, d, 2, dtype=mx.float32) / d)
-        mx.eval(self.frequencies)
-        self.on_cpu = np.array(self.frequencies)  # float32 [head_dim / 2]
+    def __init__(self, config: ModelConfig):
+        turn = rope(config)
+        self.factor, self.query_scale = turn.factor, config.query_scale
+        self.on_cpu = turn.frequencies.astype(np.float32)  # [head_dim / 2]
+        self.frequencies = mx.array(self.on_cpu)
         self.window = config.sliding_window
         self._angles: tuple = (None, None, None)
         self._mask: tuple = (None, None)
@@ -65,8 +63,10 @@ class Positions:
         if self._angles[0] != (offset, n):
             t = mx.arange(offset, offset + n, dtype=mx.float32)[:, None, None, None]
             angle = t * self.frequencies
-            sin = mx.sin(angle)
-            self._angles = (offset, n), mx.cos(angle), mx.concatenate([-sin, sin], axis=2)
+            cos, sin = mx.cos(angle), mx.sin(angle)
+            if self.factor != 1:
+                cos, sin = self.factor * cos, self.factor * sin
+            self._angles = (offset, n), cos, mx.concatenate([-sin, sin], axis=2)
         return self._angles[1], self._angles[2]
 
     def angles_at(self, offsets: Sequence[int]) -> tuple[mx.array, mx.array]:
@@ -74,8 +74,25 @@ class Positions:
         if len(offsets) == 1:
             return self.angles(offsets[0], 1)
         angle = np.asarray(offsets, np.float32)[:, None] * self.on_cpu
-        sin = np.sin(angle)[:, None, None]
-        return mx.array(np.cos(angle)[:, None, None]), mx.array(np.concatenate([-sin, sin], axis=2))
+        cos, sin = (self.factor * turn(angle)[:, None, None] for turn in (np.cos, np.sin))
+        return mx.array(cos), mx.array(np.concatenate([-sin, sin], axis=2))
+
+    def turns(self, at: Sequence[int]) -> np.ndarray:
+        """float32 [len(at), head_dim]: cosines of each position's angles, then their sines."""
+        angles = np.asarray(at, np.float32)[:, None] * self.on_cpu
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
+
+    def still(self, at: Sequence[int]) -> np.ndarray:
+        """`turns` of a layer without rope."""
+        row = np.concatenate([np.ones_like(self.on_cpu), np.zeros_like(self.on_cpu)])
+        return np.tile(row, (len(at), 1))
+
+    def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
+        """float32 [len(at)]; None where queries are not scaled by position, or only by 1."""
+        if self.query_scale is None:
+            return None
+        scales = query_scales(self.query_scale, np.asarray(at))
+        return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
         """[n, total]: 0 where the last n of `total` tokens may look, -inf elsewhere."""
@@ -93,7 +110,12 @@ class CPUAttention(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        self.qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], [attention.scale, 1.0, 1.0])
+        norms = "q_norm" in attention  # a norm would undo a scale in front of it
+        products = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
+        self._eps = attention.q_norm.eps if norms else 0.0
+        self._norm = _joined_norms(attention) if norms else None
+        self.turns = attention.turns
         self.o_proj = attention.o_proj
         self._positions = positions
 
@@ -107,16 +129,43 @@ class CPUAttention(nn.Module):
 
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
         """q [1, K, G, L, d] (scaled), k and v [1, K, L, d]."""
-        return self._turned(x, *self._positions.angles(offset, x.shape[1]))
+        angles = self._positions.angles(offset, x.shape[1]) if self.turns else None
+        return self._turned(x, angles, range(offset, offset + x.shape[1]))
 
-    def _turned(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """`_project` by each token's own angles."""
+    def _turned(
+        self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """`_project` by each token's own angles; None: no rope. at: the tokens' positions."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
-        qkv = self.qkv(x).reshape(n, h + 2 * g, 2, d // 2)
+        qkv = self.normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
-        qk = (qk * cos + qk[:, :, ::-1] * sin).reshape(n, h + g, d).transpose(1, 0, 2)
-        v = qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)
-        return qk[:h].reshape(1, g, h // g, n, d), qk[None, h:], v[None]
+        if angles is not None:
+            cos, sin = angles
+            qk = qk * cos + qk[:, :, ::-1] * sin
+        qk = qk.reshape(n, h + g, d).transpose(1, 0, 2)
+        q, v = qk[:h], qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)
+        scales = self._positions.query_scales(at)
+        if scales is not None:
+            q = q * mx.array(scales)[:, None]
+        return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
+
+    def normed(self, x: mx.array) -> mx.array:
+        """x [1, L, D] -> q (scaled), k and v before rope, each head normed where the family does so.
+
+        The L rows of H + 2 K heads are one axis or two: every operation costs as much as a small product.
+        """
+        if self._norm is None:
+            return self.qkv(x)
+        qkv = self.qkv(x).reshape(x.shape[1], -1, self.head_dim)
+        qk, v = mx.split(qkv, [self.n_heads + self.n_kv_heads], axis=1)
+        return mx.concatenate([mx.fast.rms_norm(qk, None, self._eps) * self._norm, v], axis=1)
+
+
+def _joined_norms(attention: nn.Module) -> mx.array:
+    """The weights of all heads' norms, with the attention scale in those of q: [H + K, d]."""
+    q = mx.broadcast_to(attention.q_norm.weight * attention.scale, (attention.n_heads, attention.head_dim))
+    k = mx.broadcast_to(attention.k_norm.weight, (attention.n_kv_heads, attention.head_dim))
+    return mx.concatenate([q, k])
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:

@@ -1,4 +1,7 @@
-"""Builds mlx-lm's Llama graph with a model's weights."""
+"""Builds mlx-lm's Llama graph with a model's weights.
+
+What the model's family changes (models/families.py) follows from the configuration.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,11 +13,12 @@ from ...models.model import ModelConfig, Weights
 from ...models.stored import rounded_matrix, stored_tensor
 from ...platform.mx import mx, nn
 from . import mlxlm
+from .attention import Attention
 
 BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
 Pause = Callable[[], None]
 
-_llama = mlxlm.load("models.llama")  # mlx-lm runs Mistral on the same graph
+_llama = mlxlm.load("models.llama")
 
 
 def build(
@@ -25,8 +29,7 @@ def build(
     `pause` is called after every few million numbers and may raise to leave.
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
-    if config.sliding_window:
-        slide(graph.model)
+    adapt(graph.model, config)
     shapes = {name: p.shape for name, p in parameters(graph).items()}
     arrays = _convert(weights, shapes, dtype, dequantise, pause)
     formats = {} if dequantise else quantised_formats(weights, shapes)
@@ -40,7 +43,7 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Our ModelConfig as mlx-lm's ModelArgs."""
+    """Our ModelConfig as mlx-lm's ModelArgs, but for what `adapt` adds."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -52,29 +55,21 @@ def model_args(config: ModelConfig) -> dict:
         "rms_norm_eps": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_context,
-        "rope_theta": config.rope_theta,
-        "rope_traditional": False,
-        "rope_scaling": _rope_scaling(config),
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
         "sliding_window": config.sliding_window,
     }
 
 
-def _rope_scaling(config: ModelConfig) -> dict | None:
-    llama3 = config.rope_scaling
-    if llama3:
-        return {
-            "rope_type": "llama3",
-            "factor": llama3.factor,
-            "low_freq_factor": llama3.low_freq_factor,
-            "high_freq_factor": llama3.high_freq_factor,
-            "original_max_position_embeddings": llama3.original_max_position,
-        }
-    if config.rope_linear_factor != 1.0:
-        return {"rope_type": "linear", "factor": config.rope_linear_factor}
-    return None
+def adapt(model: nn.Module, config: ModelConfig) -> None:
+    """Give every layer our attention, the MLP's biases and the sliding window, as the configuration says."""
+    for i, layer in enumerate(model.layers):
+        layer.self_attn = Attention(config, i)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            if name in config.biases:
+                out, width = layer.mlp[name].weight.shape
+                layer.mlp[name] = nn.Linear(width, out)
+    if config.sliding_window:
+        slide(model)
 
 
 def slide(model: nn.Module) -> None:

@@ -27,10 +27,9 @@ class LayerBatch:
     def attend(self, own: nn.Module, x: mx.array) -> mx.array:
         """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections."""
         b = len(self._caches)
-        q = own.q_proj(x).reshape(b, 1, own.n_heads, -1).swapaxes(1, 2)
-        k, v = (f(x).reshape(b, 1, own.n_kv_heads, -1).swapaxes(1, 2) for f in (own.k_proj, own.v_proj))
+        q, k, v = (y.swapaxes(1, 2) for y in own.heads(x))
         offsets = mx.array(self._offsets)
-        q, k = own.rope(q, offset=offsets), own.rope(k, offset=offsets)
+        q, k = own.turned_queries(q, offsets), own.turned_keys(k, offsets)
         outs = []
         for i, cache in enumerate(self._caches):
             keys, values = cache.update_and_fetch(k[i : i + 1], v[i : i + 1])
@@ -43,7 +42,8 @@ class LayerBatch:
 
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
         """The same with the CPU layers."""
-        q, k, v = own._turned(x.swapaxes(0, 1), *own._positions.angles_at(self._offsets))
+        angles = own._positions.angles_at(self._offsets) if own.turns else None
+        q, k, v = own._turned(x.swapaxes(0, 1), angles, self._offsets)
         outs = []
         for i, cache in enumerate(self._caches):
             keys, values = cache.update_and_fetch(k[:, :, i : i + 1], v[:, :, i : i + 1])

@@ -148,7 +148,7 @@ class MLXCache:
 
     def stats(self) -> KVStats:
         plain = 2 * sum(a.size for a in self.arrays())
-        return KVStats(F16.name, self._held, 0, 0, self.nbytes, plain, self.nbytes)
+        return KVStats.all_f16(F16.name, self._held, self.nbytes, plain)
 
     @property
     def nbytes(self) -> int:

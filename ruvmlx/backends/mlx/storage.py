@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...kv.policy import COLD, HOT, PAGE, WARM
 from ...kv.storage import Bytes
 from ...models.model import ModelConfig
 from ...platform.mx import mx
+from ...tiers import HOT, PAGE, TIERS
 from .kernels import pages as layout
-from .kernels.demote import demote_cold, demote_warm
+from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-LEAST = (16, 8, 4)  # a pool grows by at least this many pages, by tier
+LEAST = tuple(64 // tier.bits for tier in TIERS)  # a pool grows by at least this many pages, by tier
 SPARE = 0.25  # ... and by at least this share of its pages
 
 
@@ -51,8 +51,8 @@ class MLXStorage:
         self._as_read: list[list[mx.array] | None] = [
             None
         ] * self.n_layers  # result of `pools`; cleared when a pool is replaced
-        self._capacity = [0, 0, 0]
-        self._free: list[list[int]] = [[], [], []]  # heaps of free numbers: low ones are used first
+        self._capacity = [0] * len(TIERS)
+        self._free: list[list[int]] = [[] for _ in TIERS]  # heaps of free numbers: low ones are used first
         self._blank: OpenPages | None = None
 
     # Storage ------------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ class MLXStorage:
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Described at once; computed with the next evaluation."""
         self.prepare(tier - 1, len(pages))
-        to, lower = [self.make(tier - 1) for _ in pages], demote_warm if tier == HOT else demote_cold
+        to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
-            made = lower(source, list(pages), self.head_dim)
+            made = demote(source, list(pages), self.head_dim, tier - 1)
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
@@ -165,7 +165,7 @@ class MLXStorage:
         return self._blank
 
     def pools(self, layer: int) -> list[mx.array]:
-        """The pools [COLD], [WARM], [HOT] of a layer, as the kernels take them."""
+        """The pools of a layer by tier, as the kernels take them."""
         found = self._as_read[layer]
         if found is None:
             held = [tier[layer] for tier in self._layers]
@@ -206,7 +206,7 @@ class MLXStorage:
         """No page is in use: free the memory of a long conversation."""
         if any(self._capacity):
             self._as_read = [None] * self.n_layers
-            for tier in (COLD, WARM, HOT):
+            for tier in range(len(TIERS)):
                 self._layers[tier] = [None] * self.n_layers
                 self._capacity[tier], self._free[tier] = 0, []
             mx.clear_cache()
@@ -279,16 +279,16 @@ class MLXTable:
         """The first n_tokens as the kernels read them; tokens before `first` are not read."""
         if self._tiers is None:
             self._tiers = self._by_tier()
-        cold, warm, hot = self._tiers
+        *lower, hot = self._tiers
         pages = -(-n_tokens // PAGE)
-        return SequencePages(cold, warm, hot[: pages - len(cold) - len(warm)], n_tokens, first)
+        return SequencePages([*lower, hot[: pages - sum(map(len, lower))]], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
         """Page numbers by tier. A dropped page gets the number of the first page that exists; it is never
         read."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
-        return tuple([number for number, tier in rows if tier == t] for t in (COLD, WARM, HOT))
+        return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
 
 
 def _resized(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[int, int]) -> mx.array:

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from ...kv.cache import PagedCache, room_for
-from ...kv.policy import PAGE
 from ...models.model import ModelConfig
 from ...platform.mx import mx, nn
-from . import tiered_cpu
+from ...tiers import PAGE
 from .cpu_layers import Positions
 from .kernels import append, decode, gather, rope_append
 from .kernels.pages import GPUPageTable, SequencePages
@@ -40,27 +39,22 @@ class PromptStep:
     def chunk(self) -> gather.PromptChunk:
         return gather.PromptChunk(GPUPageTable([self.view], *self._heads), self.n, self._window)
 
-    def turn(self, positions: Positions) -> mx.array:
-        """float32 [n, head_dim]: cosines of the head_dim / 2 angles of each position, then their sines."""
-        return self._turn(positions)
-
     @cached_property
-    def _turn(self) -> Callable[[Positions], mx.array]:
-        return _once(lambda positions: turns(positions, range(self.offset, self.offset + self.n)))
+    def _turns(self) -> "Turns":
+        return Turns(range(self.offset, self.offset + self.n))
 
     def write(self, layer: int, rows: mx.array) -> None:
         """rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]"""
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [1, n, D] -> [1, n, n_heads * head_dim], by mlx-lm's projections and MLX's fused attention."""
-        n = self.n
-        q = own.q_proj(x).reshape(1, n, own.n_heads, -1).swapaxes(1, 2)
-        k, v = (linear(x).reshape(n, own.n_kv_heads, -1) for linear in (own.k_proj, own.v_proj))
-        rows = append.append(k, v, self.turn(positions))
+        """x [1, n, D] -> [1, n, n_heads * head_dim], by the layer's products and MLX's fused attention."""
+        q, k, v = own.heads(x)
+        rows = append.append(k[0], v[0], self._turns.of(own, positions))
         self.write(layer, rows)
-        out = gather.attend(own.rope(q, offset=self.offset), self.storage.pools(layer), rows, self.chunk)
-        return out.swapaxes(1, 2).reshape(1, n, -1)
+        queries = own.turned_queries(q.swapaxes(1, 2), self.offset)
+        out = gather.attend(queries, self.storage.pools(layer), rows, self.chunk)
+        return out.swapaxes(1, 2).reshape(1, self.n, -1)
 
     def arrays(self) -> Sequence[mx.array]:
         return self.storage.arrays()
@@ -85,13 +79,16 @@ class DecodeStep:
         return GPUPageTable(self.views, *self._shape)
 
     @cached_property
-    def _turn(self) -> Callable[[Positions], mx.array]:
-        return _once(lambda positions: turns(positions, self.offsets))
+    def _turns(self) -> "Turns":
+        return Turns(self.offsets)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections and our kernels."""
-        q, k, v = own.q_proj(x), own.k_proj(x), own.v_proj(x)
-        opened, turn = self._opened.arrays[layer], self._turn(positions)
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by the layer's products and our kernels."""
+        q, k, v = own.rows(x)
+        scales = self._turns.query_scales(positions)
+        if scales is not None:
+            q = (q * scales[:, None, None]).astype(q.dtype)
+        opened, turn = self._opened.arrays[layer], self._turns.of(own, positions)
         new = rope_append.rope_append(q, k, v, turn, opened, self.table)
         self._made.append(new.open)
         out = decode.attend(new, self.storage.pools(layer), self.table, x.dtype)
@@ -124,22 +121,31 @@ def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
     return OpenPages([part[0] if len(part) == 1 else mx.concatenate(list(part)) for part in layers])
 
 
-def turns(positions: Positions, at: Sequence[int]) -> mx.array:
-    """Computed on the CPU: a few hundred numbers are not worth a GPU launch."""
-    return mx.array(tiered_cpu.turns(positions, at))
+class Turns:
+    """What rope and the queries' scale need of a step's positions, made at the first layer for all of them.
 
+    On the CPU: a few hundred numbers are not worth a GPU launch.
+    """
 
-def _once(make: Callable[[Positions], Any]) -> Callable[[Positions], Any]:
-    """Compute a value from `Positions` at the first layer; the other layers, which share it, reuse the
-    result."""
-    found: list[Any] = []
+    def __init__(self, at: Sequence[int]):
+        self._at = at
+        self._made: dict[bool, mx.array] = {}
+        self._scales: list[mx.array | None] = []
 
-    def get(positions: Positions) -> Any:
-        if not found:
-            found.append(make(positions))
-        return found[0]
+    def of(self, own: nn.Module, positions: Positions) -> mx.array:
+        """float32 [n, head_dim]: cosines of the layer's head_dim / 2 angles at each position, then their
+        sines."""
+        if own.turns not in self._made:
+            make = positions.turns if own.turns else positions.still
+            self._made[own.turns] = mx.array(make(self._at))
+        return self._made[own.turns]
 
-    return get
+    def query_scales(self, positions: Positions) -> mx.array | None:
+        """float32 [n]; None where queries are not scaled."""
+        if not self._scales:
+            scales = positions.query_scales(self._at)
+            self._scales.append(None if scales is None else mx.array(scales))
+        return self._scales[0]
 
 
 class LayerPages:
@@ -184,7 +190,7 @@ def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
     """Wrap the attention of every layer, in place."""
-    positions = Positions(graph.model.layers[0].self_attn.rope, config)
+    positions = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = GraphTiered(layer.self_attn, positions)
 

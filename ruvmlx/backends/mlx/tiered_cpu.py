@@ -19,7 +19,7 @@ from ...kv.pool import PagePool
 from ...models.model import ModelConfig
 from ...platform.mx import mx, nn
 from ..native.storage import NativeStorage
-from .cpu_layers import CPUAttention, Positions
+from .cpu_layers import CPUAttention
 from .plain_batch import LayerBatch
 
 
@@ -46,26 +46,31 @@ class CPUStep:
 
     def attend(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
         """x [1, n, D] or [B, 1, D] -> attention output for the same tokens, [..., n_heads * head_dim]."""
-        if self._turn is None:
-            self._turn = turns(own._positions, self._at)
-        qkv = np.array(own.qkv(x.reshape(1, -1, x.shape[-1])))[0]
-        qkv[:, : own.n_heads * own.head_dim] /= own.scale  # the library scales queries itself
+        turn = self._turns(own)
+        heads = np.array(own.normed(x.reshape(1, -1, x.shape[-1]))).reshape(len(self._at), -1, own.head_dim)
+        heads[:, : own.n_heads] /= own.scale  # the library scales queries itself
+        scales = own._positions.query_scales(self._at)
+        if scales is not None:
+            heads[:, : own.n_heads] *= scales[:, None, None]
+        qkv = heads.reshape(len(heads), -1)
         outs = [
-            self._kernels.run(layer, table, offset, qkv[part], self._turn[part], self._window)
+            self._kernels.run(layer, table, offset, qkv[part], turn[part], self._window)
             for part, (table, offset) in zip(self._parts(), self._sequences, strict=True)
         ]
         out = outs[0] if len(outs) == 1 else np.concatenate(outs)
         return mx.array(out.reshape(*x.shape[:2], -1))
 
+    def _turns(self, own: CPUAttention) -> np.ndarray:
+        """Cosines and sines of the layer's angles, [n, head_dim]; the same for all layers with rope."""
+        if not own.turns:
+            return own._positions.still(self._at)
+        if self._turn is None:
+            self._turn = own._positions.turns(self._at)
+        return self._turn
+
     def _parts(self) -> Iterator[slice]:
         """The rows of each sequence."""
         return (slice(i * self._n, (i + 1) * self._n) for i in range(len(self._sequences)))
-
-
-def turns(positions: Positions, at: Sequence[int]) -> np.ndarray:
-    """float32 [len(at), head_dim]: cosines of each position's angles, then their sines."""
-    angles = np.asarray(at, np.float32)[:, None] * positions.on_cpu
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 
 class CPULayerPages:

@@ -19,9 +19,9 @@ from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
 from ...models.model import Model, ModelConfig
+from ...models.rope import rope
 from ...platform import cpu
 from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite, not_finite
-from ..reference import rope_frequencies
 from .storage import NativeStorage
 from .weights import packed_weights
 
@@ -187,6 +187,7 @@ def describe_kernels(threads: int, matmul: str | None = None) -> str:
 
 
 def decoder_shape(config: ModelConfig) -> DecoderShape:
+    turn, scale = rope(config), config.query_scale
     return DecoderShape(
         n_layers=config.n_layers,
         n_heads=config.n_heads,
@@ -197,7 +198,10 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
         vocab_size=config.vocab_size,
         sliding_window=config.sliding_window or 0,
         rms_norm_eps=config.rms_norm_eps,
-        rope_frequencies=rope_frequencies(config),
+        rope_frequencies=turn.frequencies,
+        rope_factor=turn.factor,
+        query_beta=scale.beta if scale else 0.0,
+        query_span=scale.original_max_position if scale else 0.0,
     )
 
 

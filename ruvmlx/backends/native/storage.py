@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from ...kernels.page_table import NativePageTable, free_page, make_page
-from ...kv.policy import HOT
 from ...kv.storage import Bytes
+from ...tiers import HOT
 
 
 class PageKernels(Protocol):

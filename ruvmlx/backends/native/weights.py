@@ -48,17 +48,21 @@ def _arranged(found: Arrays, vector: Arrays, config: ModelConfig) -> DecoderWeig
         embedding=embedding,
         lm_head=found.get("lm_head", embedding),
         norm=vector["model.norm.weight"],
-        layers=[_layer(found, vector, f"model.layers.{i}.") for i in range(config.n_layers)],
+        layers=[_layer(found, vector, i, config) for i in range(config.n_layers)],
     )
 
 
-def _layer(found: Arrays, vector: Arrays, prefix: str) -> LayerWeights:
+def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> LayerWeights:
+    prefix = f"model.layers.{layer}."
     path = {m: f"{prefix}{'mlp' if m in MODULES[4:] else 'self_attn'}.{m}" for m in MODULES}
     return LayerWeights(
         matrices={m: found[path[m]] for m in MODULES},
         biases={m: vector[f"{path[m]}.bias"] for m in MODULES if f"{path[m]}.bias" in vector},
         input_norm=vector[f"{prefix}input_layernorm.weight"],
         post_norm=vector[f"{prefix}post_attention_layernorm.weight"],
+        q_norm=vector.get(f"{prefix}self_attn.q_norm.weight"),
+        k_norm=vector.get(f"{prefix}self_attn.k_norm.weight"),
+        no_rope=layer in config.layers_without_rope,
     )
 
 

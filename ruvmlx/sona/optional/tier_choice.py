@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...kv.policy import EVERYTHING, PAGE, TIERED, TierPolicy
+from ...kv.policy import EVERYTHING, TIERED, TierPolicy
 from ...store import KVMeasured
+from ...tiers import PAGE
 
 KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
 TIE = 0.03  # relative difference of two times that is within the noise
@@ -22,8 +23,8 @@ REPLIES = 3  # replies that a policy must be measured on before it may be chosen
 
 # f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
-    TierPolicy("tiered", hot, warm)
-    for hot, warm in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), (TIERED.hot, TIERED.warm))
+    TierPolicy("tiered", lengths)
+    for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
 )
 
 
@@ -47,8 +48,7 @@ class CandidateSummary:
     @property
     def report(self) -> dict[str, Any]:
         return {
-            "hot": self.policy.hot,
-            "warm": self.policy.warm,
+            **self.policy.named(),
             "replies": self.replies,
             "tokens": PAGE * self.blocks,
             "kl": self.kl,

@@ -20,12 +20,13 @@ import numpy as np
 from ...backends.base import Backend, KVCache, untouched
 from ...engine.perplexity import kl_divergence
 from ...engine.types import GenerationResponse
-from ...kv.policy import EVERYTHING, F16, PAGE, TIERED, TierPolicy
+from ...kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ...kv.pool import HIGH, LOW, PagePool
 from ...models.model import Model
 from ...pausing import Pause, Stopped, stop_when
 from ...sampling import log_softmax
 from ...store import KVChoiceRow, KVMeasured, KVObservation, Store
+from ...tiers import HOT, LENGTHS, PAGE
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
@@ -44,9 +45,8 @@ class NoRoom(Exception):
 
 
 def reach(policy: TierPolicy) -> int:
-    """Smallest token offset from which every token attends to a page in the policy's last tier; 0 for f16."""
-    age = policy.warm if policy.warm < EVERYTHING else policy.hot
-    return 0 if age >= EVERYTHING else age + PAGE
+    """Smallest offset from which every token attends to a page in the policy's lowest tier; 0 for f16."""
+    return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
@@ -153,7 +153,7 @@ class TierHistory:
             return self.asked
         row = self.store.kv.choice(*self.mine)
         default = F16 if self.mine[1] == "reference" else TIERED
-        return TierPolicy(TIERED.name, row.hot, row.warm) if row else default
+        return TierPolicy(TIERED.name, row.lengths) if row else default
 
     def status(self) -> KVStatus:
         row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
@@ -176,16 +176,16 @@ class TierHistory:
 
     def _observed(self) -> list[dict[str, Any]]:
         """Averages over the newest replies, by policy."""
-        by_policy: dict[tuple[int, int], list[KVObservation]] = {}
+        by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT):
-            by_policy.setdefault((seen.hot, seen.warm), []).append(seen)
-        return [_averages(hot, warm, seen) for (hot, warm), seen in by_policy.items()]
+            by_policy.setdefault(seen.lengths, []).append(seen)
+        return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
 
     def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
         """(reply id, candidates not yet measured on it) of long replies, the newest first."""
-        known = {(m.reply_id, m.hot, m.warm) for m in self.store.kv.measured(*self.mine)}
+        known = {(m.reply_id, m.lengths) for m in self.store.kv.measured(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
-            missing = [c for c in self.candidates if (reply_id, c.hot, c.warm) not in known]
+            missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
             if missing:
                 yield reply_id, missing
 
@@ -197,20 +197,19 @@ class TierHistory:
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
         rows = self.store.kv.measured(*self.mine)
-        mine = [(c, [m for m in rows if (m.hot, m.warm) == (c.hot, c.warm)]) for c in self.candidates]
+        mine = [(c, [m for m in rows if m.lengths == c.lengths]) for c in self.candidates]
         if any(len(seen) < REPLIES for _, seen in mine):
             return []
         return [summary(c, seen, nbytes(c)) for c, seen in mine]
 
 
-def _averages(hot: int, warm: int, seen: list[KVObservation]) -> dict[str, Any]:
+def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, Any]:
     timed = [s.us_per_token for s in seen if s.us_per_token > 0]
     return {
-        "hot": hot,
-        "warm": warm,
+        **dict(zip(LENGTHS, lengths, strict=True)),
         "replies": len(seen),
         "longest": max(s.tokens for s in seen),
-        "bytes": max(s.hot_bytes + s.warm_bytes + s.cold_bytes for s in seen),
+        "bytes": max(sum(s.tier_bytes) for s in seen),
         "us_per_token": median(timed) if timed else None,
         "pressure": max(s.pressure for s in seen),
     }
@@ -233,16 +232,13 @@ class KVLoop:
     def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
         """The state of a reply's cache at its end. policy: the cache's; None: f16."""
         kv, tps = response.kv, response.generation_tps
-        cold, warm = (self._size(n, tier) for tier, n in enumerate((kv.cold_tokens, kv.warm_tokens)))
+        lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
         return KVObservation(
             response.request_id,
             *self.history.mine,
-            policy.hot if policy else EVERYTHING,
-            policy.warm if policy else EVERYTHING,
+            policy.lengths if policy else F16.lengths,
             response.cache_tokens,
-            kv.bytes - cold - warm,
-            warm,
-            cold,
+            (*lower, kv.bytes - sum(lower)),
             1e6 / tps if tps > 0 else 0.0,
             self._pool.pressure() if self._pool else 0.0,
             self._pool.level if self._pool else 0,
@@ -283,7 +279,7 @@ class KVLoop:
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
                 row = KVMeasured(
-                    reply_id, policy.hot, policy.warm, len(cost.kl), sum(cost.kl),
+                    reply_id, policy.lengths, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
                 )  # fmt: skip
                 self.history.store.kv.add_measured(*self.history.mine, row)
@@ -321,8 +317,7 @@ class KVLoop:
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
-            "hot": choice.policy.hot,
-            "warm": choice.policy.warm,
+            **choice.policy.named(),
             "reason": choice.reason,
             "pressed": pressed,
             "context": context,
@@ -337,6 +332,6 @@ class KVLoop:
         """Store the choice, unless it is the same; True if the policy changed."""
         if before and before.report == report:
             return False
-        hot, warm = choice.policy.hot, choice.policy.warm
-        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(hot, warm, report, time.time()))
-        return (hot, warm) != ((before.hot, before.warm) if before else (TIERED.hot, TIERED.warm))
+        lengths = choice.policy.lengths
+        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(lengths, report, time.time()))
+        return lengths != (before.lengths if before else TIERED.lengths)

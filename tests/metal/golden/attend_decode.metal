@@ -3,7 +3,7 @@
 template <int D, int G>
 [[kernel]] void custom_kernel_ruvmlx_attend_decode__256_4_float_float_int32_t_int32_t_uint8_t_uint8_t_uint8_t_uint8_t_float_float(
   const device float* q [[buffer(0)]],
-  const device float* q_cold [[buffer(1)]],
+  const device float* q_rotated [[buffer(1)]],
   const device int32_t* params [[buffer(2)]],
   const device int32_t* pages [[buffer(3)]],
   const device uint8_t* cold [[buffer(4)]],

@@ -9,7 +9,7 @@ template <int D, int TRADITIONAL, typename T>
   const device uint8_t* open [[buffer(4)]],
   const device int32_t* params [[buffer(5)]],
   device float* q_out [[buffer(6)]],
-  device float* q_cold [[buffer(7)]],
+  device float* q_rotated [[buffer(7)]],
   device uint8_t* open_out [[buffer(8)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {

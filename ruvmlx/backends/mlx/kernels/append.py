@@ -5,7 +5,7 @@ from itertools import product
 
 from ruvmlx.platform.mx import mx
 
-from .pages import PARAMS
+from .pages import params_of
 from .source import FLOATS, HEAD_DIMS, Kernel, on_gpu
 
 APPEND = Kernel(
@@ -38,9 +38,7 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
     """Once a step, not once a layer."""
-    row = [0] * PARAMS
-    row[7], row[10] = n_kv, tokens
-    return mx.array(row, mx.int32)
+    return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 
 
 def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:

@@ -1,6 +1,6 @@
-"""Attention of one new token per sequence over the three tiers: attend_decode, then attend_merge.
+"""Attention of one new token per sequence over all tiers: attend_decode, then attend_merge.
 
-q, q_cold: float32 [B, n_heads, D]; keys of cold pages are rotated, q_cold = rotate(q) scores them.
+q, q_rotated: float32 [B, n_heads, D]; q_rotated = rotate(q) scores the keys of tiers that are rotated.
 opened: uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence; its place in the pool
 is not read.
 """
@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import HOT, TIERS
 
 from . import pages
 from .pages import GPUPageTable, Pools
@@ -23,12 +24,10 @@ ATTEND = Kernel(
     "attend_decode",
     (
         ("q", "float"),
-        ("q_cold", "float"),
+        ("q_rotated", "float"),
         ("params", "int"),
         ("pages", "int"),
-        ("cold", "uchar"),
-        ("warm", "uchar"),
-        ("hot", "uchar"),
+        *pages.POOLS,
         ("open", "uchar"),
     ),
     (("o", "float"), ("ml", "float")),
@@ -57,12 +56,12 @@ MERGE = Kernel(
 def attend(new: Turned, pools: Pools, table: GPUPageTable, dtype: mx.Dtype) -> mx.array:
     """softmax(q . k / sqrt(D)) v: [B, n_heads, D] in `dtype`; zeros where nothing is visible."""
     run = attend_gpu if table.on_gpu else attend_ops
-    return run(new.q, new.q_cold, pools, new.open, table, dtype)
+    return run(new.q, new.q_rotated, pools, new.open, table, dtype)
 
 
 def attend_gpu(
     q: mx.array,
-    q_cold: mx.array,
+    q_rotated: mx.array,
     pools: Pools,
     opened: mx.array,
     table: GPUPageTable,
@@ -79,7 +78,7 @@ def attend_gpu(
     b, heads, dim = q.shape
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
-    inputs = [q, q_cold, table.params, table.pages, *pools, opened]
+    inputs = [q, q_rotated, table.params, table.pages, *pools, opened]
     shapes = [
         (rows, dim),
         (max(2 * rows, 8),),
@@ -90,45 +89,35 @@ def attend_gpu(
 
 def attend_ops(
     q: mx.array,
-    q_cold: mx.array,
+    q_rotated: mx.array,
     pools: Pools,
     opened: mx.array,
     table: GPUPageTable,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
     """The twin: plain MLX, float32, a sequence at a time."""
-    out = [_attend_one(q[i], q_cold[i], pools, opened[i], table, i) for i in range(q.shape[0])]
+    out = [_attend_one(q[i], q_rotated[i], pools, opened[i], table, i) for i in range(q.shape[0])]
     return mx.stack(out).astype(dtype)
 
 
 def _attend_one(
-    q: mx.array, q_cold: mx.array, pools: Pools, opened: mx.array, table: GPUPageTable, i: int
+    q: mx.array, q_rotated: mx.array, pools: Pools, opened: mx.array, table: GPUPageTable, i: int
 ) -> mx.array:
     """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, values of all tiers."""
     view, n_kv = table.views[i], table.n_kv_heads
     if view.first >= view.n_tokens:
         return mx.zeros_like(q)
-    q, q_cold = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_cold))  # [n_kv, G, D]
+    q, q_rotated = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_rotated))  # [n_kv, G, D]
     scores, values = [], []
-    for tier, start, ids in visible(view):
-        k, v = gathered(pools[tier], ids, tier, table.head_dim, opened if tier == pages.HOT else None)
+    for tier, start, ids in view.visible():
+        k, v = gathered(pools[tier], ids, tier, table.head_dim, opened if tier == HOT else None)
         token = mx.arange(start, start + k.shape[1])
         seen = (token >= view.first) & (token < view.n_tokens)
-        x = (q_cold if tier == pages.COLD else q) @ k.swapaxes(1, 2)
+        x = (q_rotated if TIERS[tier].rotated else q) @ k.swapaxes(1, 2)
         scores.append(mx.where(seen, x, -mx.inf))
         values.append(mx.where(seen[:, None], v, 0))
     p = mx.softmax(mx.concatenate(scores, axis=-1) * table.head_dim**-0.5, axis=-1)
     return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
-
-
-def visible(view: pages.SequencePages):
-    """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
-    start, skip = 0, view.first // pages.PAGE
-    for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):
-        here = list(ids)[max(skip - start, 0) :]
-        if here:
-            yield tier, (start + len(ids) - len(here)) * pages.PAGE, here
-        start += len(ids)
 
 
 def gathered(

@@ -1,4 +1,4 @@
-"""Demotion of whole pages: hot -> warm (8 bits), warm or hot -> cold (4 bits, K rotated).
+"""Demotion of whole pages to the next lower tier.
 
 Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h).
 Outputs are fresh pages uint8 [n, n_kv_heads, page_bytes]; the cache places them in its pool.
@@ -8,84 +8,54 @@ from functools import lru_cache
 from itertools import product
 
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import HOT, TIERS
 
-from .pages import COLD, HOT, PARAMS, WARM, page_bytes, unpack
+from .pages import page_bytes, params_of, unpack
 from .source import HEAD_DIMS, Kernel, on_gpu
 
-_ARGUMENTS = (("ids", "int"), ("params", "int"))
-DEMOTE_WARM = Kernel(
-    "demote_warm",
-    (("hot", "uchar"), *_ARGUMENTS),
+DEMOTE = Kernel(
+    "demote",
+    (("pool", "uchar"), ("ids", "int"), ("params", "int")),
     (("out", "uchar"),),
-    ("D",),
+    ("D", "TO"),
     threads=128,
     headers=("pages.h", "quantise.h"),
-    values=tuple(product(HEAD_DIMS)),
-)
-DEMOTE_COLD = Kernel(
-    "demote_cold",
-    (("pool", "uchar"), *_ARGUMENTS),
-    (("out", "uchar"),),
-    ("D", "SOURCE"),
-    threads=128,
-    headers=("pages.h", "quantise.h"),
-    values=tuple(product(HEAD_DIMS, (WARM, HOT))),
+    values=tuple(product(HEAD_DIMS, range(HOT))),
 )
 
 
-def demote_warm(hot: mx.array, ids: list[int], head_dim: int) -> mx.array:
-    """Pages `ids` of the hot pool as warm pages."""
+def demote(pool: mx.array, ids: list[int], head_dim: int, to: int) -> mx.array:
+    """Pages `ids` of the pool of tier `to` + 1 as pages of tier `to`."""
     if on_gpu(head_dim):
-        return demote_warm_gpu(hot, ids, head_dim)
-    return demote_warm_ops(hot[mx.array(ids)], head_dim)
+        return demote_gpu(pool, ids, head_dim, to)
+    return demote_ops(pool[mx.array(ids)], head_dim, to)
 
 
-def demote_cold(pool: mx.array, ids: list[int], head_dim: int, source: int = WARM) -> mx.array:
-    """Pages `ids` of the warm (or hot) pool as cold pages."""
-    if on_gpu(head_dim):
-        return demote_cold_gpu(pool, ids, head_dim, source)
-    return demote_cold_ops(pool[mx.array(ids)], head_dim, source)
-
-
-def demote_warm_gpu(hot: mx.array, ids: list[int], head_dim: int, run=Kernel.__call__) -> mx.array:
-    n_kv = hot.shape[1]
-    shape = (len(ids), n_kv, page_bytes(WARM, head_dim))
-    return run(DEMOTE_WARM, [hot, *_arguments(ids, n_kv)], [shape], (len(ids), n_kv, 1), (head_dim,))[0]
-
-
-def demote_cold_gpu(
-    pool: mx.array, ids: list[int], head_dim: int, source: int, run=Kernel.__call__
-) -> mx.array:
+def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kernel.__call__) -> mx.array:
     n_kv = pool.shape[1]
-    shape = (len(ids), n_kv, page_bytes(COLD, head_dim))
-    inputs = [pool, *_arguments(ids, n_kv)]
-    return run(DEMOTE_COLD, inputs, [shape], (len(ids), n_kv, 1), (head_dim, source))[0]
-
-
-def _arguments(ids: list[int], n_kv: int) -> tuple[mx.array, mx.array]:
-    return _made(tuple(ids), n_kv)
+    shape = (len(ids), n_kv, page_bytes(to, head_dim))
+    inputs = [pool, *_arguments(tuple(ids), n_kv)]
+    return run(DEMOTE, inputs, [shape], (len(ids), n_kv, 1), (head_dim, to))[0]
 
 
 @lru_cache(4)
-def _made(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Once for all layers: ids and params."""
-    params = [0] * PARAMS
-    params[7] = n_kv
-    return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params, mx.int32)
+def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
+    """Made once for all layers: ids and params."""
+    return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 
-def demote_warm_ops(pages: mx.array, head_dim: int) -> mx.array:
-    """The twin. pages: uint8 [..., hot bytes] -> uint8 [..., warm bytes]"""
-    q, scales = zip(*(_eight_bits(x) for x in unpack(pages, HOT, head_dim)), strict=True)
-    return _join(pages, [*q, *scales])
-
-
-def demote_cold_ops(pages: mx.array, head_dim: int, source: int = WARM) -> mx.array:
-    """The twin. pages: uint8 [..., source bytes] -> uint8 [..., cold bytes]"""
-    k, v = unpack(pages, source, head_dim)
-    (kq, *k_affine), (vq, *v_affine) = _four_bits(rotate(k)), _four_bits(v)
-    packed = (q[..., 0::2] | q[..., 1::2] << 4 for q in (kq, vq))
-    return _join(pages, [*packed, *k_affine, *v_affine])
+def demote_ops(pages: mx.array, head_dim: int, to: int) -> mx.array:
+    """The twin. pages: uint8 [..., bytes of tier `to` + 1] -> uint8 [..., bytes of tier `to`]"""
+    k, v = unpack(pages, to + 1, head_dim)
+    if TIERS[to].rotated != TIERS[to + 1].rotated:
+        k = rotate(k)
+    if TIERS[to].bits == 8:
+        (kq, *k_scales), (vq, *v_scales) = _eight_bits(k), _eight_bits(v)
+        codes = [kq, vq]
+    else:
+        (kq, *k_scales), (vq, *v_scales) = _four_bits(k), _four_bits(v)
+        codes = [q[..., 0::2] | q[..., 1::2] << 4 for q in (kq, vq)]
+    return _join(pages, [*codes, *k_scales, *v_scales])
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
@@ -122,7 +92,7 @@ def hadamard_block(head_dim: int) -> int:
 
 
 def rotate(x: mx.array) -> mx.array:
-    """x: [..., D] times a block-diagonal orthonormal Hadamard matrix, as cold keys and queries for them are.
+    """x: [..., D] times a block-diagonal orthonormal Hadamard matrix: rotated keys, and queries for them.
 
     For h = 1, 2, 4 .. B/2 the pair (x_i, x_{i+h}) becomes (sum, difference); then all times 1 / sqrt(B).
     """

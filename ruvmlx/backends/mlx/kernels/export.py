@@ -18,7 +18,7 @@ from .source import Kernel, Template, for_metal
 # What Metal runs. Each declares its template values where it is defined: Kernel.values.
 KERNELS = (
     *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
-    *(demote.DEMOTE_WARM, demote.DEMOTE_COLD),
+    demote.DEMOTE,
 )
 PREAMBLE = """\
 // {title}: the source as MLX compiles it, but for MLX's own preamble. These lines stand in for that:

@@ -4,17 +4,17 @@ Older pages are dequantised into the same array as the new rows, a few KV heads 
 attention, which uses matrix units, does the rest. Without older pages the new rows are used as they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
 import numpy as np
 
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import PAGE, TIERS
 
-from . import pages
 from .demote import rotate
-from .pages import PAGE, GPUPageTable, Pools, SequencePages
+from .pages import POOLS, GPUPageTable, KernelParam, Pools, SequencePages, unpack
 from .source import HEAD_DIMS, Kernel
 
 GATHER = Kernel(
@@ -22,9 +22,7 @@ GATHER = Kernel(
     (
         ("params", "int"),
         ("pages", "int"),
-        ("cold", "uchar"),
-        ("warm", "uchar"),
-        ("hot", "uchar"),
+        *POOLS,
         ("fresh", "uchar"),
     ),
     (("out", "uint"),),
@@ -80,8 +78,11 @@ class PromptChunk:
         found = {}
         for head in range(0, self.table.n_kv_heads, self.heads):
             row = self.table.rows[0].copy()
-            row[4], row[10] = self.first, self.tokens
-            row[13], row[14] = head, min(self.heads, self.table.n_kv_heads - head)
+            row[KernelParam.FIRST], row[KernelParam.N_NEW] = self.first, self.tokens
+            row[KernelParam.HEAD], row[KernelParam.HEADS] = (
+                head,
+                min(self.heads, self.table.n_kv_heads - head),
+            )
             found[head] = mx.array(row)
         return found
 
@@ -136,13 +137,9 @@ def gather_ops(pools: Pools, fresh: mx.array, new: PromptChunk, head: int) -> mx
     """The twin."""
     view, dim, parts = new.table.views[0], new.table.head_dim, []
     here = slice(head, min(head + new.heads, new.table.n_kv_heads))
-    start, skip = 0, new.first // PAGE
-    for tier, ids in ((pages.COLD, view.cold), (pages.WARM, view.warm), (pages.HOT, view.hot)):
-        some = list(ids)[max(skip - start, 0) :]
-        if some:
-            k, v = pages.unpack(pools[tier][mx.array(some)][:, here], tier, dim)  # [n, heads, 64, D]
-            both = mx.stack([rotate(k) if tier == pages.COLD else k, v]).astype(mx.float16)
-            parts.append(both.swapaxes(1, 2).reshape(2, both.shape[2], -1, dim))
-        start += len(ids)
+    for tier, _, ids in replace(view, first=new.first).visible():
+        k, v = unpack(pools[tier][mx.array(ids)][:, here], tier, dim)  # [n, heads, 64, D]
+        both = mx.stack([rotate(k) if TIERS[tier].rotated else k, v]).astype(mx.float16)
+        parts.append(both.swapaxes(1, 2).reshape(2, both.shape[2], -1, dim))
     old = [mx.concatenate(parts, axis=2)[:, :, : new.total - new.tokens]] if parts else []
     return mx.concatenate([*old, fresh[here].view(mx.float16).swapaxes(0, 1)], axis=2)

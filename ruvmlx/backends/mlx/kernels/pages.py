@@ -1,49 +1,86 @@
 """KV pages as the kernels see them; bit layouts in metal_kernels/README.md.
 
 A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
-Tiers are numbered as in pages.h: COLD 0, WARM 1, HOT 2.
 """
 
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
+from itertools import accumulate
 
 import numpy as np
 
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import HOT, PAGE, TIERS, Tier
 
 from .source import on_gpu
 
-PAGE = 64  # tokens
-COLD, WARM, HOT = 0, 1, 2
 PARAMS = 16
-COST = 1, 3, 6  # of a page, by tier, as in pages.h
 MAX_SHARED = 8  # query heads that one threadgroup serves
 THREADGROUPS, LEAST_SPLIT = 320, 12
-Pools = Sequence[mx.array]  # [COLD], [WARM], [HOT]; an empty tier may be any array of at least 8 bytes
+Pools = Sequence[mx.array]  # by tier; an empty tier may be any array of at least 8 bytes
+POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for them
+
+
+class KernelParam(IntEnum):
+    """Where a kernel's parameters lie, as in pages.h; before them the number of pages of each tier."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return len(TIERS) + count
+
+    N_TOKENS = auto()
+    FIRST = auto()
+    TABLE = auto()
+    SPLIT = auto()
+    KV_HEADS = auto()
+    GROUP = auto()
+    SCALE = auto()
+    N_NEW = auto()
+    SPLITS = auto()
+    HEAD = auto()
+    HEADS = auto()
+
+
+def params_of(**values: int) -> list[int]:
+    """A row of parameters by their names; others are 0."""
+    row = [0] * PARAMS
+    for name, value in values.items():
+        row[KernelParam[name]] = value
+    return row
+
+
+def has_bias(tier: Tier) -> bool:
+    """4-bit codes have a bias as well as a scale."""
+    return tier.bits == 4
 
 
 def page_bytes(tier: int, head_dim: int) -> int:
-    return (64 * head_dim + 512, 128 * head_dim + 256, 256 * head_dim)[tier]
+    row = TIERS[tier]
+    scales = 0 if row.bits == 16 else 512 if has_bias(row) else 256
+    return 16 * row.bits * head_dim + scales
 
 
 @dataclass(frozen=True)
 class SequencePages:
-    """The pages of one sequence, the same in every layer, oldest tokens first: cold ids, then warm, then hot.
+    """The pages of one sequence, the same in every layer. by_tier: page ids of each tier, which hold the
+    oldest tokens in the lowest tier.
 
     All pages but the last are full; the last is hot and holds the rest of n_tokens. Tokens before `first` are
     not read; pages that hold only such tokens may be gone (any id will do).
     """
 
-    cold: Sequence[int]
-    warm: Sequence[int]
-    hot: Sequence[int]
+    by_tier: Sequence[Sequence[int]]
     n_tokens: int
     first: int = 0
 
     def ids(self) -> list[int]:
-        return [*self.cold, *self.warm, *self.hot]
+        return [page for ids in self.by_tier for page in ids]
+
+    def counts(self) -> list[int]:
+        return [len(ids) for ids in self.by_tier]
 
     @property
     def visible_cost(self) -> int:
@@ -51,17 +88,29 @@ class SequencePages:
         return self._cost_before(len(self.ids())) - self._cost_before(self.first // PAGE)
 
     def _cost_before(self, page: int) -> int:
-        cold, warm = len(self.cold), len(self.warm)
-        n = min(page, cold), min(max(page - cold, 0), warm), max(page - cold - warm, 0)
-        return sum(a * b for a, b in zip(COST, n, strict=True))
+        cost = 0
+        for tier, n in zip(TIERS, self.counts(), strict=True):
+            here = min(page, n)
+            cost, page = cost + tier.cost * here, page - here
+        return cost
+
+    def visible(self) -> list[tuple[int, int, list[int]]]:
+        """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
+        skip, starts = self.first // PAGE, accumulate(self.counts(), initial=0)
+        found = []
+        for tier, (start, ids) in enumerate(zip(starts, self.by_tier, strict=False)):
+            here = list(ids)[max(skip - start, 0) :]
+            if here:
+                found.append((tier, (start + len(ids) - len(here)) * PAGE, here))
+        return found
 
 
 def check(view: SequencePages) -> SequencePages:
-    n, full = len(view.ids()), (len(view.cold) + len(view.warm)) * PAGE
+    n, full = len(view.ids()), sum(view.counts()[:HOT]) * PAGE
     if not (n - 1) * PAGE < view.n_tokens <= n * PAGE and n + view.n_tokens:
         raise ValueError(f"{view.n_tokens} tokens do not fit {n} pages of {PAGE}")
     if view.n_tokens < full:
-        raise ValueError(f"{view.n_tokens} tokens leave a warm or cold page partly filled ({full} tokens)")
+        raise ValueError(f"{view.n_tokens} tokens leave a page that is not hot partly filled ({full} tokens)")
     if not 0 <= view.first <= view.n_tokens:
         raise ValueError(f"first visible token {view.first} of {view.n_tokens}")
     return view
@@ -94,19 +143,19 @@ class GPUPageTable:
         self.pages = mx.array(np.array(ids + [0] * 8, np.int32))
 
     def _row(self, view: SequencePages, at: int, split: int) -> list[int]:
-        tiers = [len(view.cold), len(view.warm), len(view.hot)]
         scale = struct.unpack("i", struct.pack("f", softmax_scale(self.head_dim)))[0]
-        row = [
-            *tiers,
-            view.n_tokens,
-            view.first,
-            at,
-            split,
-            self.n_kv_heads,
-            self.n_heads // self.n_kv_heads,
-            scale,
-        ]
-        return [*row, 0, 0, self.splits, 0, 0, 0]
+        row = params_of(
+            N_TOKENS=view.n_tokens,
+            FIRST=view.first,
+            TABLE=at,
+            SPLIT=split,
+            KV_HEADS=self.n_kv_heads,
+            GROUP=self.n_heads // self.n_kv_heads,
+            SCALE=scale,
+            SPLITS=self.splits,
+        )
+        row[: len(TIERS)] = view.counts()
+        return row
 
 
 def softmax_scale(head_dim: int) -> float:
@@ -124,12 +173,12 @@ def shared_heads(group: int, head_dim: int) -> int:
 
 
 def unpack(pages: mx.array, tier: int, head_dim: int) -> tuple[mx.array, mx.array]:
-    """pages: uint8 [..., bytes] -> K, V: float32 [..., 64, head_dim]; cold K rotated, as it is stored."""
-    d, flat = head_dim, pages.shape[:-1]
-    if tier == HOT:
+    """pages: uint8 [..., bytes] -> K, V: float32 [..., 64, head_dim]; rotated keys stay rotated."""
+    d, flat, bits = head_dim, pages.shape[:-1], TIERS[tier].bits
+    if bits == 16:
         both = pages.view(mx.float16).astype(mx.float32).reshape(*flat, 2, PAGE, d)
         return both[..., 0, :, :], both[..., 1, :, :]
-    if tier == WARM:
+    if bits == 8:
         n = PAGE * d
         k, v = (pages[..., i * n : i * n + n].view(mx.int8).astype(mx.float32) for i in (0, 1))
         scales = _halves(pages, 2 * n, 2 * PAGE).reshape(*flat, 2, PAGE, 1)

@@ -8,10 +8,11 @@ from itertools import product
 from typing import NamedTuple
 
 from ruvmlx.platform.mx import mx
+from ruvmlx.tiers import PAGE
 
 from .append import rope
 from .demote import rotate
-from .pages import PAGE, GPUPageTable
+from .pages import GPUPageTable
 from .source import FLOATS, HEAD_DIMS, Kernel
 
 ROPE_APPEND = Kernel(
@@ -24,7 +25,7 @@ ROPE_APPEND = Kernel(
         ("open", "uchar"),
         ("params", "int"),
     ),
-    (("q_out", "float"), ("q_cold", "float"), ("open_out", "uchar")),
+    (("q_out", "float"), ("q_rotated", "float"), ("open_out", "uchar")),
     ("D", "TRADITIONAL", "T"),
     threads=64,
     headers=("pages.h", "quantise.h", "rope.h"),
@@ -36,7 +37,7 @@ class Turned(NamedTuple):
     """What decode attention needs of the new tokens."""
 
     q: mx.array  # float32 [B, n_heads, D]
-    q_cold: mx.array  # the same, rotated as cold keys are
+    q_rotated: mx.array  # the same, rotated as rotated keys are
     open: mx.array  # uint8 [B, n_kv_heads, 2, 64, 2 * D]: the open pages with the new rows
 
 

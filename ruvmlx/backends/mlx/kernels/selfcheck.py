@@ -22,9 +22,10 @@ from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes, reason
 from ruvmlx.models.model import ModelConfig
 from ruvmlx.platform.gpu import gpu
 from ruvmlx.platform.mx import mx, nn
+from ruvmlx.tiers import HOT, PAGE, TIERS
 
 from . import append, decode, demote, gather, pages, rope_append
-from .pages import COLD, PAGE, WARM, SequencePages
+from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
 # Attention is one of about 17 dispatches of a layer's step in mlx-lm, so at three times its time a token
@@ -59,10 +60,10 @@ class Case:
 
 
 class Sample:
-    """A random cache made by the twins: pages 0 and 1 cold, 2 and 3 warm, the others hot, the last one partly
+    """A random cache made by the twins: two pages in each lower tier, the others hot, the last one partly
     filled, NaN behind its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T, D]."""
 
-    tokens, fresh = 6 * PAGE + 37, 9
+    tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
     def __init__(self, shapes: Shapes):
         self.shapes, self.dim = shapes, shapes.head_dim
@@ -80,32 +81,33 @@ class Sample:
 
     @cached_property
     def hot(self) -> mx.array:
-        """uint8 [7, n_kv_heads, bytes]"""
+        """uint8 [pages, n_kv_heads, bytes]: all tokens"""
         rows = append.append_ops(self.k, self.v, self.turn)
         free = mx.full((*rows.shape[:2], -self.tokens % PAGE, rows.shape[3]), 255, mx.uint8)
         whole = mx.concatenate([rows, free], axis=2).reshape(*rows.shape[:2], -1, PAGE, rows.shape[3])
         return mx.contiguous(whole.transpose(2, 0, 1, 3, 4)).reshape(whole.shape[2], rows.shape[0], -1)
 
     @cached_property
-    def warm(self) -> mx.array:
-        return demote.demote_warm_ops(self.hot[:4], self.dim)
-
-    @cached_property
     def pools(self) -> list[mx.array]:
-        """[COLD], [WARM], [HOT]"""
-        found = [demote.demote_cold_ops(self.warm[:2], self.dim), self.warm[2:], self.hot]
+        """By tier, two pages in each but the hot one."""
+        found = [self.hot]
+        for to in reversed(range(HOT)):  # the newest two of a tier's pages stay, the others go on
+            found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
+        found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
         mx.eval(*found)
         return [mx.contiguous(pool) for pool in found]
 
     @property
     def view(self) -> SequencePages:
-        return SequencePages([1, 0], [0, 1], [4, 5, 6], self.tokens)
+        return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     @property
     def long_view(self) -> SequencePages:
-        """LONG tokens: the full pages over and over."""
-        n = LONG // PAGE // 8
-        return SequencePages([0, 1] * n, [0, 1] * 2 * n, [4, 5] * n, LONG)
+        """LONG tokens: the full pages over and over, as many of each tier."""
+        pairs = LONG // PAGE // 2
+        n = pairs // len(TIERS)
+        hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
+        return SequencePages([[0, 1] * n] * HOT + [hot], LONG)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -147,7 +149,7 @@ def rope_append_case(s: Sample) -> Case:
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
 
     def arrays(made: rope_append.Turned) -> Arrays:
-        return [made.q, made.q_cold, made.open.view(mx.float16)]
+        return [made.q, made.q_rotated, made.open.view(mx.float16)]
 
     return Case(
         "rope_append",
@@ -157,49 +159,37 @@ def rope_append_case(s: Sample) -> Case:
     )
 
 
-def warm_case(s: Sample) -> Case:
-    ids = [3, 0, 2]
-    return _demotion(
-        s, "demote_warm", WARM, 0.01,
-        lambda: demote.demote_warm(s.hot, ids, s.dim),
-        lambda: demote.demote_warm_ops(s.hot[mx.array(ids)], s.dim),
-    )  # fmt: skip
+def demote_case(to: int) -> Callable[[Sample], Case]:
+    """Pages of the next higher tier as pages of tier `to`, compared as numbers: which bytes they are is the
+    tests' matter. A rounding may decide between two codes: a step, by the largest key."""
 
+    def case(s: Sample) -> Case:
+        ids, source = [1, 0, 1], s.pools[to + 1]
+        run = lambda: demote.demote(source, ids, s.dim, to)  # noqa: E731
+        twin = lambda: demote.demote_ops(source[mx.array(ids)], s.dim, to)  # noqa: E731
+        return Case(
+            f"demote_{TIERS[to].name}",
+            lambda: unpack(run(), to, s.dim),
+            lambda: unpack(twin(), to, s.dim),
+            1e-4,
+            step=0.01 if TIERS[to].bits == 8 else 0.15,
+            race=(lambda: [run()], lambda: [twin()]),
+        )
 
-def cold_case(s: Sample) -> Case:
-    ids = [1, 3, 0]
-    return _demotion(
-        s, "demote_cold", COLD, 0.15,
-        lambda: demote.demote_cold(s.warm, ids, s.dim),
-        lambda: demote.demote_cold_ops(s.warm[mx.array(ids)], s.dim),
-    )  # fmt: skip
-
-
-def _demotion(
-    s: Sample, name: str, tier: int, step: float, run: Callable[[], mx.array], twin: Callable[[], mx.array]
-) -> Case:
-    """Compared as numbers: which bytes they are is the tests' matter. step: a code's, by the largest key."""
-    return Case(
-        name,
-        lambda: pages.unpack(run(), tier, s.dim),
-        lambda: pages.unpack(twin(), tier, s.dim),
-        1e-4,
-        step,
-        race=(lambda: [run()], lambda: [twin()]),
-    )
+    return case
 
 
 def decode_case(s: Sample) -> Case:
     """attend_decode and attend_merge. Timed against MLX's own attention over as many tokens."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
-    new = rope_append.Turned(wide, demote.rotate(wide), s.hot[6:7])
+    new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-1:])
     table, long = (pages.GPUPageTable([view], *s.heads) for view in (s.view, s.long_view))
     query = s.q[:1].swapaxes(0, 1)[None]  # [1, n_heads, 1, D]
     k, v = (s.numbers(LONG, s.shapes.n_kv_heads).swapaxes(0, 1)[None] for _ in range(2))
     k, v = mx.contiguous(k), mx.contiguous(v)
 
     def twin() -> Arrays:
-        return [decode.attend_ops(new.q, new.q_cold, pools, new.open, table)]
+        return [decode.attend_ops(new.q, new.q_rotated, pools, new.open, table)]
 
     def rival() -> Arrays:
         return [mx.fast.scaled_dot_product_attention(query, k, v, scale=s.dim**-0.5)]
@@ -222,7 +212,8 @@ def gather_case(s: Sample) -> Case:
     )
 
 
-CASES = append_case, rope_append_case, warm_case, cold_case, decode_case, gather_case
+DEMOTIONS = tuple(demote_case(to) for to in reversed(range(HOT)))
+CASES = append_case, rope_append_case, *DEMOTIONS, decode_case, gather_case
 
 
 def graph_case(shapes: Shapes) -> Case:

@@ -1,0 +1,89 @@
+/* Part of rvm.h, which includes it. */
+#ifndef RVM_PUBLIC_KERNELS_H
+#define RVM_PUBLIC_KERNELS_H
+
+/* Learning at the output head: MicroLoRA, traces, evidence. */
+
+/* One weight array with its gradient.  w, g: [n].  velocity: [n], or NULL for no momentum. */
+typedef struct {
+    float *w;
+    float *velocity;
+    const float *g;
+    size_t n;
+} rvm_param;
+
+typedef struct rvm_layers rvm_layers;
+
+/* One implementation of every kernel.  T tokens, D hidden, V vocabulary, R rank.
+ * lora_a: [D, R]   lora_b: [R, V]   scale s */
+typedef struct {
+    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+
+    /* *out = sum_i x[i] * y[i] */
+    int (*dot)(const float *x, const float *y, size_t n, double *out);
+
+    /* RVM_OK when every |x[i]| <= most, which is finite; else, and for NaN, RVM_NOT_FINITE. */
+    int (*all_within)(const float *x, size_t n, float most);
+
+    /* velocity = mu * velocity + eta * g;  w += velocity      (w += eta * g without velocity)
+     * For several arrays as one step: all of them, or none if any new weight is not finite. */
+    int (*micro_update)(const rvm_param *params, size_t n_params, float eta, float mu);
+
+    /* logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in place
+     * Passes NaN on. */
+    int (*head_add)(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
+                    size_t dim, size_t vocab, size_t rank, float *logits);
+
+    /* The exact eligibility trace of one generated token y (DESIGN 4).
+     * h: [D]   logits: [V] with the adapter in   e_a: [D, R]   e_b: [R, V]
+     *   u = lora_a^T h    delta = onehot(y) - softmax(logits)
+     *   e_b += s * u delta^T        e_a += s * h (lora_b delta)^T
+     *   logprob[0] = log p(y)       logprob[1] = log p(y) under logits - s * lora_b^T u  (frozen) */
+    int (*trace_accumulate)(const float *h, const float *logits, const float *lora_a, const float *lora_b,
+                            float s, size_t dim, size_t vocab, size_t rank, size_t y, float *e_a, float *e_b,
+                            double *logprob);
+
+    /* out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
+     * out[1] = mean_m log sum_v p0_m[v] e^d_m[v] / sum_v p0_m[v]
+     * p0: [M, V] probabilities without d; a row need not sum to exactly 1   u: [M, R] = hidden @ lora_a
+     * log_ratio: [M, V] = log(p0 / frozen), or NULL where p0 is the frozen one itself */
+    int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
+                        size_t contexts, size_t vocab, size_t rank, double *out);
+
+    /* Adds one rating of weight w to the evidence for n coordinates (ruvmlx/sona/instant.py).
+     * held, out: [3, n] G, S and L   gradient, information: [n]
+     *   out = kept * held + (w g, (w g)^2, |w| f)
+     * Passes NaN on. */
+    int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
+                        float kept, size_t n, float *out);
+
+    /* Weights from evidence, for the coordinates [first, last) of n and each of R ranks.
+     * evidence: [3, R, n]   precision: [n]   theta: [R, n], only those coordinates are written
+     *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
+     * times, for each rank, max(0, 1 - noise * sum S / max(sum G^2, 1e-12)) over these coordinates.
+     * Passes NaN on. */
+    int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
+                         size_t rank, size_t n, size_t first, size_t last, float *theta);
+
+    /* lora_b after a rating: out = c * lora_b, but of its columns at[i] out is s * block[.][i]. For a c
+     * of 0 lora_b is not read, and may be NULL.
+     * block: [R, width], of which the first n count   at: [n]   out: [R, V]
+     * RVM_NOT_FINITE unless all of c * lora_b and of s * block is within `most`; out is undefined then. */
+    int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
+                       size_t rank, size_t vocab, size_t n, size_t width, float most, float *out);
+
+    /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
+    int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
+
+    const rvm_layers *layers; /* of the same instruction set: "Layers", below */
+} rvm_kernels;
+
+/* The implementation called `name`, the fastest one for NULL, or NULL if this machine has no such. */
+RVM_API const rvm_kernels *rvm_impl(const char *name);
+
+/* Names of the implementations that run here, fastest first; NULL past the last. */
+RVM_API const char *rvm_impl_name(size_t index);
+
+RVM_API int rvm_abi_version(void);
+
+#endif

@@ -1,0 +1,94 @@
+"""Attention of every layer of the MLX graph: mlx-lm's Llama, with what a family adds.
+
+q and k of each head may go through a norm, rope may be stretched or left out, and queries may be scaled by
+their position. The module names are mlx-lm's: the cache, LoRA and training rely on them.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ...models.model import ModelConfig, QueryScale
+from ...models.rope import rope
+from ...platform.mx import mx, nn
+from . import mlxlm
+
+_base = mlxlm.load("models.base")
+
+
+class MLXRope(nn.Module):
+    """x [B, H, T, d] -> factor * x, turned by the positions offset ... offset + T - 1."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        turn = rope(config)
+        self._dims, self._factor = config.head_dim, turn.factor
+        self._periods = mx.array((1 / turn.frequencies).astype(np.float32))
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        x = x if self._factor == 1 else x * self._factor
+        return mx.fast.rope(
+            x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods
+        )
+
+
+def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
+    """float32 [B, 1, n, 1] or [n, 1]: what the queries of n tokens at each offset are multiplied by."""
+    positions = mx.arange(n) + (offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset)
+    scales = 1 + scale.beta * mx.log1p(mx.floor(positions / scale.original_max_position))
+    return scales[:, None, :, None] if scales.ndim == 2 else scales[:, None]
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(d)) v; H query heads, K key/value heads; x [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.turns = layer not in config.layers_without_rope
+        dims, q, kv = config.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(dims, q, "q_proj" in config.biases)
+        self.k_proj = nn.Linear(dims, kv, "k_proj" in config.biases)
+        self.v_proj = nn.Linear(dims, kv, "v_proj" in config.biases)
+        self.o_proj = nn.Linear(q, dims, "o_proj" in config.biases)
+        if config.head_norms:
+            self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.rope = MLXRope(config)
+        self.query_scale = config.query_scale
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        q, k, v = (y.swapaxes(1, 2) for y in self.heads(x))
+        offset = 0 if cache is None else cache.offset
+        q, k = self.turned_queries(q, offset), self.turned_keys(k, offset)
+        if cache is not None:
+            k, v = cache.update_and_fetch(k, v)
+        out = _base.scaled_dot_product_attention(q, k, v, cache=cache, scale=self.scale, mask=mask)
+        return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+
+    def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """x [B, T, D] -> q [B, T, H, d], k and v [B, T, K, d], before rope."""
+        return self.split(self.q_proj(x), self.k_proj(x), self.v_proj(x))
+
+    def rows(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """The same, one row a token: q [B, T, H * d], k and v [B, T, K * d]."""
+        if "q_norm" not in self:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))
+        return q, k, v
+
+    def split(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """The products' outputs [..., T, H * d] as normed heads [..., T, H, d]."""
+        q, k, v = (y.reshape(*y.shape[:-1], -1, self.head_dim) for y in (q, k, v))
+        return (self.q_norm(q), self.k_norm(k), v) if "q_norm" in self else (q, k, v)
+
+    def turned_queries(self, q: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """q [B, H, T, d]; offset: one for all, or [B]."""
+        q = self.rope(q, offset) if self.turns else q
+        if self.query_scale is None:
+            return q
+        return (q * query_scales(self.query_scale, offset, q.shape[-2])).astype(q.dtype)
+
+    def turned_keys(self, k: mx.array, offset: int | mx.array = 0) -> mx.array:
+        return self.rope(k, offset) if self.turns else k

@@ -1,0 +1,44 @@
+"""Adapters belong to a fingerprint: it stays as in earlier versions, and tells new families apart."""
+
+from dataclasses import replace
+
+import pytest
+
+from ruvmlx.models.fingerprint import fingerprint
+from ruvmlx.models.model import QueryScale
+from ruvmlx.models.rope_scaling import DynamicRope, LinearRope
+
+from .make_models import Shape
+
+OF_VERSION_1 = [
+    ({}, "c751f8a6bfb95991b3c30e7dc30963f8"),
+    ({"sliding_window": 64}, "b3b0fb7c61514feccc52b92b7fa45000"),
+    ({"llama3": True}, "7fbb4148b558956933917f28fe4511b2"),
+    ({"attention_bias": True, "mlp_bias": True}, "059047bf102a3ecdaafacc7b496512db"),
+    ({"mlp_bias": True}, "322290ed160ca1d890e9d235713a0c37"),
+    ({"rope": LinearRope(4.0)}, "588a8c712874abb1f3cffdfe8ab47166"),
+]
+
+
+@pytest.mark.parametrize(("shape", "kept"), OF_VERSION_1)
+def test_fingerprints_of_version_1_stay(shape, kept):
+    """Computed before families had a row each."""
+    assert fingerprint(Shape(**shape).config(), {}, []) == kept
+
+
+def test_what_families_change_is_part_of_it():
+    """One configuration after the other, all different, and the same in another order of a set."""
+    config = Shape().config()
+    changes = [
+        {"biases": frozenset({"q_proj", "k_proj"})},
+        {"biases": frozenset({"q_proj", "v_proj"})},
+        {"head_norms": True},
+        {"layers_without_rope": frozenset({1})},
+        {"query_scale": QueryScale(0.1, 64)},
+        {"rope_scaling": DynamicRope(2.0)},
+        {"rope_scaling": DynamicRope(3.0)},
+    ]
+    found = [fingerprint(replace(config, **change), {}, []) for change in [{}, *changes]]
+    assert len(set(found)) == len(found)
+    again = replace(config, biases=frozenset({"k_proj", "q_proj"}))
+    assert fingerprint(again, {}, []) == found[1]
