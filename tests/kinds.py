@@ -48,6 +48,7 @@ FILES = dict.fromkeys(
 # Files, or single tests, of more than 5 s on one core.
 SLOW = {
     "docs/test_docs.py::test_the_site_builds",
+    "backends/test_gguf_formats.py", "backends/test_matrix_types.py",
     "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
     "bench/test_compare.py", "kernels/test_c_programs.py", "metal/test_cuda.py", "metal/test_front_end.py",
     "metal/test_ladder.py", "prove/test_prove.py", "sona/test_background_starter.py",
