@@ -127,7 +127,7 @@ class Settings:
         str,
         None,
         f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; measured by default",
-        pattern=re.compile(r"\d{1,9}" + r",(\d{1,9}|all)" * (len(tiers.LENGTHS) - 1), re.ASCII),
+        pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
         expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         witnessed=True,
         public=True,

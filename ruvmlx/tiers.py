@@ -5,6 +5,7 @@ kernels have the same rows: RVM_CODE_TIERS in neon/include/rvm_pages.h, TIERS in
 tests/kv/test_tiers.py compares the three.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE = 64  # tokens that change their tier together
@@ -40,6 +41,12 @@ LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
 EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 
+def filled(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Lengths for all of LENGTHS: a tier that has none is empty, so it ends where the one before it does."""
+    return (*lengths, *lengths[-1:] * (len(LENGTHS) - len(lengths)))
+
+
 def described() -> str:
-    """ "f16, then 8 bits, then 4 bits" """
-    return ", then ".join("f16" if tier.bits == 16 else f"{tier.bits} bits" for tier in reversed(TIERS))
+    """ "f16, then 8 bits, then 4 bits": a width that several tiers share is named once."""
+    widths = dict.fromkeys(tier.bits for tier in reversed(TIERS))
+    return ", then ".join("f16" if bits == 16 else f"{bits} bits" for bits in widths)

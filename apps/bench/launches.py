@@ -27,6 +27,7 @@ from ruvmlx.kv.pool import PagePool
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.model import ModelConfig
 from ruvmlx.platform.mx import mx, nn
+from ruvmlx.tiers import TIERS
 
 from .as_gpu import as_on_gpu
 
@@ -36,8 +37,8 @@ VIEWS = {
     *("Slice", "Split", "View", "AsStrided", "StopGradient", "NumberOfElements", "Depends"),
 }
 LIMIT = 1.15  # times mlx-lm's launches, at most
-POLICY = TierPolicy("tiered", (64, 128))
-CONTEXT = 300  # tokens in the cache: pages of all tiers
+POLICY = TierPolicy("tiered", tuple(range(64, 64 * len(TIERS), 64)))
+CONTEXT = 64 * len(TIERS) + 108  # tokens in the cache: pages of all tiers
 
 
 @dataclass(frozen=True)

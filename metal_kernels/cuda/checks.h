@@ -27,7 +27,7 @@ static double decode_error(Layer &a) {
             std::vector<double> x, out(a.D, 0.0);
             auto page_of = [&](int t, int &tier) {
                 int p = t / 64;
-                tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
+                tier = s.tier(p);
                 return p == s.n_pages() - 1 && tier == HOT ? a.opened(i, h / a.G) : a.page(tier, ids[p], h / a.G);
             };
             double top = -INFINITY, sum = 0;
@@ -57,7 +57,7 @@ static void check_decode() {
         for (int G : {1, 3, 4, 8})
             for (int split : {1, 3, 8}) {
                 if (D == 256 && G == 8) continue; // too much threadgroup memory for Metal
-                Layer a(D, G, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}, {7, 1, 64, 200}, {0, 5, 3, 0}, {9, 0, 17, 0}, {2, 1, 0, 0}}, split);
+                Layer a(D, G, 2, {{{3, 2}, 100, 0}, {{}, 1, 0}, {{7, 1}, 64, 200}, {{0, 5}, 3, 0}, {{9}, 17, 0}, {{2, 1}, 0, 0}}, split);
                 a.spoil_last_pages();
                 std::string what = " D " + std::to_string(D) + " G " + std::to_string(G) + " split " + std::to_string(split);
                 report("attend_decode" + what, decode_error(a), 5e-5);
@@ -84,7 +84,7 @@ template <typename T> static std::vector<float> rounded(std::vector<float> x) {
 
 // `limit`: half of the last bit of a number below 2, as attend_merge rounds once.
 template <typename T> static void check_merge(double limit) {
-    Layer a(128, 4, 2, {{3, 2, 100, 0}, {0, 0, 1, 0}}, 3);
+    Layer a(128, 4, 2, {{{3, 2}, 100, 0}, {{}, 1, 0}}, 3);
     a.attend(), a.merge();
     Device<T> out(a.d_out.n);
     attend_merge<128, T><<<2 * 2 * 4, 256>>>(a.d_o.p, a.d_ml.p, a.d_params.p, out.p);
@@ -151,16 +151,21 @@ static size_t wrong_bytes(const uchar *page, int source, int D, int to, const uc
     return wrong;
 }
 
+// The demotion into each tier below hot.
+template <int D, size_t... TO> static auto demotions(std::index_sequence<TO...>) {
+    return std::array{demote<D, (int)TO>...};
+}
+
 template <int D> static void check_demotion() {
     const int N = 5, KV = 3;
-    Layer a(D, 1, KV, {{0, 6, 0, 0}, {0, 0, 64 * 6, 0}}, 4);
+    Layer a(D, 1, KV, {of_each_tier(6)}, 4);
     std::vector<int> ids = {4, 0, 5, 2, 1}, params(PARAMS);
     params[KV_HEADS] = KV;
     Device<int> d_ids(ids), d_params(params);
     for (int target = HOT - 1; target >= 0; target--) {
         size_t from = page_bytes(target + 1, D), to = page_bytes(target, D), wrong = 0;
         Device<uchar> out(N * KV * to);
-        auto kernel = target == COLD ? demote<D, COLD> : demote<D, WARM>;
+        auto kernel = demotions<D>(std::make_index_sequence<HOT>())[target];
         kernel<<<dim3(N, KV), 128>>>(a.d_pool[target + 1].p, d_ids.p, d_params.p, out.p);
         CHECK(cudaDeviceSynchronize());
         std::vector<uchar> got = out.get();
@@ -276,7 +281,7 @@ static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fr
         for (int d = 0; d < a.D; d++) x[d] = f32(row[d]);
         return x;
     }
-    const int p = token / 64, tier = p < s.n_cold ? COLD : p < s.n_cold + s.n_warm ? WARM : HOT;
+    const int p = token / 64, tier = s.tier(p);
     for (int d = 0; d < a.D; d++) x[d] = number(a.page(tier, a.pages[p], kv), tier, a.D, value, token % 64, d);
     if (is_rotated(tier) && !value) rotate(x.data(), a.D);
     return x;
@@ -319,8 +324,8 @@ template <int D, typename T> static void check_typed() {
 template <int D> static void check_others() {
     check_demotion<D>();
     check_typed<D, float>(), check_typed<D, __half>(), check_typed<D, __nv_bfloat16>();
-    check_gather<D>({2, 1, 100, 0}, 37, 0, 0, 3);
-    check_gather<D>({2, 1, 100, 0}, 70, 64, 1, 2); // without the first cold page
-    check_gather<D>({2, 1, 128, 0}, 1, 130, 2, 1); // without a cold page: from the warm one on
-    check_gather<D>({0, 0, 3, 0}, 65, 0, 0, 3);
+    check_gather<D>({{2, 1}, 100, 0}, 37, 0, 0, 3);
+    check_gather<D>({{2, 1}, 100, 0}, 70, 64, 1, 2); // without the first cold page
+    check_gather<D>({{2, 1}, 128, 0}, 1, 130, 2, 1); // without a cold page: from the warm one on
+    check_gather<D>({{}, 3, 0}, 65, 0, 0, 3);
 }

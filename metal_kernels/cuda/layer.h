@@ -8,14 +8,17 @@
 #include "../rope.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define CHECK(call)                                                                                 \
@@ -135,14 +138,38 @@ static double number(const uchar *page, int tier, int D, bool value, int t, int 
 }
 
 struct Sequence {
-    int n_cold, n_warm, hot_tokens, first;
-    int tokens() const { return (n_cold + n_warm) * 64 + hot_tokens; }
+    int lower[HOT], hot_tokens, first; // lower: pages of each tier below hot, the oldest first
     int n_hot() const { return (hot_tokens + 63) / 64; }
-    int n_pages() const { return n_cold + n_warm + n_hot(); }
+    int count(int tier) const { return tier == HOT ? n_hot() : lower[tier]; }
+    int n_lower() const { return std::accumulate(lower, lower + HOT, 0); }
+    int n_pages() const { return n_lower() + n_hot(); }
+    int tokens() const { return n_lower() * 64 + hot_tokens; }
+    int tier(int page) const {
+        int tier = 0;
+        while (tier < HOT && page >= lower[tier]) page -= lower[tier++];
+        return tier;
+    }
     int cost(int page) const { // cost_before of pages.h
-        return cost_of(COLD) * std::min(page, n_cold) + cost_of(WARM) * std::min(std::max(page - n_cold, 0), n_warm) + cost_of(HOT) * std::max(page - n_cold - n_warm, 0);
+        int sum = 0;
+        for (int i = 0; i < page; i++) sum += cost_of(tier(i));
+        return sum;
     }
 };
+
+// Bytes of one head that attention reads.
+static double bytes_of(const Sequence &s, int D) {
+    double n = 4.0 * D * s.hot_tokens;
+    for (int tier = 0; tier < HOT; tier++) n += (double)s.lower[tier] * page_bytes(tier, D);
+    return n;
+}
+
+// So many pages of every tier.
+static Sequence of_each_tier(int pages) {
+    Sequence s = {};
+    std::fill(s.lower, s.lower + HOT, pages);
+    s.hot_tokens = 64 * pages;
+    return s;
+}
 
 // One layer: pools, page table, queries.
 struct Layer {
@@ -162,7 +189,7 @@ struct Layer {
         : D(D_), G(G_), n_kv(n_kv_), splits(1), sequences(s) {
         int counts[N_TIERS] = {};
         for (auto &x : s) {
-            counts[0] += x.n_cold, counts[1] += x.n_warm, counts[2] += x.n_hot();
+            for (int tier = 0; tier < N_TIERS; tier++) counts[tier] += x.count(tier);
             splits = std::max(splits, (x.cost(x.n_pages()) - x.cost(x.first / 64) + split - 1) / split);
         }
         for (int tier = 0; tier < N_TIERS; tier++) {
@@ -181,13 +208,13 @@ struct Layer {
         int scale_bits;
         memcpy(&scale_bits, &scale, 4);
         for (auto &x : s) {
-            int row[PARAMS] = {x.n_cold, x.n_warm, x.n_hot()};
+            int row[PARAMS] = {};
+            for (int tier = 0; tier < N_TIERS; tier++) row[tier] = x.count(tier);
             row[N_TOKENS] = x.tokens(), row[FIRST] = x.first, row[TABLE] = (int)pages.size(), row[SPLIT] = split;
             row[KV_HEADS] = n_kv, row[GROUP] = G, row[SCALE] = scale_bits, row[SPLITS] = splits;
             params.insert(params.end(), row, row + PARAMS);
-            int n[N_TIERS] = {x.n_cold, x.n_warm, x.n_hot()};
             for (int tier = 0; tier < N_TIERS; tier++)
-                for (int i = 0; i < n[tier]; i++) pages.push_back(free[tier].back()), free[tier].pop_back();
+                for (int i = 0; i < x.count(tier); i++) pages.push_back(free[tier].back()), free[tier].pop_back();
             open_page(x, pages.back());
         }
         for (int tier = 0; tier < N_TIERS; tier++) d_pool[tier] = Device<uchar>(pool[tier]);
@@ -225,8 +252,7 @@ struct Layer {
 
     double bytes_read() const {
         double n = 0;
-        for (auto &s : sequences)
-            n += (double)s.n_cold * page_bytes(COLD, D) + (double)s.n_warm * page_bytes(WARM, D) + 4.0 * D * s.hot_tokens;
+        for (auto &s : sequences) n += bytes_of(s, D);
         return n * n_kv;
     }
 };

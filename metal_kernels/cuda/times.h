@@ -85,19 +85,26 @@ static double time_decode(const char *name, int matrix, bool overlap, Sequence s
     return both;
 }
 
-// The tiers of a cache of so many tokens: 256 hot and 1,792 warm ones, the rest cold.
+#define TIER_NAME(x, NAME, name, ...) #name,
+static const char *const TIER_NAMES[] = {TIERS(TIER_NAME, )};
+
+// The tiers of a cache of so many tokens: 256 hot ones, 1,792 of each lower tier but the last, which has the rest.
 static Sequence tiers_of(int tokens) {
-    int hot = std::min(tokens, 256 + tokens % 64), warm = std::max(0, std::min(tokens - hot, 1792)) / 64, cold = (tokens - hot) / 64 - warm;
-    return {cold, warm, tokens - 64 * (cold + warm), 0};
+    int left = std::max(0, tokens - 256 - tokens % 64) / 64;
+    Sequence s = {{}, tokens - 64 * left, 0};
+    for (int tier = HOT - 1; tier > 0; tier--) left -= s.lower[tier] = std::min(left, 28);
+    s.lower[0] = left;
+    return s;
 }
 
 static void times(int tokens, int n_kv, int G, double copy) {
-    Sequence tiered = tiers_of(tokens), f16_only = {0, 0, tokens, 0};
-    const int cold = tiered.n_cold, warm = tiered.n_warm;
-    printf("%d tokens, %d KV heads, D 128, G %d: %d cold pages, %d warm, %d hot tokens\n", tokens, n_kv, G, cold, warm, tiered.hot_tokens);
+    Sequence tiered = tiers_of(tokens), f16_only = {{}, tokens, 0};
+    printf("%d tokens, %d KV heads, D 128, G %d:", tokens, n_kv, G);
+    for (int tier = 0; tier < HOT; tier++) printf(" %d %s pages,", tiered.lower[tier], TIER_NAMES[tier]);
+    printf(" %d hot tokens\n", tiered.hot_tokens);
     double best = 1, plain = 1;
     auto name = [](const char *tiers, int matrix) { return tiers + (matrix ? ", matrix " + std::to_string(matrix) : std::string()); };
-    double bytes = n_kv * ((double)cold * page_bytes(COLD, 128) + (double)warm * page_bytes(WARM, 128) + 512.0 * tiered.hot_tokens);
+    double bytes = n_kv * bytes_of(tiered, 128);
     for (int blocks : {264, 528, 1056}) time_reading(bytes, blocks, copy);
     for (int matrix : {0, 2, 3})
         for (int split : {8, 12, 16, 20, 24, 32})
@@ -105,8 +112,11 @@ static void times(int tokens, int n_kv, int G, double copy) {
     puts("the merge launched after the attention:");
     for (int split : {12, 16, 20, 24}) time_decode("tiered, matrix 2", 2, false, tiered, n_kv, G, split, copy);
     puts("one tier alone, as many tokens:");
-    for (int split : {16, 24, 32}) time_decode("cold, matrix 2", 2, true, {tokens / 64, 0, 0, 0}, n_kv, G, split, copy);
-    for (int split : {48, 96}) time_decode("warm, matrix 2", 2, true, {0, tokens / 64, 0, 0}, n_kv, G, split, copy);
+    for (int tier = 0; tier < HOT; tier++) {
+        Sequence one = {};
+        one.lower[tier] = tokens / 64;
+        for (int split : {16, 24, 32, 48, 96}) time_decode(name(TIER_NAMES[tier], 2).c_str(), 2, true, one, n_kv, G, split, copy);
+    }
     for (int matrix : {0, 2, 3})
         for (int split : {24, 48, 96})
             plain = std::min(plain, time_decode(name("f16", matrix).c_str(), matrix, true, f16_only, n_kv, G, split, copy));
@@ -115,15 +125,17 @@ static void times(int tokens, int n_kv, int G, double copy) {
 
 static void times_of_others(double copy) {
     const int D = 128, KV = 8, N = 64;
-    Layer a(D, 4, KV, {{0, N, 0, 0}, {0, 0, 64 * N, 0}}, 4, false);
+    Layer a(D, 4, KV, {of_each_tier(N)}, 4, false);
     std::vector<int> ids(N), params(PARAMS);
     for (int i = 0; i < N; i++) ids[i] = i;
     params[KV_HEADS] = KV;
     Device<int> d_ids(ids), d_params(params);
-    Device<uchar> out(N * KV * page_bytes(WARM, D));
-    double warm = seconds([&](cudaStream_t s) { demote<D, WARM><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[HOT].p, d_ids.p, d_params.p, out.p); });
-    double cold = seconds([&](cudaStream_t s) { demote<D, COLD><<<dim3(N, KV), 128, 0, s>>>(a.d_pool[WARM].p, d_ids.p, d_params.p, out.p); });
-    printf("demotion of %d pages x %d heads, D 128: hot -> warm %.2f us, warm -> cold %.2f us\n", N, KV, warm * 1e6, cold * 1e6);
+    for (int to = HOT - 1; to >= 0; to--) {
+        Device<uchar> out(N * KV * page_bytes(to, D));
+        auto demote_to = demotions<D>(std::make_index_sequence<HOT>())[to];
+        double took = seconds([&](cudaStream_t s) { demote_to<<<dim3(N, KV), 128, 0, s>>>(a.d_pool[to + 1].p, d_ids.p, d_params.p, out.p); });
+        printf("demotion of %d pages x %d heads to %s, D 128: %.2f us\n", N, KV, TIER_NAMES[to], took * 1e6);
+    }
 
     const int B = 1, H = 4 * KV;
     Device<__half> q(typed<__half>(normals(B * H * D))), k(typed<__half>(normals(B * KV * D)));

@@ -14,7 +14,7 @@ from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ..models.model import Model, ModelConfig, ModelShape, without
 from ..platform import cpu
 from ..progress import QUIET, Watch
-from ..tiers import EXAMPLE, LENGTHS, PAGE
+from ..tiers import EXAMPLE, LENGTHS, PAGE, filled
 from .base import Backend
 
 if TYPE_CHECKING:
@@ -96,10 +96,11 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """ "256,1024" or "256,all": the policy's lengths in tokens. UsageError for others."""
+    """ "256,1024" or "256,all": the policy's lengths in tokens; tiers that are not named are empty. UsageError
+    for others."""
     try:
-        lengths = (EVERYTHING if age == "all" else int(age) for age in text.split(","))
-        return TierPolicy(TIERED.name, tuple(lengths))
+        lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
+        return TierPolicy(TIERED.name, filled(lengths))
     except ValueError:
         raise UsageError(
             f"kv_tiers = {text!r}: expected {','.join(LENGTHS).upper()} in tokens, multiples of {PAGE}, "

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..tiers import LENGTHS
+from ..tiers import LENGTHS, filled
 from .store import Store
 from .witness import digest
 
@@ -58,10 +58,11 @@ def _heads(store: Store) -> str:
 def _kv(store: Store) -> str:
     """Is every KV policy in force the one that was chosen last?"""
     logged = [row.body for row in store.witness.rows("kv_choice")]
-    last = {(b["model"], b["backend"]): [b[name] for name in LENGTHS] for b in logged}
+    # A body from before a tier was added has no length of it.
+    last = {(b["model"], b["backend"]): filled([b[n] for n in LENGTHS if n in b]) for b in logged}
     sql = f"SELECT fingerprint, backend, {', '.join(LENGTHS)} FROM kv_choices"
     for fingerprint, backend, *lengths in store.db.rows(sql):
-        if last.get((fingerprint, backend)) != lengths:
+        if last.get((fingerprint, backend)) != tuple(lengths):
             return f"the KV policy of the {backend} backend is not what was written"
     return ""
 

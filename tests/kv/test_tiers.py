@@ -11,7 +11,7 @@ from ruvmlx.backends.mlx.kernels.source import folder
 from ruvmlx.kernels.library import _load
 from ruvmlx.kernels.paged_attention import head_page_bytes
 from ruvmlx.kv.policy import TIERED, TierPolicy
-from ruvmlx.tiers import EXAMPLE, LENGTHS, TIERS, described
+from ruvmlx.tiers import EXAMPLE, LENGTHS, PAGE, TIERS, described, filled
 
 NEON = Path(__file__).parents[2] / "neon"
 
@@ -74,3 +74,8 @@ def test_names_and_lengths_follow_from_the_table():
 def test_other_lengths_are_refused(lengths):
     with pytest.raises(ValueError, match="must be multiples of 64, hot <= warm"):
         TierPolicy("tiered", lengths)
+
+
+def test_lengths_from_before_a_tier_was_added_leave_it_empty():
+    assert filled((64,)) == (64,) * len(LENGTHS) and filled((64, 512)[: len(LENGTHS)]) == (64, 512)
+    assert TierPolicy("tiered", filled((64,))).counts(1000)[0] == (1001 - 64) // PAGE

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...kv.policy import EVERYTHING, TIERED, TierPolicy
 from ...store import KVMeasured
-from ...tiers import PAGE
+from ...tiers import PAGE, filled
 
 KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
 TIE = 0.03  # relative difference of two times that is within the noise
@@ -23,7 +23,7 @@ REPLIES = 3  # replies that a policy must be measured on before it may be chosen
 
 # f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
-    TierPolicy("tiered", lengths)
+    TierPolicy("tiered", filled(lengths))
     for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
 )
 
