@@ -43,7 +43,7 @@ EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 def filled(lengths: Sequence[int]) -> tuple[int, ...]:
     """Lengths for all of LENGTHS: a tier that has none is empty, so it ends where the one before it does."""
-    return (*lengths, *lengths[-1:] * (len(LENGTHS) - len(lengths)))
+    return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 
 
 def described() -> str:

@@ -96,8 +96,8 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """ "256,1024" or "256,all": the policy's lengths in tokens; tiers that are not named are empty. UsageError
-    for others."""
+    """ "256,1024" or "256,all": the policy's lengths in tokens; tiers that are not named are empty.
+    UsageError for others."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, filled(lengths))

@@ -23,7 +23,7 @@ class ScriptedRuntime:
     def __init__(self, *replies, gate=False, free=2, max_context=8192):
         self.model = SimpleNamespace(
             name="SmolLM2-135M-Instruct",
-            shape=SimpleNamespace(max_context=max_context),
+            context=max_context,
             path=Path("/models/SmolLM2-135M-Instruct.gguf"),
             format="gguf",
             bits=5.74,
