@@ -105,7 +105,7 @@ def show_model(name: str, as_json: bool) -> None:
     config = _config_facts(model.shape) if as_json else _config_words(model.shape)
     facts = _facts(model) | {"fingerprint": model.fingerprint, "config": config}
     if not model.is_own:
-        facts |= {"note": without(model.shape.model_type)}
+        facts |= {"note": without(model.shape)}
     if as_json:
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
     else:

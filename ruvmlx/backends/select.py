@@ -121,9 +121,7 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
     if isinstance(shape, ModelConfig):
         return choice
     if name in ("native", "reference"):
-        raise UsageError(
-            f"--backend {name}: {without(shape.model_type)}. Leave --backend out, or choose mlx."
-        )
+        raise UsageError(f"--backend {name}: {without(shape)}. Leave --backend out, or choose mlx.")
     found = _describe_mlx()
     return replace(found, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
 

@@ -99,9 +99,11 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
         )
     method = data.get("quantization_config")
     if isinstance(method, dict) and "quant_method" in method:
+        how = str(method["quant_method"])[:20]
+        convert = f" Convert it: mlx_lm.convert --hf-path {where} --mlx-path FOLDER"
         raise UnsupportedModel(
-            f"{where}: weights quantised by {str(method['quant_method'])[:20]!r}; "
-            "MLX affine and plain ones are run."
+            f"{where}: weights quantised by {how!r}; MLX affine and plain ones are run."
+            + (convert if how in ("gptq", "awq") else "")
         )
 
 

@@ -52,11 +52,19 @@ class ModelConfig(ModelShape):
     query_scale: QueryScale | None = None
 
 
-def without(model_type: str) -> str:
+@dataclass(frozen=True)
+class OtherShape(ModelShape):
+    """A model that mlx-lm runs. weights: how they are stored, where that is the reason; else ""."""
+
+    weights: str = ""
+
+
+def without(shape: ModelShape) -> str:
     """What a model lacks that this project has no decoder for, in words for people."""
+    weights = f" with {shape.weights} weights" if isinstance(shape, OtherShape) and shape.weights else ""
     return (
-        f"{model_type} models run on mlx-lm's own code: chat and ratings work; KV tiers, training in the "
-        "background and changes of other layers than the output head do not"
+        f"{shape.model_type} models{weights} run on mlx-lm's own code: chat and ratings work; KV tiers, "
+        "training in the background and changes of other layers than the output head do not"
     )
 
 
@@ -137,7 +145,7 @@ class Model:
         """The decoder; UnsupportedModel where only mlx-lm has one."""
         if isinstance(self.shape, ModelConfig):
             return self.shape
-        raise UnsupportedModel(f"{self.name}: {without(self.shape.model_type)}.")
+        raise UnsupportedModel(f"{self.name}: {without(self.shape)}.")
 
     @property
     def bits(self) -> float:

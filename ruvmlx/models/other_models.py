@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
 from .families import has_decoder
-from .model import ModelShape, Weights
+from .model import ModelShape, OtherShape, Weights
 from .safetensors_file import Tensor
 
 _TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
@@ -25,6 +25,7 @@ _NAMES = {  # of ModelShape's fields in config.json, by architecture
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
 }
+_FORMATS = ("mxfp4", "nvfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")  # of weights; for mlx-lm
 _SAMPLED = 4  # tensors
 _USUAL_CONTEXT = 4096  # tokens, where config.json names no limit, as for state space models
 
@@ -69,8 +70,21 @@ def runs(data: Mapping[str, Any]) -> bool:
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:
-    """Is config.json that of a model for mlx-lm alone?"""
-    return not has_decoder(data) and mlx_lm_runs(data.get("model_type"))
+    """Is config.json that of a model for mlx-lm alone, by its architecture or its weights' format?"""
+    return (not has_decoder(data) or bool(weights_format(data))) and mlx_lm_runs(data.get("model_type"))
+
+
+def weights_format(data: Mapping[str, Any]) -> str:
+    """The format of the weights if it is one that mlx-lm reads and this project does not; else ""."""
+    text = data.get("text_config")
+    tables = [data.get("quantization"), data.get("quantization_config")]
+    tables += [text.get("quantization_config")] if isinstance(text, dict) else []
+    for table in (t for t in tables if isinstance(t, dict)):
+        modules = [table, *(value for value in table.values() if isinstance(value, dict))]
+        named = [str(module.get(key, "")) for module in modules for key in ("mode", "quant_method")]
+        if found := next((name for name in named if name in _FORMATS), ""):
+            return found
+    return ""
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
@@ -98,7 +112,8 @@ def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
         )
     tied = data.get("tie_word_embeddings", text.get("tie_word_embeddings"))
     sizes = {field: int(value or 0) for field, value in found.items()}
-    return ModelShape(model_type=str(data["model_type"]), tie_word_embeddings=tied is True, **sizes)
+    kind, weights = str(data["model_type"]), weights_format(data)
+    return OtherShape(model_type=kind, tie_word_embeddings=tied is True, weights=weights, **sizes)
 
 
 def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:

@@ -27,7 +27,10 @@ from .messages import one_line
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-OTHER_DTYPES = frozenset(str.split("BOOL U8 I8 U16 I16 I32 F64 I64 U64 F8_E4M3 F8_E5M2 F8_E8M0 C64 F4"))
+# Types that only mlx-lm reads; F4 shares bytes and is read by neither.
+OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
+OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
+ALL_BYTES = ITEM_BYTES | OTHER_BYTES
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return prod(self.shape) * ALL_BYTES[self.dtype]
 
     def raw(self) -> np.ndarray:
         """uint8 [nbytes], a read-only view of the file."""
@@ -63,12 +66,13 @@ def _dtype(name: str) -> Any:
     return np.dtype({"F32": "<f4", "F16": "<f2", "U32": "<u4"}[name])
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Map a file and check its header: every tensor inside the file, none over another."""
+def read_safetensors(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
+    """Map a file and check its header: every tensor inside the file, none over another. known: dtypes that
+    are read, and the bytes of a number."""
     data = _map(path)
     header, start = _header(path.name, data)
     tensors = {
-        name: _tensor(path.name, name, entry, data, start)
+        name: _tensor(path.name, name, entry, data, start, known)
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -113,11 +117,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(where: str, name: str, entry: Any, data: mmap.mmap, start: int) -> Tensor:
+def _tensor(
+    where: str, name: str, entry: Any, data: mmap.mmap, start: int, known: Mapping[str, int]
+) -> Tensor:
     if not isinstance(entry, dict):
         raise bad(where, f"the entry of {name[:60]!r} is not an object")
     shape, span = entry.get("shape"), entry.get("data_offsets")
-    dtype = _check_dtype(where, name, entry.get("dtype"))
+    dtype = _check_dtype(where, name, entry.get("dtype"), known)
     if not _whole(shape) or len(shape) > 8:
         raise bad(where, f"tensor {name[:60]!r} has shape {str(shape)[:60]}")
     if not _whole(span) or len(span) != 2:
@@ -127,15 +133,15 @@ def _tensor(where: str, name: str, entry: Any, data: mmap.mmap, start: int) -> T
         raise bad(
             where, f"tensor {name[:60]!r} lies at {begin} to {end}, the data end at {len(data) - start}"
         )
-    if end - begin != prod(shape) * ITEM_BYTES[dtype]:
+    if end - begin != prod(shape) * known[dtype]:
         raise bad(where, f"tensor {name[:60]!r} is {dtype} {shape} in {end - begin} bytes")
     return Tensor(name, dtype, tuple(shape), start + begin, data, where)
 
 
-def _check_dtype(where: str, name: str, dtype: Any) -> str:
-    if isinstance(dtype, str) and dtype in ITEM_BYTES:
+def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) -> str:
+    if isinstance(dtype, str) and dtype in known:
         return dtype
-    if isinstance(dtype, str) and dtype in OTHER_DTYPES:
+    if isinstance(dtype, str) and (dtype in OTHER_BYTES or dtype == "F4"):
         raise UnsupportedModel(
             f"{where}: tensor {name[:60]!r} is stored as {dtype}; "
             "supported are F32, F16, BF16 and MLX 4-bit or 8-bit."

@@ -16,7 +16,7 @@ from .json_files import read_object
 from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
 from .other_models import OtherFolder, open_other, runs_elsewhere
-from .safetensors_file import Tensor, read_safetensors
+from .safetensors_file import ALL_BYTES, ITEM_BYTES, Tensor, read_safetensors
 from .sampling_defaults import sampling_defaults
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -59,9 +59,9 @@ class Folder:
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     """Check configuration, headers and shapes; the tokenizer is not read."""
     whole = read_object(path / "config.json", missing_ok=False)
-    found = _read_all(path)
     if runs_elsewhere(whole):
-        return open_other(whole, found, name)
+        return open_other(whole, _read_all(path, ALL_BYTES), name)
+    found = _read_all(path)
     data = text_config(whole, name)
     tensors = _drop_unused(found if data is whole else _text_tensors(found), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
@@ -91,11 +91,11 @@ def load_folder(path: Path, name: str) -> Model:
     )
 
 
-def _read_all(path: Path) -> dict[str, Tensor]:
-    """Every tensor of every file, by name."""
+def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
+    """Every tensor of every file, by name. known: as in read_safetensors."""
     found: dict[str, Tensor] = {}
     for file in _files(path):
-        for name, tensor in read_safetensors(file).items():
+        for name, tensor in read_safetensors(file, known).items():
             if name in found:
                 raise CorruptFile(f"tensor {name[:60]!r} is in both {found[name].file} and {file.name}.")
             found[name] = tensor

@@ -108,7 +108,7 @@ class Background:
         """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
-            return _report(False, without(shape.model_type))
+            return _report(False, without(shape))
         learner.sync()
         try:
             pause()

@@ -1,6 +1,7 @@
 """Architectures that the project does not name, on mlx-lm's own models."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.models.model import ModelShape
 from ruvmlx.platform.mx import mx
 from ruvmlx.sampling import Sampling
-from tests.models.other_models import ARCHITECTURES, make_other_model
+from tests.models.other_models import ARCHITECTURES, make_other_model, make_stored_model
 from tests.oracles.mlx_lm import mlx_lm_model
 
 TOKENS = np.random.default_rng(3).integers(3, 320, 70).tolist()  # past gemma3's window of 24
@@ -173,8 +174,6 @@ def test_a_model_that_cannot_be_split_is_refused():
 
 
 def test_sizes_that_config_json_has_wrong_are_refused(opened, tmp_path):
-    import json
-
     folder = make_other_model(tmp_path / "m", "mixtral")
     data = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(data | {"vocab_size": 999}))
@@ -183,8 +182,6 @@ def test_sizes_that_config_json_has_wrong_are_refused(opened, tmp_path):
 
 
 def test_code_in_the_folder_never_runs(tmp_path):
-    import json
-
     folder = make_other_model(tmp_path / "m", "mixtral")
     data = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(data | {"model_file": "evil.py"}))
@@ -196,3 +193,29 @@ def test_code_in_the_folder_never_runs(tmp_path):
 def test_the_cache_of_a_model_without_room_never_steps_ahead(opened):
     _, backend = opened("mamba")
     assert isinstance(backend.new_cache(), AnyCache) and backend.new_cache().room == 0
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
+def test_a_familiar_model_in_a_format_of_mlx_lms(tmp_path, mode):
+    """Llama is ours, such weights are not: mlx-lm runs them, and the note says why."""
+    folder = make_stored_model(tmp_path / "m", mode)
+    model = load_model(str(folder))
+    backend = open_backend("auto", model)
+    assert isinstance(backend, AnyBackend) and f"llama models with {mode} weights" in backend.caveat
+    expected = oracle_logits(folder, TOKENS)
+    assert (
+        np.abs(backend.verify(TOKENS, backend.new_cache()) - expected).max() < 1e-3 * np.abs(expected).max()
+    )
+    assert 4 <= model.bits < 13  # stored; norms are float32
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_weights_to_be_converted_are_refused_with_the_command(tmp_path, method):
+    folder = make_stored_model(tmp_path / "m", "mxfp4")
+    data = json.loads((folder / "config.json").read_text())
+    del data["quantization"]
+    (folder / "config.json").write_text(json.dumps(data | {"quantization_config": {"quant_method": method}}))
+    (folder / "model.safetensors").unlink()
+    mx.save_safetensors(str(folder / "model.safetensors"), {"lm_head.weight": mx.zeros((320, 64))})
+    with pytest.raises(UnsupportedModel, match=rf"{method}.*mlx_lm.convert --hf-path"):
+        load_model(str(folder))

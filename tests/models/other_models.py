@@ -36,6 +36,27 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def make_stored_model(folder: Path, mode: str) -> Path:
+    """A Llama whose weights are stored in MLX's mxfp4, nvfp4 or mxfp8."""
+    folder.mkdir(parents=True, exist_ok=True)
+    how = {"group_size": 16 if mode == "nvfp4" else 32, "bits": 8 if mode == "mxfp8" else 4, "mode": mode}
+    config = {
+        **_COMMON,
+        "intermediate_size": 128,
+        "model_type": "llama",
+        "eos_token_id": 2,
+        "quantization": how,
+    }
+    module = mlxlm.load("models.llama")
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    nn.quantize(model, **how)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(nn.utils.tree_flatten(model.parameters())))
+    _write_json(folder / "config.json", config)
+    write_tokenizer(folder)
+    return folder
+
+
 def make_other_model(folder: Path, kind: str, bits: int | None = None, seed: int = 0) -> Path:
     """A folder that mlx-lm loads. bits: MLX affine, in groups of 32."""
     folder.mkdir(parents=True, exist_ok=True)

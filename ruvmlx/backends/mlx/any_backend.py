@@ -41,7 +41,7 @@ class AnyBackend:
         self.device = mx.Device(mx.cpu) if kind == "cpu" else mx.Device(mx.gpu)
         self.streams = kind != "cpu"  # on a CPU a step ahead would compete with the current step for cores
         self.kernels = f"cpu+{BLAS.name}, mlx-lm" if kind == "cpu" else f"{kind}, mlx-lm"
-        self.caveat = without(model.shape.model_type)
+        self.caveat = without(model.shape)
         self._load = cpu.OtherLoad()
         self._micro = HeldChange()
         if threads:
