@@ -3,6 +3,8 @@
 Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a second.
 """
 
+from importlib import import_module
+
 import click
 
 from ruvmlx import __version__
@@ -16,11 +18,23 @@ def cli() -> None:
     """Chat with a local model that learns from your ratings."""
 
 
-def _add_verbs() -> None:
-    from . import adapters, bench, doctor, generate, learn, models, perplexity, prove, sessions, settings
+FILES = [
+    "adapters",
+    "bench",
+    "doctor",
+    "generate",
+    "learn",
+    "models",
+    "perplexity",
+    "prove",
+    "sessions",
+    "settings",
+]
 
-    for module in (adapters, bench, doctor, generate, learn, models, perplexity, prove, sessions, settings):
-        for verb in module.VERBS:
+
+def _add_verbs() -> None:
+    for file in FILES:
+        for verb in import_module(f".{file}", __package__).VERBS:
             cli.add_command(verb)
 
 

@@ -17,7 +17,7 @@ typedef struct rvm_layers rvm_layers;
 /* One implementation of every kernel.  T tokens, D hidden, V vocabulary, R rank.
  * lora_a: [D, R]   lora_b: [R, V]   scale s */
 typedef struct {
-    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+    const char *name; /* "scalar", "avx2" .. */
 
     /* *out = sum_i x[i] * y[i] */
     int (*dot)(const float *x, const float *y, size_t n, double *out);

@@ -89,7 +89,7 @@ RVM_API int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out);
 RVM_API size_t rvm_acts_bytes(rvm_acts_kind kind, size_t tokens, size_t cols);
 
 typedef struct {
-    const char *name; /* "scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "neon_dotprod", "neon_i8mm" */
+    const char *name; /* "scalar", "avx2", "avxvnni" .. */
 
     /* Activations of tokens [token_begin, token_end) out of `tokens`, into their place in acts, which is
      * one for all: threads may share the work. x: [tokens, x_stride], the first cols of each row. */
