@@ -74,7 +74,7 @@ class PacedEngine:
         return getattr(self._engine, name)
 
     def run(self, request: GenerationRequest, adapter: Any, trace: Any) -> "PacedRun":
-        return PacedRun(self._chunks(request))
+        return PacedRun(request, self._chunks(request))
 
     def _chunks(self, request: GenerationRequest) -> Iterator[Chunk]:
         prompt = len(request.input_ids or ())
@@ -101,9 +101,10 @@ class PacedRun:
     """The part of an engine's Run that the runtime uses."""
 
     drawn: tuple[int, ...] = ()
+    recorder = None
 
-    def __init__(self, chunks: Iterator[Chunk]):
-        self._chunks = chunks
+    def __init__(self, request: GenerationRequest, chunks: Iterator[Chunk]):
+        self.request, self._chunks = request, chunks
 
     def chunks(self) -> Iterator[Chunk]:
         return self._chunks
