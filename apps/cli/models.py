@@ -145,7 +145,7 @@ def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir
 
-    from ruvmlx.models.hub import cached
+    from ruvmlx.models.hub import cached, hub_cache
     from ruvmlx.models.resolve import REPO
 
     asked = REPO.fullmatch(name)
@@ -153,7 +153,7 @@ def remove_model(name: str) -> None:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
     if "/" not in name or cached(name) is None:
         raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
-    cache = scan_cache_dir()
+    cache = scan_cache_dir(hub_cache())
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
     plan = cache.delete_revisions(*revisions)
     plan.execute()
