@@ -28,7 +28,7 @@ QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice fl
 REPLY_TOKENS = 8  # of each rated reply
 ENDLESS = 100_000  # steps of training
 
-# Markdown of every kind that models write. Each {} is one token and holds the token's number.
+# A Markdown document with all constructs that models write. Each {} becomes one token, a numbered word.
 _SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
 _ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
 _LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]

@@ -157,7 +157,7 @@ KEYS_HELP = (
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
     ("Tab, then r m e ← →", "again, more, edit the question, switch"),
-    ("Tab, then y c", "copy the reply, its code"),
+    ("Tab, then y c t", "copy the reply, its code; show its thought"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first or last line: earlier messages"),
     ("F2", "side panel: what was learned, the machine"),

@@ -81,7 +81,7 @@ typedef struct {
 /* The implementation called `name`, the fastest one for NULL, or NULL if this machine has no such. */
 RVM_API const rvm_kernels *rvm_impl(const char *name);
 
-/* Names of the implementations that run here, fastest first; NULL past the last. */
+/* Name of the index-th implementation that this machine runs, fastest first; NULL past the last. */
 RVM_API const char *rvm_impl_name(size_t index);
 
 RVM_API int rvm_abi_version(void);

@@ -6,7 +6,7 @@
 
 #define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m, l */
 
-/* Attention of consecutive queries of one key-value head, with all `group` query heads that share it. */
+/* Attention of consecutive tokens over one key-value head, for all `group` query heads that share it. */
 typedef struct {
     const rvm_page *pages;    /* [.. end_page]; those before first_page are not read */
     size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */

@@ -72,7 +72,8 @@ FAMILIES = (
     ),
 )  # fmt: skip
 
-# Models for text and images, and the families of the language model in their `text_config`.
+# model_type of a model for text and images -> the families that its language model may belong to (config.json
+# describes it under `text_config`).
 WRAPPED = {"mistral3": ("mistral", "ministral3")}
 
 # What resembles a family above, and why it is none. mlx-lm runs their folders, but not GGUF files.

@@ -100,7 +100,7 @@ def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: st
 
 
 def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape in config.json, or in the text part of a model that also sees."""
+    """The shape from config.json, or from its `text_config` in a model for text and images."""
     text = data.get("text_config")
     text = text if isinstance(text, dict) else {}
     found = {field: _first(names, data, text) for field, names in _NAMES.items()}

@@ -37,7 +37,7 @@ class WeightAnchors(Protocol):
         """The anchors with these ids."""
 
     def last_version(self) -> int:
-        """The version at which the newest anchor was made; 0: there is none."""
+        """The adapter version of the newest anchor; 0 if there is none."""
 
     def new_importance(self) -> Importance: ...
 

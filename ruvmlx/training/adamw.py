@@ -87,7 +87,7 @@ class Training:
 
     @classmethod
     def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
-        """Deserialise; None if damaged: the caller trains again. `pause` may raise to stop."""
+        """Inverse of `to_bytes`; None if the data is damaged. `pause` may raise to stop."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays: dict[str, Any] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from ruvmlx.backends.mlx.any_backend import AnyBackend
 from ruvmlx.backends.mlx.any_cache import AnyCache
+from ruvmlx.backends.mlx.plain_cache import SlidingKVCache
 from ruvmlx.backends.select import describe, for_model, open_backend
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
@@ -219,3 +220,21 @@ def test_weights_to_be_converted_are_refused_with_the_command(tmp_path, method):
     mx.save_safetensors(str(folder / "model.safetensors"), {"lm_head.weight": mx.zeros((320, 64))})
     with pytest.raises(UnsupportedModel, match=rf"{method}.*mlx_lm.convert --hf-path"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize(("held", "n"), [(0, 1), (0, 9), (3, 1), (5, 4), (30, 1), (30, 9)])
+@pytest.mark.parametrize("window", [None, 4, 16])
+def test_a_layer_with_a_narrower_window_than_its_cache_has_its_own(held, n, window):
+    """Against the whole mask, of which the cache holds the last columns."""
+    cache = SlidingKVCache(16)
+    for _ in range(held):
+        cache.update_and_fetch(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)))
+    mask = cache.make_mask(n, window_size=window)
+    keys, _ = cache.update_and_fetch(mx.zeros((1, 1, n, 8)), mx.zeros((1, 1, n, 8)))
+    columns = np.arange(held + n)
+    rows = columns[held:, None]
+    whole = (columns <= rows) & (rows - columns < (window or 16))
+    seen = np.ones((n, keys.shape[2]), bool) if mask is None else mask
+    if isinstance(mask, str):
+        seen = np.tril(np.ones((n, keys.shape[2]), bool), keys.shape[2] - n)
+    assert (np.array(seen) == whole[:, -keys.shape[2] :]).all() and not whole[:, : -keys.shape[2]].any()

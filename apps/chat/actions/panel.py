@@ -21,7 +21,7 @@ class PanelActions:
         self._chat.start(self._sense, group="sense", exclusive=True)
 
     def fill(self) -> None:
-        """Show the runtime's present state, if the panel is open."""
+        """Refresh the panel with the runtime's current state, if the panel is open."""
         self._chat.start(self._fill, group="panel", exclusive=True)
 
     async def _fill(self) -> None:

@@ -42,13 +42,13 @@ class SlidingKVCache:
         self.keys, self.values, self.offset, self.end = value
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
-        """What mlx-lm's graph adds to the scores of n new tokens; None and "causal" need no array."""
+        """The mask that mlx-lm's graph applies to n new tokens; None and "causal" need no array. window_size:
+        the layer's own window, where it is narrower than the cache's."""
         past = min(self.end, self.window - 1)
-        if n == 1:
-            return None
-        if past + n <= self.window and not return_array:
-            return "causal"
-        return _base.create_causal_mask(n, past, window_size=self.window)
+        window = min(window_size or self.window, self.window)
+        if past + n <= window and not (return_array and n > 1):
+            return None if n == 1 else "causal"
+        return _base.create_causal_mask(n, past, window_size=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append T tokens; return what they may look at: at most window - 1 + T tokens."""

@@ -149,7 +149,7 @@ class EWC:
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
     def last_version(self) -> int:
-        """The version at which the newest anchor was made; 0: there is none."""
+        """The adapter version of the newest anchor; 0 if there is none."""
         rows = self._history.deep.anchors()
         return rows[-1].version if rows else 0
 
