@@ -230,7 +230,7 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
-    """Time from Esc until the app is idle, in ms. Esc is pressed at a random moment of a reply's first second."""
+    """ms from Esc until the app is idle. Esc is pressed at a random moment of a reply's first second."""
     took: list[float] = []
     with BenchChat(source) as chat:
         for _ in range(ATTEMPTS * stops):

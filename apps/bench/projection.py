@@ -22,8 +22,8 @@ SEVEN = 4.07e9  # bytes of a 7B model at 4.5 bits
 
 @dataclass(frozen=True)
 class Projected:
-    """Decode speed on one chip, tokens per second, of the measured model and of a 7B model. most: the bound by
-    memory bandwidth; expected: at the measured share of it. bandwidth: bytes per second."""
+    """Decode speed on one chip, tokens per second, of the measured model and of a 7B model. most: the bound
+    by memory bandwidth; expected: at the measured share of it. bandwidth: bytes per second."""
 
     chip: str
     bandwidth: float
