@@ -50,7 +50,7 @@ def _public_settings() -> dict[str, Any]:
 
 
 def has_gpu() -> bool:
-    from ruvmlx.backends.mlx.backend import default_device
+    from ruvmlx.backends.mlx.runner import default_device
 
     return default_device() != "cpu"
 

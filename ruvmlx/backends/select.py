@@ -49,7 +49,7 @@ def describe(name: str = "auto", threads: int | None = None) -> Choice:
 
 
 def _describe_auto(threads: int | None) -> Choice:
-    from .mlx.backend import default_device
+    from .mlx.runner import default_device
 
     if default_device() != "cpu":
         return _describe_mlx()
@@ -70,7 +70,7 @@ def _describe_native(why: str, threads: int | None) -> Choice:
 
 def _describe_mlx(asked: str = "") -> Choice:
     from ..platform.mx import BLAS
-    from .mlx.backend import default_device
+    from .mlx.runner import default_device
 
     device = default_device()
     kernels = f"cpu+{BLAS.name}" if device == "cpu" else device

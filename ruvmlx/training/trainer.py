@@ -17,8 +17,9 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..backends.mlx import cpu_layers, graph
-from ..backends.mlx.backend import MLXBackend, default_device, plan
+from ..backends.mlx.backend import MLXBackend, plan
 from ..backends.mlx.lora_layers import ChangedLinear
+from ..backends.mlx.runner import default_device
 from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
 from ..lora.micro_lora import MicroLoRA
 from ..models.asking import AskingWeights

@@ -15,22 +15,17 @@ from ...kv.cache import PagedCache
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, ModelShape, Weights
+from ...models.model import Model, Weights
 from ...models.stored import stored_tensor
 from ...platform import cpu
-from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx, nn
-from ...sampling import Sampling
-from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
+from ..base import Adapters, KVCache, Step, check_tokens, each, finite
 from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
 from .check_results import CheckResult, KernelVerdict, Shapes, reason
 from .gpu_memory import GPUMemory
 from .plain_cache import MLXCache
+from .runner import MLXRunner, default_device
 from .storage import MLXStorage
-from .stream import HeldChange, MLXTokenStream
-
-CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
-
 
 NO_TIERS = (
     "The KV cache has no tiers: the C library is missing or has no pages for heads of {} numbers. "
@@ -38,7 +33,7 @@ NO_TIERS = (
 )
 
 
-class MLXBackend:
+class MLXBackend(MLXRunner):
     """Runs one model; `plan` decides how its weights are stored."""
 
     name = "mlx"
@@ -58,15 +53,9 @@ class MLXBackend:
         check: called before any computation; returns which kernels work on the device. GPUFailed where not
         even mlx-lm's own graph works. None: all kernels are assumed to work.
         """
-        self.config = model.config
-        self.shape: ModelShape = self.config
         kind = device or default_device()
-        self.chunk = chunk or CHUNK[kind]
-        self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
-        self._on_cpu = kind == "cpu"
-        self._load = cpu.OtherLoad()  # its first measurement covers the loading below
-        if threads:
-            BLAS.set_threads(threads)
+        super().__init__(model.config, kind, threads, chunk)
+        self.config = model.config
         with mx.stream(self.device):
             weights = model.load_weights()
             how = plan(weights, kind)
@@ -97,7 +86,6 @@ class MLXBackend:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None
         self._head_change: lora_layers.LowRankChange | None = None
-        self._micro = HeldChange()
 
     def _do_without_kernels(self, caveat: str) -> None:
         """Use plain KV caches from now on, whatever the policy: the kernels' MLX twins would be slow on a
@@ -121,7 +109,7 @@ class MLXBackend:
         if base is not None:
             base.check(self.config)
         with mx.stream(self.device):
-            self._head_change = lora_layers.install(self._graph, base, self._compute_dtype())
+            self._head_change = lora_layers.install(self._graph, base, self.compute_dtype())
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
@@ -135,41 +123,11 @@ class MLXBackend:
             return MLXCache(self.config.n_layers, window)
         return PagedCache(self.pool, policy, window or 0)
 
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        cache: KVCache,
-        adapter: HeadAdapter | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Step:
-        """tokens [T] -> the Step after the last; only that position goes through the output head."""
-        check_tokens(tokens, self.config.vocab_size)
-        for start in range(0, len(tokens), self.chunk):
-            part = tokens[start : start + self.chunk]
-            last = start + len(part) == len(tokens)
-            outputs = self._run(part, cache, self._last if last else self._none)
-            mx.clear_cache()
-            if progress:
-                progress(start + len(part))
-        return _step(outputs, adapter)
-
-    def stream(
-        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
-    ) -> MLXTokenStream:
-        """base.Streaming"""
-        with mx.stream(self.device):
-            change = self._micro.of(adapter)
-        return MLXTokenStream(self, cast(MLXCache | PagedCache, cache), change, sampling, limit)
-
-    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        check_tokens([token], self.config.vocab_size)
-        return _step(self._run([token], cache, self._last), adapter)
-
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
         """Runs one graph for all caches of a kind."""
-        check_tokens(tokens, self.config.vocab_size)
+        check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
             rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
@@ -194,51 +152,9 @@ class MLXBackend:
             mx.eval(*outputs, *held.arrays())
         return [np.array(a, copy=False) for a in outputs]
 
-    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """tokens [T] -> logits [T, V]: what follows each of them."""
-        check_tokens(tokens, self.config.vocab_size)
-        parts = [
-            self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
-        ]
-        logits = np.concatenate([logits for logits, _ in parts])
-        if adapter is not None:
-            adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
-        return finite(logits)
-
-    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        check_tokens(tokens, self.config.vocab_size)
-        cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
-        for start in range(0, len(tokens), size):
-            states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
-            if pause:
-                pause()
-        return np.concatenate(states)
-
-    def head(self, hidden: np.ndarray) -> np.ndarray:
-        with mx.stream(self.device):
-            x = mx.array(np.asarray(hidden, np.float32)).astype(self._compute_dtype())
-            return _numpy(self.output_head(x))
-
-    def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        return self.hidden_states(tokens).mean(axis=0)
-
-    def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
-        """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
-        self.adapt_threads()
-        with mx.stream(self.device), self.running([cache], len(tokens)) as held:
-            hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
-            outputs = read(hidden)
-            mx.eval(*outputs, *held.arrays())
-        return [np.array(a, copy=False) for a in outputs]
-
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
         """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
         return self._forward(self._graph, tokens, layers)
-
-    def adapt_threads(self) -> None:
-        """Leave the CPU cores that other processes use now to them."""
-        if self._on_cpu:
-            BLAS.adapt(self._load.cores())
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
         """Context for a step of n tokens in each cache. Several caches: all of one kind, and n = 1."""
@@ -248,37 +164,18 @@ class MLXBackend:
         plain = cast(Sequence[MLXCache], caches)
         return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
 
-    def _last(self, hidden: mx.array) -> list[mx.array]:
-        """[T, D] -> logits [V], hidden [D] of the last token."""
-        last = hidden[-1:]
-        return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
-
-    def _all(self, hidden: mx.array) -> list[mx.array]:
-        return [self.output_head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
-
-    def _hidden(self, hidden: mx.array) -> list[mx.array]:
-        return [hidden.astype(mx.float32)]
-
-    def _none(self, hidden: mx.array) -> list[mx.array]:
-        return []
-
     def output_head(self, hidden: mx.array) -> mx.array:
         """hidden [..., D] -> logits [..., V], the base LoRA's change of the head included."""
         logits = graph.head(self._graph, hidden)
         return logits if self._head_change is None else logits + self._head_change(hidden)
 
-    def _compute_dtype(self) -> mx.Dtype:
+    def compute_dtype(self) -> mx.Dtype:
         return self._graph.model.norm.weight.dtype
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """tokens [1, L] -> hidden [1, L, D] after the final norm, by mlx-lm's own graph."""
     return model.model(tokens, caches)
-
-
-def default_device() -> str:
-    """ "metal", "cuda" or "cpu"."""
-    return gpu.kind or "cpu"
 
 
 def _accepted(found: KernelVerdict) -> KernelVerdict:
@@ -340,14 +237,3 @@ def _numbers(weights: Weights, name: str) -> int:
         return tensor.elements if kind == "weight" else 0
     value = weights[name]
     return value.size * 8 if value.dtype == np.uint32 else value.size
-
-
-def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:
-    logits, hidden = outputs
-    if adapter is not None:
-        adapter.add_to_logits(logits, hidden)
-    return Step(finite(logits), hidden)
-
-
-def _numpy(array: mx.array) -> np.ndarray:
-    return np.array(array.astype(mx.float32))

@@ -1,0 +1,158 @@
+"""What every MLX backend does alike: chunks of a prompt, evaluation, the adapter on the logits."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import numpy as np
+
+from ...models.model import ModelShape
+from ...platform import cpu
+from ...platform.gpu import gpu
+from ...platform.mx import BLAS, mx
+from ...sampling import Sampling
+from ..base import PAUSED, HeadAdapter, KVCache, Step, check_tokens, finite
+from .stream import HeldChange, MLXTokenStream, StreamCache
+
+CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
+
+
+def default_device() -> str:
+    """ "metal", "cuda" or "cpu"."""
+    return gpu.kind or "cpu"
+
+
+class MLXRunner:
+    """Implements the computing half of base.Backend. A subclass provides the graph and its caches."""
+
+    def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
+        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the usual."""
+        self.shape, self.chunk = shape, chunk or CHUNK[kind]
+        self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
+        self._on_cpu = kind == "cpu"
+        self._load = cpu.OtherLoad()  # its first measurement covers the loading of the weights
+        self._micro = HeldChange()
+        if threads:
+            BLAS.set_threads(threads)
+
+    # -- the subclass's ------------------------------------------------------------------------------
+
+    def new_cache(self) -> Any:
+        raise NotImplementedError
+
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+        """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
+        raise NotImplementedError
+
+    def output_head(self, hidden: mx.array) -> mx.array:
+        """hidden [T, D] -> logits [T, V]."""
+        raise NotImplementedError
+
+    def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
+        """Context for a step of n tokens in each cache."""
+        raise NotImplementedError
+
+    def compute_dtype(self) -> mx.Dtype:
+        """Of the hidden states."""
+        raise NotImplementedError
+
+    # -- base.Backend --------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        adapter: HeadAdapter | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Step:
+        """tokens [T] -> the Step after the last; only that position goes through the output head."""
+        check_tokens(tokens, self.shape.vocab_size)
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            outputs = self._run(part, cache, self._last if last else self._none)
+            mx.clear_cache()
+            if progress:
+                progress(start + len(part))
+        return _step(outputs, adapter)
+
+    def stream(
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
+    ) -> MLXTokenStream:
+        """base.Streaming"""
+        with mx.stream(self.device):
+            change = self._micro.of(adapter)
+        return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit)
+
+    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
+        check_tokens([token], self.shape.vocab_size)
+        return _step(self._run([token], cache, self._last), adapter)
+
+    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
+        """tokens [T] -> logits [T, V]: what follows each of them."""
+        check_tokens(tokens, self.shape.vocab_size)
+        parts = [
+            self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
+        ]
+        logits = np.concatenate([logits for logits, _ in parts])
+        if adapter is not None:
+            adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
+        return finite(logits)
+
+    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+        check_tokens(tokens, self.shape.vocab_size)
+        cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
+        for start in range(0, len(tokens), size):
+            states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
+            if pause:
+                pause()
+        return np.concatenate(states)
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        with mx.stream(self.device):
+            x = mx.array(np.asarray(hidden, np.float32)).astype(self.compute_dtype())
+            return _numpy(self.output_head(x))
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.hidden_states(tokens).mean(axis=0)
+
+    def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
+        """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
+        self.adapt_threads()
+        with mx.stream(self.device), self.running([cache], len(tokens)) as held:
+            hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
+            outputs = read(hidden)
+            mx.eval(*outputs, *held.arrays())
+        return [np.array(a, copy=False) for a in outputs]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def adapt_threads(self) -> None:
+        """Leave the CPU cores that other processes use now to them."""
+        if self._on_cpu:
+            BLAS.adapt(self._load.cores())
+
+    def _last(self, hidden: mx.array) -> list[mx.array]:
+        """[T, D] -> logits [V], hidden [D] of the last token."""
+        last = hidden[-1:]
+        return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
+
+    def _all(self, hidden: mx.array) -> list[mx.array]:
+        return [self.output_head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
+
+    def _hidden(self, hidden: mx.array) -> list[mx.array]:
+        return [hidden.astype(mx.float32)]
+
+    def _none(self, hidden: mx.array) -> list[mx.array]:
+        return []
+
+
+def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:
+    logits, hidden = outputs
+    if adapter is not None:
+        adapter.add_to_logits(logits, hidden)
+    return Step(finite(logits), hidden)
+
+
+def _numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
