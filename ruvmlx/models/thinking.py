@@ -87,24 +87,27 @@ class AnswerFilter:
     """Cuts the thought out of a stream of text."""
 
     def __init__(self) -> None:
-        self._text, self._shown = "", 0
+        self._text = ""  # all of it until the answer begins
+        self._answering = False
 
     @property
     def is_thinking(self) -> bool:
-        return split(self._text).is_open
+        return not self._answering and split(self._text).is_open
 
     def feed(self, text: str) -> str:
-        """More text of the reply -> the answer's part of it. What may become a tag is held back."""
+        """Add text of the reply; returns the answer's part of it. Text that may become a tag is held back."""
+        if self._answering:
+            return text
         self._text += text
-        held = self._text.lstrip()
-        if not held or any(begin.startswith(held) and begin != held for begin in TAGS):
+        begun = self._text.lstrip()
+        if any(tag.startswith(begun) and tag != begun for tag in TAGS):
             return ""
-        answer = split(self._text).answer
-        new, self._shown = answer[self._shown :], len(answer)
-        return new
+        return self.flush()
 
     def flush(self) -> str:
-        """The stream ended: text that was held back."""
+        """The stream ended: return the text that was held back."""
+        if self._answering:
+            return ""
         answer = split(self._text).answer
-        new, self._shown = answer[self._shown :], len(answer)
-        return new
+        self._answering = bool(answer)
+        return answer
