@@ -3,9 +3,10 @@
 
 #include <immintrin.h>
 
-INLINE void prefetch_line(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_NTA); }
+/* Into the L2 cache. The L1 cache has too few buffers for lines under way: prefetching into it (T0, NTA) can halve
+ * the rate at which weights are read. */
+INLINE void prefetch_line(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
-    for (size_t i = 0; i < block_bytes(kind); i += 64)
-        _mm_prefetch((const char *)p + i, _MM_HINT_NTA);
+    for (size_t i = 0; i < block_bytes(kind); i += 64) prefetch_line(p + i);
 }

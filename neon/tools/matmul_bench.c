@@ -8,13 +8,14 @@
  *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
  * WORKING_SET: megabytes, 160 unless the environment says so; a few fit into the caches. BITS: of activations
  * before quantised weights, 8 or 16 (default). KIND, TOKENS and THREADS choose among the rows. */
-#define _POSIX_C_SOURCE 200112L
+#define _DEFAULT_SOURCE
 #include "rvm.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 enum { ROUNDS = 7, MAX_THREADS = 8, FEW = 2 };
@@ -27,9 +28,14 @@ static double cpu_time(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Large pages for large arrays, as the runtime's weights have them. */
 static void *memory(size_t n) {
+    const size_t large = (size_t)2 << 20;
     void *p = NULL;
-    if (posix_memalign(&p, 64, n)) abort();
+    if (posix_memalign(&p, n < large ? 64 : large, n)) abort();
+#ifdef MADV_HUGEPAGE
+    if (n >= large) madvise(p, n, MADV_HUGEPAGE);
+#endif
     memset(p, 1, n);
     return p;
 }
