@@ -75,8 +75,9 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's
 
     def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]  # as in transformers: what it sets is unknown outside
 
 
 def _raise(message: str) -> None:

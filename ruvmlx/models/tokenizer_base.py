@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
-from .model import Message
+from .model import Message, Tools
 from .typed_text import GUARD
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
@@ -100,9 +100,10 @@ class BaseTokenizer(ABC):
         *,
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
+        tools: Tools = (),
     ) -> list[int]:
         """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
-        text = self._chat.render(messages, add_generation_prompt, thinking)
+        text = self._chat.render(messages, add_generation_prompt, thinking, tools)
         return self._with_bos(self._encode_special(text))
 
     # Inside --------------------------------------------------------------------------------------
@@ -112,7 +113,16 @@ class BaseTokenizer(ABC):
         from .chat_template import ChatTemplate
 
         names = self._special_text(self.bos_id), self._special_text(self.eos_id)
-        return ChatTemplate(self.chat_template, self.special_tokens, *names)
+        return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
+
+    def _gap(self) -> str:
+        """The space that stands in front of a text but not in front of a run inside it."""
+        if not self.strips_leading_space:
+            return ""
+        first, later = (
+            b"".join(map(self.token_bytes, self._encode_run("a", is_first))) for is_first in (True, False)
+        )
+        return " " if first != later else ""
 
     def _special_text(self, token_id: int | None) -> str:
         """A special token as it is written, or ""."""

@@ -1,15 +1,19 @@
 """Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
+
+_WORD = re.compile(r"[\w.-]*")
 
 
 class Guard:
     """Marks typed text so that no special token's string is left in it, nor can form at its edges."""
 
     def __init__(self, specials: Sequence[str]):
+        self._specials = tuple(specials)
         firsts = {text[0] for text in specials}
         self._first = re.compile(f"([{''.join(map(re.escape, sorted(firsts)))}])") if firsts else None
         self._tails = {text[i:] for text in specials for i in range(1, len(text))}
@@ -25,6 +29,16 @@ class Guard:
             return marked
         head = len(content) - len(content.lstrip())
         return marked[:head] + GUARD + marked[head:]
+
+    def inside(self, value: Any) -> Any:
+        """The same in tools and their calls: JSON with any depth. Templates compare words of it ("function",
+        "string") and look keys up, so words without a whole special token in them stay as they are."""
+        if isinstance(value, str):
+            innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
+            return value if innocent else self(value)
+        if isinstance(value, Mapping):
+            return {self.inside(key): self.inside(part) for key, part in value.items()}
+        return [self.inside(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _completes(self, text: str) -> bool:
         """Could the template's own text before this one make a special token together with it?"""

@@ -185,7 +185,9 @@ def test_a_model_without_a_template_gets_its_vocabularys_form():
     want = "<B>" + turn.format("system") + "z<|eot_id|>" + turn.format("user") + "zz<|eot_id|>"
     assert llama.replace(GUARD, "") == want + turn.format("assistant")
     mistral = ChatTemplate(None, ["[INST]", "[/INST]"], "<B>", "<E>").render([Message("system", "z"), *chat])
-    assert mistral == "<B>[INST] z\n\nU[/INST] A<E>[INST] V[/INST]"
+    assert mistral == "<B>[INST]U[/INST]A<E>[INST]z\n\nV[/INST]"
+    spaced = ChatTemplate(None, ["[INST]", "[/INST]"], "<B>", "<E>", gap=" ").render(chat)
+    assert spaced == "<B>[INST] U[/INST] A<E>[INST] V[/INST]"
     plain = ChatTemplate(None, ["<s>"])
     assert plain.render(chat) == "User: U\n\nAssistant: A\n\nUser: V\n\nAssistant:"
     assert plain.render(chat[:2], add_generation_prompt=False) == "User: U\n\nAssistant: A\n\n"
