@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from .model import Message, Tools
-from .typed_text import GUARD
+from .typed_text import GUARD, THOUGHT_TAGS
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(
@@ -21,12 +21,6 @@ END_TOKENS = frozenset(
     )
 )
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
-
-
-THOUGHT_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-}  # part of a reply's text, whatever their file says
 
 
 def is_special(text: str, marked: bool) -> bool:

@@ -6,16 +6,22 @@ from typing import Any
 
 GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
 
+THOUGHT_TAGS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+}  # part of a reply's text, whatever their file says
 _WORD = re.compile(r"[\w.-]*")
 
 
 class Guard:
-    """Marks typed text so that no special token's string is left in it, nor can form at its edges."""
+    """Marks typed text so that no special token's string is left in it, nor can form at its edges.
+
+    Thought tags get no mark: templates look for them, to leave old thoughts out.
+    """
 
     def __init__(self, specials: Sequence[str]):
         self._specials = tuple(specials)
-        firsts = {text[0] for text in specials}
-        self._first = re.compile(f"([{''.join(map(re.escape, sorted(firsts)))}])") if firsts else None
+        self._first = _firsts(specials)
         self._tails = {text[i:] for text in specials for i in range(1, len(text))}
         self._inside = "\0".join(text[1:] for text in specials)
         self._longest = max(map(len, specials), default=0)
@@ -45,3 +51,11 @@ class Guard:
         if any(text[:k] in self._tails for k in range(1, self._longest)):
             return True
         return 0 < len(text) < self._longest and text in self._inside
+
+
+def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:
+    """A character that begins a special token, and no thought tag."""
+    firsts = "".join(map(re.escape, sorted({text[0] for text in specials})))
+    tags = [*THOUGHT_TAGS, *THOUGHT_TAGS.values()]
+    free = "|".join(re.escape(tag) for tag in tags if not any(text.startswith(tag) for text in specials))
+    return re.compile(f"(?!{free})([{firsts}])" if free else f"([{firsts}])") if firsts else None

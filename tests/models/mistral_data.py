@@ -20,11 +20,12 @@ def mistral_file(name: str) -> Path:
 
 
 def tekken_of_version(version: int, path: Path, **more: Any) -> Path:
-    """The vocabulary of a real file, with the special tokens that a file of that version has."""
+    """20,000 tokens of a real file, with the special tokens that a file of that version has."""
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     data = json.loads(mistral_file("tekken_240718.json").read_text(encoding="utf-8"))
-    data["config"]["version"] = f"v{version}"
+    data["config"] |= {"version": f"v{version}", "default_vocab_size": 20_000}
+    data["vocab"] = data["vocab"][:19_000]
     if version > 7:
         old = [str(token["token_str"].value) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
         names = enumerate([*old, *_LATER])

@@ -114,6 +114,17 @@ def test_guard_leaves_innocent_text_alone():
     assert Guard([])("<s>") == "<s>"
 
 
+def test_templates_find_thoughts():
+    """They leave out old ones by the closing tag; it has no mark unless a special token begins like it."""
+    guard = Guard(list(SPECIALS))
+    assert guard("<think>a</think>b [THINK]<x") == f"<think>a</think>b [THINK]<{GUARD}x"
+    assert guard("<think></thin>") == f"<think><{GUARD}/thin>"
+    assert Guard(["<think>+"])("<think>") == f"<{GUARD}think>"
+    drops = "{% for m in messages %}{{ '<|im_start|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+    text = Letters(drops).text_of(("user", "u"), ("assistant", "<think>\nold</think>new"))
+    assert text == "unew"
+
+
 @pytest.mark.parametrize("quant", ["F16"])
 def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
     """The same through a real file and the byte-level tokenizer: text comes back letter for letter."""

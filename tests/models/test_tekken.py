@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ruvmlx.errors import CorruptFile, UnsupportedModel
+from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
 from ruvmlx.models.load import load_model
 from ruvmlx.models.mistral_template import VERSIONS
 from ruvmlx.models.model import Message
@@ -135,6 +135,26 @@ def test_a_broken_file_is_one_line(case, tmp_path):
     with pytest.raises(CorruptFile, match=r"tekken\.json") as caught:
         folder_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_mutants_load_or_are_one_line(tmp_path):
+    """1,000 damaged files: bytes changed, cut out or doubled."""
+    rng, whole = random.Random(4), json.dumps(small()).encode()
+    spots = [i for word in (b"config", b"special_tokens", b"token_bytes") for i in [whole.index(word)]]
+    loaded = 0
+    for _ in range(1000):
+        at, data = rng.choice(spots) + rng.randrange(300), bytearray(whole)
+        data[at : at + rng.randrange(4)] = rng.choice(
+            [b"", b"9", b"-1", b"null", b'"', b"{}", data[at : at + 9]]
+        )
+        (tmp_path / "tekken.json").write_bytes(data)
+        try:
+            tokenizer = folder_tokenizer(tmp_path)
+            assert tokenizer.decode(tokenizer.encode("the end", add_bos=False)) is not None
+            loaded += 1
+        except RuvmlxError as error:
+            assert "\n" not in str(error)
+    assert 0 < loaded < 1000
 
 
 def test_an_unknown_form_needs_a_template(tmp_path):
