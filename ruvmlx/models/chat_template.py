@@ -139,10 +139,20 @@ def _fallback(specials: Sequence[str], gap: str) -> str:
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:
-    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant."""
+    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant, and
+    "tool_use" if there are tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):
         templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
     found = templates.get("default") or next(iter(templates.values()), None)
+    with_tools = templates.get("tool_use")
+    if isinstance(found, str) and isinstance(with_tools, str) and found != with_tools:
+        return _choice(with_tools, found)
     return found if isinstance(found, str) else None
+
+
+def _choice(with_tools: str, without: str) -> str:
+    """One template of two. The plus signs keep line ends that Jinja would otherwise trim beside a block."""
+    first, second = (source.removesuffix("\n") for source in (with_tools, without))
+    return f"{{%+ if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"

@@ -234,7 +234,7 @@ def test_broken_templates_one_line(template):
 
 def test_the_template_is_found_in_every_form_of_the_file():
     """tokenizer_config.json has one template, a list of named ones, or a table."""
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
     assert [pick(x) for x in ("A", None, named, {"rag": "R"}, [], [1], {"default": 5})] == [
         "A", None, "D", "R", None, None, None,
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ruvmlx.errors import UsageError
-from ruvmlx.models.chat_template import CHATML, ChatTemplate
+from ruvmlx.models.chat_template import CHATML, ChatTemplate, pick
 from ruvmlx.models.mistral_template import VERSIONS, mistral_template
 from ruvmlx.models.model import Message
 from ruvmlx.models.typed_text import GUARD, Guard
@@ -93,6 +93,16 @@ def test_the_starters_own_template(starter):
         want, _ = hf.render_jinja_template([turns], chat_template=source, add_generation_prompt=True)
         ids = starter.tokenizer.encode_chat(chat)
         assert ids == starter.tokenizer.encode(want[0], special=True)
+
+
+@pytest.mark.parametrize("given", [(), tools()])
+def test_of_named_templates_tool_use_is_for_tools(given):
+    """Each of the two renders as if it were alone, line ends at its edges included."""
+    sources = ["\n  a{{ tools | length }}\n\n", "\n{% if true %}\n  b{% endif %}\n  {{ bos_token }}\n"]
+    named = [{"name": n, "template": s} for n, s in zip(("tool_use", "default"), sources, strict=True)]
+    got = ChatTemplate(pick(named), SPECIALS, "<s>").render([USER], tools=given)
+    alone = ChatTemplate(sources[0] if given else sources[1], SPECIALS, "<s>")
+    assert got == alone.render([USER], tools=given) and len(got) > 3
 
 
 def test_a_template_without_tools_refuses_them():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
+from ruvmlx.models.hf_write import write_companions
 from ruvmlx.models.load import load_model
 from ruvmlx.models.mistral_template import VERSIONS
 from ruvmlx.models.model import Message
@@ -82,6 +83,17 @@ def test_a_model_opens_with_it(tmp_path):
     assert ids == [1, 7, 12 + ord("S"), 8, 3, 12 + 257, 4]
     (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     assert load_model(str(folder)).tokenizer.encode_chat(chat[1:]) == [1, 12 + 257]
+
+
+def test_it_goes_with_a_written_model(tmp_path):
+    """`adapters fuse` writes the files beside the weights into another folder."""
+    folder = make_safetensors_model(tmp_path / "m", vocab_size=300)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    written(folder)
+    (tmp_path / "out").mkdir()
+    write_companions(load_model(str(folder)), tmp_path / "out")
+    assert (tmp_path / "out" / "tekken.json").read_bytes() == (folder / "tekken.json").read_bytes()
 
 
 def test_tokenizer_json_goes_first(tmp_path):
