@@ -71,11 +71,13 @@ class Conversations:
         cancel: threading.Event,
         instead_of: int | None = None,
         untouched: bool = False,
+        best_of: int | None = None,
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The message is committed before the first token.
 
         sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
-        replaces, on a new branch. untouched: use the untouched model.
+        replaces, on a new branch. untouched: use the untouched model. best_of: replies to write; the one that
+        the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
         """
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
@@ -83,7 +85,7 @@ class Conversations:
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
         # An empty or too long message is refused here, before it is saved.
-        request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched)
+        request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of)
         self._notice_next(turns, before)
         if instead_of is not None:
             self._store.messages.set_head(session_id, before[-1].id if before else None)
@@ -99,10 +101,11 @@ class Conversations:
         cancel: threading.Event,
         message: int | None = None,
         untouched: bool = False,
+        best_of: int | None = None,
     ) -> Iterator[Chunk]:
         """Another reply to the same question, beside the reply `message` (None: the last one).
 
-        untouched: use the untouched model.
+        untouched: use the untouched model. best_of: as in `say`.
         """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
@@ -110,7 +113,7 @@ class Conversations:
             end -= 1
         if not end:
             raise NotFound("there is no question yet to answer again.")
-        request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched)
+        request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
         self._store.messages.set_head(session_id, turns[end - 1].id)
@@ -182,6 +185,7 @@ class Conversations:
         max_new_tokens: int,
         cancel: threading.Event,
         untouched: bool = False,
+        best_of: int | None = None,
     ) -> GenerationRequest:
         """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
         sampling = sampling or self._writer.sampling()
@@ -193,6 +197,7 @@ class Conversations:
             max_new_tokens=max_new_tokens,
             cancel=cancel,
             untouched=untouched,
+            best_of=best_of,
         )
         return self._writer.prepared(request, routed=True)
 

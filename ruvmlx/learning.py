@@ -16,6 +16,7 @@ from .pausing import Stopped, stop_when
 from .progress import QUIET, Watch
 from .settings import Settings
 from .sona.adapter_history import LearnStatus
+from .sona.judge import Judge
 from .sona.learner import Learner
 from .sona.loops import Loops
 from .sona.optional.routing import Routing
@@ -147,6 +148,10 @@ class Learning:
         memory = learner.rating_index.status()
         missing = history.missing() if history.trains else None
         return LearningState(history.name, history.status(), memory, missing, rated)
+
+    def judge(self) -> Judge | None:
+        """What the ratings say of the user's taste; None while they say nothing."""
+        return None
 
     # -- the router ----------------------------------------------------------------------------------
 

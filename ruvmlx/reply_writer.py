@@ -2,13 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from .context_window import ContextWindow, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.batch import generate_many
+from .engine.best_of import BestOf, Score, requests_for
 from .engine.run import Run
 from .errors import StoreBusy
 from .learning import Learning
@@ -16,6 +19,7 @@ from .models.thinking import ThoughtCounter, opened_by
 from .sampling import check_sampling
 from .settings import Settings
 from .sona.answer_trace import AnswerTrace
+from .sona.judge import CandidateReply
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
@@ -23,6 +27,8 @@ from .store import ReplyRow, Store
 from .tier_review import TierReview
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
+
+Traced = Mapping[str, Trace | None]  # by reply id
 
 
 class ReplyWriter:
@@ -55,30 +61,48 @@ class ReplyWriter:
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
         """Stream one reply and commit it, so that it can be rated.
 
-        session_id: the chat that the reply belongs to. The text of a stopped reply is kept.
+        session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
+        the reply that the user's taste picks streams, and the others are committed beside it.
         """
         request = self.prepared(request, routed=True)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
-        trace = self._new_trace(untouched)
         learner = self._learning.learner
-        adapter = learner.micro if learner and not untouched else None
-        words, saved_at = [request.begun.text if request.begun else ""], time.monotonic()
+        saved_at = time.monotonic()
         with made_by(learner, untouched):
-            recorder = self._recorder(request, trace)
-            run = self.engine.run(request, adapter, recorder)
-            for chunk in run.chunks():
-                words.append(chunk.text)
+            requests = requests_for(request, self._count(request))
+            traces = {r.request_id: self._new_trace(untouched) for r in requests}
+            replies = BestOf(
+                self.engine,
+                requests,
+                learner.micro if learner and not untouched else None,
+                [self._recorder(request, trace) for trace in traces.values()],
+                self._score(request),
+            )
+            for chunk in replies.chunks():
                 if chunk.response is not None:
-                    done = chunk.response
-                    row = self._reply_row(run, trace, done)
-                    self._commit(request, done, row, trace, session_id)
+                    self._commit_all(replies, chunk.response, traces, session_id)
                 elif session_id is not None and time.monotonic() - saved_at > SAVE_EVERY:
-                    run.record()
-                    begun: dict[str, Any] = {"text": "".join(words), "finish_reason": "cancelled"}
-                    row = self._reply_row(run, trace, **begun)
-                    self._save_draft(session_id, row)
+                    self._save_draft(session_id, replies.leader, traces)
                     saved_at = time.monotonic()
                 yield chunk
+
+    def _count(self, request: GenerationRequest) -> int:
+        """Number of replies to write; one where all would be equal, or where a reply is continued."""
+        alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
+        return 1 if alone else request.best_of or self._settings.best_of
+
+    def _score(self, request: GenerationRequest) -> Score | None:
+        """What the user's taste makes of replies; None while nothing is known of it."""
+        judge, question = self._learning.judge(), question_of(request)
+        if judge is None:
+            return None
+
+        def score(runs: Sequence[Run]) -> np.ndarray:
+            return judge.score(
+                [CandidateReply(question, "".join(run.text), run.finish_reason == "stop") for run in runs]
+            )
+
+        return score
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
         """One reply with the adapter in use; it is not stored."""
@@ -177,24 +201,41 @@ class ReplyWriter:
             **values,
         )
 
-    def _save_draft(self, session_id: str, reply: ReplyRow) -> None:
+    def _save_draft(self, session_id: str, run: Run, traces: Traced) -> None:
         """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""
+        run.record()
+        begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
+        reply = self._reply_row(run, traces[run.request.request_id], **begun)
         with contextlib.suppress(StoreBusy):
             self._store.drafts.put(session_id, reply)
 
+    def _commit_all(
+        self, replies: BestOf, best: GenerationResponse, traces: Traced, session_id: str | None
+    ) -> None:
+        """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
+        if not best.others:
+            pace = self._pace.ratio(best.latency_ms, best.generation_tokens)
+            self._commit(replies.leader, best, traces, session_id, latency_ratio=pace)
+            return
+        question = self._store.messages.head(session_id) if session_id is not None else None
+        for run, response in zip([*replies.others, replies.leader], [*best.others, best], strict=True):
+            if session_id is not None:
+                self._store.messages.set_head(session_id, question)
+            self._commit(run, response, traces, session_id)
+
     def _commit(
         self,
-        request: GenerationRequest,
+        run: Run,
         response: GenerationResponse,
-        reply: ReplyRow,
-        trace: Trace | None,
+        traces: Traced,
         session_id: str | None,
+        **values: Any,
     ) -> None:
-        pace = self._pace.ratio(response.latency_ms, response.generation_tokens)
-        reply = replace(reply, latency_ratio=pace)
-        kv = self._tiers.observed(request.session_id, response)
-        route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
-        self._store.replies.add(reply, session_id, kv, route)
+        trace, route = traces[run.request.request_id], run.request.route
+        reply = self._reply_row(run, trace, response, **values)
+        kv = self._tiers.observed(response.session_id, response)
+        routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
+        self._store.replies.add(reply, session_id, kv, routed)
         self.last_reply_id = reply.id
         learner = self._learning.learner
         if learner is not None and trace is not None:

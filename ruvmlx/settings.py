@@ -166,6 +166,15 @@ class Settings:
         float, None, "least share of the likeliest token's probability; 0 is off", sampling=True
     )
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
+    best_of: int = _setting(
+        int,
+        1,
+        "replies that are written at once to a question; your taste, known from your ratings, picks one",
+        least=1,
+        most=16,
+        witnessed=True,
+        public=True,
+    )
     system: str | None = _setting(str, None, "system prompt of new chats")
     thinking: str = _setting(
         str,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODEL = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
-_REPLY = ("max_tokens", *config.SAMPLING, "system", "thinking", "examples")
+_REPLY = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:

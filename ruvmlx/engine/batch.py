@@ -8,13 +8,13 @@ equals the reply without batching, up to rounding; with quantised weights on the
 (Yu et al. 2022, "Orca")
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 from ..backends.base import HeadAdapter
 from ..errors import UsageError
 from .engine import LLMInferenceEngine
-from .run import Run, settled
+from .run import EngineParts, Run, settled
 from .source import StepSource
 from .types import GenerationRequest, GenerationResponse
 
@@ -45,7 +45,7 @@ def generate_many(
             done = [run.end() for run in running if run.over]
             running[:] = [run for run in running if not run.over]
             yield from (chunk.response for chunk in done if chunk.response is not None)
-            _step(engine, running)
+            decode_one(engine, running)
 
 
 def _by_request(adapter: HeadAdapter | AdapterOf | None) -> AdapterOf:
@@ -69,8 +69,8 @@ def _admit(
     return bool(running)
 
 
-def _step(engine: LLMInferenceEngine, running: list[Run]) -> None:
-    """Decode one token of every request."""
+def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:
+    """Decode one token of every run."""
     if not running:
         return
     caches, own = [run.session.cache for run in running], [run.adapter for run in running]

@@ -6,7 +6,7 @@ A run holds all state of its request, so that several runs can take turns (batch
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .detokenize import StopStrings, StreamDecoder
 from .sessions import Session, SessionManager
-from .source import Source, source
+from .source import Source, StepSource, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
 # A prompt is read in pieces and can be cancelled between them.
@@ -83,6 +83,14 @@ class Run:
         self.source: Source = source(
             engine.backend, self.session.cache, adapter, request.sampling, self.limit, steps
         )
+
+    def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
+        """A run of another request with the prompt that this run has just read: it reads nothing. Only for
+        runs with `steps`."""
+        other = Run(self.engine, request, self.adapter, recorder, steps=True)
+        other.session, other.cached, other.started = self.session.fork(), len(self.prompt), self.started
+        other.source = cast(StepSource, self.source).fork(other.session.cache, request.sampling)
+        return other
 
     @property
     def over(self) -> bool:

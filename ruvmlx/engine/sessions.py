@@ -4,7 +4,7 @@ given, they are also kept on disk between processes."""
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..backends.base import Backend, KVCache
 from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
@@ -22,6 +22,10 @@ class Session:
     base: BaseLoRA | None = None
     tokens: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+
+    def fork(self) -> "Session":
+        """A second session with the same tokens; the backend decides how much of the cache both share."""
+        return replace(self, cache=self.cache.fork(), tokens=list(self.tokens), kept=list(self.kept))
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
@@ -142,6 +146,11 @@ class SessionManager:
     @property
     def nbytes(self) -> int:
         return sum(session.cache.nbytes for session in self._sessions.values())
+
+    def put(self, session_id: str, session: Session) -> None:
+        """Keep this session under an id that is in use, in place of the one there."""
+        if session_id in self._sessions:
+            self._sessions[session_id] = session
 
     def drop(self, session_id: str) -> None:
         """Remove a session and its file, because its cache cannot be trusted."""

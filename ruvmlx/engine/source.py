@@ -57,6 +57,13 @@ class StepSource:
         self._token, self._fresh = self._sampler(self._step.logits), self._step
         return self._token
 
+    def fork(self, cache: KVCache, sampling: Sampling) -> "StepSource":
+        """A source that continues after the same prompt, with a sampler of its own. cache: a fork of this
+        source's."""
+        other = StepSource(self._backend, cache, self._adapter, sampling)
+        other._step, other.prefilled_at = self._step, self.prefilled_at
+        return other
+
     def take(self, step: Step) -> None:
         """Accept the step after the newest token, which the caller has decoded (batch.py)."""
         self._step, self._token = step, None

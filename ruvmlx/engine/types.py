@@ -36,6 +36,7 @@ class GenerationRequest:
     logprobs: int = 0  # how many of the most likely tokens to report with every token
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
     untouched: bool = False  # answer without any adapter
+    best_of: int | None = None  # replies to write, of which a judge picks one; None: as the settings say
     examples: tuple[str, ...] = ()  # ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None without a router
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
@@ -69,6 +70,8 @@ class GenerationResponse:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
     route: Any = None  # the request's route
+    others: tuple["GenerationResponse", ...] = ()  # written with this one, and not chosen
+    score: float | None = None  # the judge's, in stars; None: no judge
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,4 @@ class Chunk:
     prefilled: int = 0  # prompt tokens read so far, during prefill
     prompt_tokens: int = 0
     response: GenerationResponse | None = None
+    replies: int = 1  # that are being written at the same time

@@ -37,7 +37,7 @@ class Messages:
         """The current branch, from its first message to its last."""
         rows = {row.id: row for row in self.all(session_id)}
         tree = _tree(rows.values())
-        return [_numbered(rows[id_], tree) for id_ in tree.path(self._head(session_id))]
+        return [_numbered(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
 
     def all(self, session_id: str) -> list[MessageRow]:
         """The messages of every branch, oldest first. Their branch numbers are not set."""
@@ -128,13 +128,14 @@ class Messages:
         tree = _tree(self.all(session_id))
         siblings = tree.siblings(message_id)
         # A question that has replies is not among the siblings; its reply on the current branch is.
-        shown = next((id_ for id_ in tree.path(self._head(session_id)) if id_ in siblings), siblings[0])
+        shown = next((id_ for id_ in tree.path(self.head(session_id)) if id_ in siblings), siblings[0])
         at = siblings.index(message_id if message_id in siblings else shown)
         chosen = siblings[(at + step) % len(siblings)]
         self.set_head(session_id, tree.newest_leaf(chosen))
         return chosen
 
-    def _head(self, session_id: str) -> int | None:
+    def head(self, session_id: str) -> int | None:
+        """Id of the last message of the current branch; None in an empty chat."""
         return self._db.value("SELECT head FROM sessions WHERE id = ?", session_id)
 
     # -- deleting a chat -----------------------------------------------------------------------------
