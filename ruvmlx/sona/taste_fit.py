@@ -1,0 +1,186 @@
+"""Fits the taste model: selects columns by the evidence, chooses the variances, finds a turn of the taste."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .taste_columns import Candidates, Column, candidates, design
+from .taste_evidence import (
+    LEAST_NOISE,
+    USUAL_NOISE,
+    Posterior,
+    Sums,
+    Variances,
+    hyperprior,
+    log_evidence,
+    tuned,
+)
+from .taste_features import ReplyFeatures
+from .taste_measures import MEASURES
+
+M = len(MEASURES)
+BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures together move half a star
+MOST = 8  # selected columns
+_STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
+_START = Variances(BASE, USUAL_NOISE)
+
+RECENT = (6, 10, 16, 25, 40, 60, 100, 160, 250, 400)  # ratings after a turn: the lengths that are tried
+LEAST_OLD = 6  # ratings before it
+REMEMBERED = 200  # ratings before it that say which columns matter to this user
+TURN_COST = 5.0  # log-evidence that a turn must bring
+
+
+@dataclass(frozen=True)
+class Fit:
+    """turned: ratings before the newest turn of the taste, which count no more; 0: there was none."""
+
+    columns: tuple[Column, ...]
+    variances: Variances
+    posterior: Posterior
+    turned: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating."""
+
+    replies: Sequence[ReplyFeatures]
+    y: np.ndarray
+    weight: np.ndarray
+
+    def __getitem__(self, part: slice) -> "Rows":
+        return Rows(self.replies[part], self.y[part], self.weight[part])
+
+    def __add__(self, other: "Rows") -> "Rows":
+        return Rows([*self.replies, *other.replies], np.r_[self.y, other.y], np.r_[self.weight, other.weight])
+
+    def sums(self, x: np.ndarray) -> Sums:
+        return Sums.of(x, self.y, self.weight)
+
+
+def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> Fit:
+    """ratings: oldest first. background: replies that were seen and not rated."""
+    whole, x = selected(ratings + _neutral(ratings, background))
+    at = turn(ratings, x[: len(ratings.y)], whole.variances)
+    if not at:
+        return whole
+    before, _ = selected(ratings[max(0, at - REMEMBERED) : at])
+    known = tuple(dict.fromkeys((*before.columns, *whole.columns)))[:MOST]
+    after, _ = selected(ratings[at:] + _neutral(ratings[at:], background), known)
+    return replace(after, turned=at)
+
+
+def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
+    """The background as neutral ratings. Together they count as many ratings as are missing on the rarer side:
+    someone who only ever presses up tells by what they pass over."""
+    count = len(ratings.y)
+    rarer = min(int((ratings.y > 0).sum()), int((ratings.y < 0).sum()))
+    total = max(0, count - 4 * rarer)
+    used = background if total else ()
+    return Rows(used, np.zeros(len(used)), np.full(len(used), total / max(1, len(used))))
+
+
+# -- columns ---------------------------------------------------------------------------------------------
+
+
+def selected(rows: Rows, known: tuple[Column, ...] = ()) -> tuple[Fit, np.ndarray]:
+    """The fit with the columns that raise the evidence most, added one after the other, and all columns' values
+    [R, d]. known: columns to begin with."""
+    pool = candidates(rows.replies)
+    columns, usual = list(known), [_STRONGEST / 4] * len(known)
+    x = design(rows.replies, columns)
+    scan = Scan(pool, rows, x, [at for at, column in enumerate(pool.columns) if column in columns])
+    variances = _tuned(replace(_START, own=tuple(usual)), rows.sums(x), usual)
+    while len(columns) < MOST:
+        sums = rows.sums(x)
+        best, strength = scan.best(Posterior.of(sums, variances.prior(M), variances.noise))
+        if best is None:
+            break
+        columns.append(pool.columns[best])
+        usual.append(strength)
+        x = np.column_stack([x, pool.values[:, best]])
+        scan.add(best)
+        variances = _tuned(replace(variances, own=(*variances.own, strength)), rows.sums(x), usual)
+    posterior = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
+    return Fit(tuple(columns), variances, posterior), x
+
+
+def _tuned(start: Variances, sums: Sums, usual: Sequence[float]) -> Variances:
+    def score(v: Variances) -> float:
+        return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
+
+    # With a new column, the variances of the older ones hardly move.
+    which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
+    return tuned(start, which, score, steps)
+
+
+class Scan:
+    """Scores all candidates at each step of the selection.
+
+    With q = z^T A^-1 y and r = z^T A^-1 z, A the covariance of y so far, a column z of variance a adds
+    [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence; the best a is (q^2 - r) / r^2.
+    """
+
+    def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
+        """x [R, d]: the columns so far. taken: candidates among them."""
+        self._weighted = pool.values * rows.weight[:, None].astype(np.float32)
+        self._values, self._cost = pool.values, pool.cost.copy()
+        self._cost[list(taken)] = np.inf
+        self._zy = self._weighted.T @ rows.y.astype(np.float32)
+        self._zz = np.einsum("rc,rc->c", self._weighted, pool.values)
+        self._zx = self._weighted.T @ x.astype(np.float32)  # [C, d]
+
+    def add(self, which: int) -> None:
+        """The candidate became a column."""
+        self._zx = np.column_stack([self._zx, self._weighted.T @ self._values[:, which]])
+        self._cost[which] = np.inf
+
+    def best(self, now: Posterior) -> tuple[int | None, float]:
+        """The candidate that raises the evidence most above its cost, with its best variance; None: none
+        does."""
+        s, zx = now.noise, self._zx
+        q = (self._zy - zx @ now.mean) / s
+        r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)
+        a = np.clip((q * q - r) / (r * r), 0, _STRONGEST)
+        gain = 0.5 * (a * q * q / (1 + a * r) - np.log1p(a * r)) - self._cost
+        best = int(np.argmax(gain))
+        return (best, float(max(a[best], _WEAKEST))) if gain[best] > 0 else (None, 0.0)
+
+
+# -- a turn of the taste ---------------------------------------------------------------------------------
+
+
+def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
+    """After how many ratings the taste turned, if two tastes, each with weights of its own, are clearly more
+    likely than one; else 0. x [R, d]: columns of the ratings."""
+    count = len(ratings.y)
+    cuts = sorted(count - recent for recent in RECENT if count - recent >= LEAST_OLD)
+    if not cuts:
+        return 0
+    ends = [0, *cuts, count]
+    parts = [ratings[a:b].sums(x[a:b]) for a, b in itertools.pairwise(ends)]
+    old = list(itertools.accumulate(parts))
+    new = list(itertools.accumulate(reversed(parts)))[::-1]
+    best, found = _evidence(old[-1], variances) + TURN_COST, 0
+    for at, before, after in zip(cuts, old, new[1:], strict=False):
+        for sharper in _sharper(variances):
+            two = _evidence(before, sharper) + _evidence(after, sharper)
+            if two > best:
+                best, found = two, at
+    return found
+
+
+def _evidence(sums: Sums, variances: Variances) -> float:
+    return log_evidence(sums, variances.prior(M), variances.noise)
+
+
+def _sharper(variances: Variances) -> list[Variances]:
+    """A mixture of two tastes looks like noise: each alone has less of it, and larger weights."""
+    less = {max(LEAST_NOISE, variances.noise / part) for part in (1, 2, 4)}
+    return [
+        replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))
+        for noise in sorted(less)
+        for up in (1, 4)
+    ]
