@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -61,6 +62,10 @@ class Candidates:
     values: np.ndarray
     cost: np.ndarray
 
+    @cached_property
+    def places(self) -> dict[Column, int]:
+        return {column: at for at, column in enumerate(self.columns)}
+
 
 _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 
@@ -70,7 +75,7 @@ _COSTS = {"measure": 1.0, "word": 4.0, "opener": 3.0, "both": 6.0}
 
 def candidates(replies: Sequence[ReplyFeatures]) -> Candidates:
     measures, words = measures_of(replies).astype(np.float32), _common_words(replies)
-    begun = np.array([r.opener for r in replies])
+    begun = np.array([r.opener for r in replies], np.int64)
     openers = _common_openers(begun)
     begins = (begun[:, None] == np.array(openers, int)).astype(np.float32)
     both = (measures[:, :, None] * begins[:, None, :]).reshape(len(replies), measures.shape[1] * len(openers))
@@ -87,7 +92,7 @@ def candidates(replies: Sequence[ReplyFeatures]) -> Candidates:
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
     """The WORDS commonest hashes that are in SEEN replies or more, and not in all."""
-    seen = np.bincount(np.concatenate([r.words for r in replies]), minlength=BUCKETS)
+    seen = np.bincount(joined([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
 
@@ -98,13 +103,18 @@ def _common_openers(begun: np.ndarray) -> list[int]:
     return [int(values[i]) for i in order if SEEN <= counts[i] < len(begun)]
 
 
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All parts one after the other, also if there are none."""
+    return np.concatenate([np.zeros(0, np.uint8), *parts])
+
+
 def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
     """[R, W] float32: square roots of the words' counts."""
     place = np.zeros(BUCKETS, np.int32)  # 0: not wanted
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]
     found = np.zeros((len(replies), len(words) + 1), np.float32)
-    at = place[np.concatenate([r.words for r in replies])]
+    at = place[joined([r.words for r in replies])]
     at += np.repeat(np.arange(len(replies), dtype=np.int32) * (len(words) + 1), sizes)
-    found.reshape(-1)[at] = _ROOT[np.concatenate([r.counts for r in replies])]
+    found.reshape(-1)[at] = _ROOT[joined([r.counts for r in replies])]
     return found[:, 1:]

@@ -26,6 +26,8 @@ MOST = 8  # selected columns
 _STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
 _START = Variances(BASE, USUAL_NOISE)
 
+DEGREES, ROUNDS = 4.0, 2  # of freedom of the noise; times that ratings are weighed by it
+
 RECENT = (6, 10, 16, 25, 40, 60, 100, 160, 250, 400)  # ratings after a turn: the lengths that are tried
 LEAST_OLD = 6  # ratings before it
 REMEMBERED = 200  # ratings before it that say which columns matter to this user
@@ -62,14 +64,16 @@ class Rows:
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> Fit:
     """ratings: oldest first. background: replies that were seen and not rated."""
-    whole, x = selected(ratings + _neutral(ratings, background))
-    at = turn(ratings, x[: len(ratings.y)], whole.variances)
+    rows = ratings + _neutral(ratings, background)
+    begun = selected(rows, candidates(rows.replies))
+    at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
-        return whole
-    before, _ = selected(ratings[max(0, at - REMEMBERED) : at])
-    known = tuple(dict.fromkeys((*before.columns, *whole.columns)))[:MOST]
-    after, _ = selected(ratings[at:] + _neutral(ratings[at:], background), known)
-    return replace(after, turned=at)
+        return _robust(begun).fit
+    before = ratings[max(0, at - REMEMBERED) : at]
+    known = (*selected(before, candidates(before.replies)).columns, *begun.columns)
+    rows = ratings[at:] + _neutral(ratings[at:], background)
+    after = selected(rows, candidates(rows.replies), tuple(dict.fromkeys(known))[:MOST])
+    return replace(_robust(after).fit, turned=at)
 
 
 def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
@@ -85,17 +89,37 @@ def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
 # -- columns ---------------------------------------------------------------------------------------------
 
 
-def selected(rows: Rows, known: tuple[Column, ...] = ()) -> tuple[Fit, np.ndarray]:
-    """The fit with the columns that raise the evidence most, added one after the other, and all columns' values
-    [R, d]. known: columns to begin with."""
-    pool = candidates(rows.replies)
+@dataclass(frozen=True)
+class Selection:
+    """x [R, d]: values of the columns, measures included, for the rows."""
+
+    rows: Rows
+    pool: Candidates
+    columns: tuple[Column, ...]
+    x: np.ndarray
+    variances: Variances
+
+    @property
+    def posterior(self) -> Posterior:
+        return Posterior.of(self.rows.sums(self.x), self.variances.prior(M), self.variances.noise)
+
+    @property
+    def fit(self) -> Fit:
+        return Fit(self.columns, self.variances, self.posterior)
+
+
+def selected(
+    rows: Rows, pool: Candidates, known: tuple[Column, ...] = (), x: np.ndarray | None = None
+) -> Selection:
+    """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R, d]:
+    their values, if they are at hand."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
-    x = design(rows.replies, columns)
-    scan = Scan(pool, rows, x, [at for at, column in enumerate(pool.columns) if column in columns])
+    x = design(rows.replies, columns) if x is None else x
+    scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
     variances = _tuned(replace(_START, own=tuple(usual)), rows.sums(x), usual)
     while len(columns) < MOST:
-        sums = rows.sums(x)
-        best, strength = scan.best(Posterior.of(sums, variances.prior(M), variances.noise))
+        now = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
+        best, strength = scan.best(now)
         if best is None:
             break
         columns.append(pool.columns[best])
@@ -103,8 +127,19 @@ def selected(rows: Rows, known: tuple[Column, ...] = ()) -> tuple[Fit, np.ndarra
         x = np.column_stack([x, pool.values[:, best]])
         scan.add(best)
         variances = _tuned(replace(variances, own=(*variances.own, strength)), rows.sums(x), usual)
-    posterior = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
-    return Fit(tuple(columns), variances, posterior), x
+    return Selection(rows, pool, tuple(columns), x, variances)
+
+
+def _robust(begun: Selection) -> Selection:
+    """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with the
+    tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    weight, found = begun.rows.weight, begun
+    for _ in range(ROUNDS):
+        error = found.rows.y - found.x @ found.posterior.mean
+        trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
+        rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
+        found = selected(rows, found.pool, found.columns, found.x)
+    return found
 
 
 def _tuned(start: Variances, sums: Sums, usual: Sequence[float]) -> Variances:
