@@ -1,7 +1,7 @@
 """Users drawn at random: each wants some properties of a text more and others less.
 
-The properties are defined here and not by the taste model's own measures, so that a drawn user is not known to it
-in advance. Tuning never sees them; results are read once, at the end.
+The properties are defined here and not by the taste model's own measures, so that a drawn user is not known
+to it in advance. Tuning never sees them; results are read once, at the end.
 """
 
 import re

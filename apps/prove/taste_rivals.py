@@ -1,7 +1,8 @@
 """Models of a user's taste that the study compares with the taste model: a ridge and Gaussian processes.
 
-Each predicts (mean, standard deviation) of the stars of all R replies from the stars of some. The scales of tokens,
-words and hidden states are taken from all replies to the rated questions, which favours these models a little.
+Each predicts (mean, standard deviation) of the stars of all R replies from the stars of some. The scales of
+tokens, words and hidden states are taken from all replies to the rated questions, which favours these models
+a little.
 """
 
 from collections import Counter
@@ -58,7 +59,8 @@ class Kernels:
 
     @cached_property
     def by_state(self) -> np.ndarray:
-        """The 32 directions in which mean hidden states of replies to one question differ most, as one scale."""
+        """The 32 directions in which mean hidden states of replies to one question differ most, as one
+        scale."""
         states = self.replies.hidden.astype(float)
         _, size, rows = np.linalg.svd(self._within(states), full_matrices=False)
         return self.linear(states @ (rows[:32] / size[:32, None]).T)
@@ -92,7 +94,8 @@ class Kernels:
 
     @cached_property
     def ridge_features(self) -> np.ndarray:
-        """[R, F]: token rates, log length, ended, mean hidden state; each with variance 1 within a question."""
+        """[R, F]: token rates, log length, ended, mean hidden state; each with variance 1 within a
+        question."""
         replies = self.replies
         length = np.log([len(ids) for ids in replies.tokens])
         x = np.column_stack([self.tokens**2, length, replies.finished, replies.hidden]).astype(float)

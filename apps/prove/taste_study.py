@@ -1,9 +1,9 @@
 """Compares models of a user's taste: python -m ruvmlx.apps.prove.taste_study FILE.npz
 
-Each model sees the stars of 10, 30 or 100 replies of the frozen model and predicts those of 8 replies to each unseen
-question. Printed: the correlation with the true stars among the 8 replies to one question; how often the reply that
-it would pick is better than a random one of the 8 (a tie counts half); the share of true stars within its 80%
-interval. The replies are sampled into FILE if it is not there (ten minutes on two cores).
+Each model sees the stars of 10, 30 or 100 replies of the frozen model and predicts those of 8 replies to each
+unseen question. Printed: the correlation with the true stars among the 8 replies to one question; how often
+the reply that it would pick is better than a random one of the 8 (a tie counts half); the share of true stars
+within its 80% interval. The replies are sampled into FILE if it is not there (ten minutes on two cores).
 """
 
 import argparse
@@ -130,7 +130,8 @@ def _head(users: list[str]) -> str:
 def _row(name: str, found: dict[str, Result], beside: str = "") -> str:
     cells = "".join(f"{r.agreement:6.2f} {r.win_rate:4.0%} " for r in found.values())
     mean = _mean(list(found.values()))
-    return f"{name:34s}{cells}  {mean.agreement:.3f} {mean.win_rate:5.1%} ({mean.best:.1%}) {mean.within:4.0%}  {beside}"
+    all_ = f"{mean.agreement:.3f} {mean.win_rate:5.1%} ({mean.best:.1%}) {mean.within:4.0%}"
+    return f"{name:34s}{cells}  {all_}  {beside}"
 
 
 # -- the taste model alone: noise, one thumb, a turn -----------------------------------------------------
@@ -223,8 +224,8 @@ def _print(rows: Iterator[str]) -> None:
 def _sampled() -> Replies:
     from ..cli.prove import open_bench
 
-    own = [prompts.own(name) for name in ("train", "heldout")]
-    return sample(open_bench(Settings(), print), TrialSetup(TASTES["brevity"], *own, 0, ()))
+    setting = TrialSetup(TASTES["brevity"], prompts.own("train"), prompts.own("heldout"), 0, ())
+    return sample(open_bench(Settings(), print), setting)
 
 
 if __name__ == "__main__":

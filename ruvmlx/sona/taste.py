@@ -4,10 +4,10 @@ A Bayesian linear regression in stars,
 
     y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
 
-whose columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a few
-columns that the ratings select: a measure of its own, a word, a measure in questions that begin with one word.
-Variances and columns are chosen by the evidence p(y), so ten ratings select nothing that a coin could have made,
-and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
+whose columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a
+few columns that the ratings select: a measure of its own, a word, a measure in questions that begin with one
+word. Variances and columns are chosen by the evidence p(y), so ten ratings select nothing that a coin could
+have made, and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
@@ -23,6 +23,8 @@ from .taste_fit import Fit, Rows, fit
 from .taste_words import Preference, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
+# Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
+_STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 NEWEST = 1000  # ratings that are used at most
 
@@ -45,7 +47,9 @@ class TasteModel:
         """ratings: oldest first. background: replies that the user saw and did not rate."""
         ratings = ratings[-NEWEST:]
         stars = np.array([STARS[r.rating] for r in ratings])
-        rows = Rows([r.features for r in ratings], stars - NEUTRAL, np.ones(len(ratings)))
+        thumbs = sum(not r.rating.isdigit() for r in ratings) / max(1, len(ratings))
+        coarse = _STAR + thumbs * (_THUMB - _STAR)
+        rows = Rows([r.features for r in ratings], stars - NEUTRAL, np.ones(len(ratings)), coarse)
         return cls(len(ratings), fit(rows, background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,8 +63,8 @@ class TasteModel:
         return self.fitted.turned
 
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Preference]:
-        """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from which
-        words get their names; without them only measures are told."""
+        """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
+        which words get their names; without them only measures are told."""
         return preferences(self.fitted, self.ratings, rated)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:

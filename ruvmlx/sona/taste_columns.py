@@ -16,8 +16,8 @@ WORDS, OPENERS = 300, 6  # most candidates, the commonest
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a reply: a measure (an index into MEASURES), the square root of a word's count, or 1; times
-    whether its question begins with `opener`, if that is given."""
+    """One number of a reply: a measure (an index into MEASURES), the square root of a word's count, or 1;
+    times whether its question begins with `opener`, if that is given."""
 
     measure: int | None = None
     word: int | None = None

@@ -47,12 +47,13 @@ class Sums:
 
 @dataclass(frozen=True)
 class Variances:
-    """base: of the weight of each measure. noise: s. own [K]: a of the selected columns. intercept: a of the
-    first column."""
+    """base: of the weight of each measure. noise: s, never below `least`. own [K]: a of the selected columns.
+    intercept: a of the first column."""
 
     base: float
     noise: float
     own: tuple[float, ...] = ()
+    least: float = LEAST_NOISE
     intercept: float = 1.5
 
     def prior(self, measures: int) -> np.ndarray:
@@ -64,7 +65,7 @@ class Variances:
         if which == 0:
             return replace(self, base=self.base * factor)
         if which == 1:
-            return replace(self, noise=max(LEAST_NOISE, self.noise * factor))
+            return replace(self, noise=max(self.least, self.noise * factor))
         own = list(self.own)
         own[which - 2] *= factor
         return replace(self, own=tuple(own))
@@ -91,8 +92,8 @@ class Posterior:
 def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
     """log p(y) for the prior variances a [d] and the noise variance s.
 
-    One factorisation gives both terms: of [[P, b / s], [b^T / s, y^T y / s]] the last corner is the root of the
-    misfit, the rest that of P.
+    One factorisation gives both terms: of [[P, b / s], [b^T / s, y^T y / s]] the last corner is the root of
+    the misfit, the rest that of P.
     """
     both = sums.joint / noise
     size = len(prior)

@@ -1,8 +1,10 @@
 """What the taste model knows of a reply: measures of its text, its words, and how its question begins.
 
-All of it follows from the question and the reply's text alone, so an edited or imported reply has features, too.
+All of it follows from the question and the reply's text alone, so an edited or imported reply has features,
+too.
 """
 
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -19,8 +21,8 @@ _MOST = 255  # a count is one byte
 
 @dataclass(frozen=True)
 class ReplyFeatures:
-    """measures [M] float32. words [W] uint16, rising: hashes of the reply's words and pairs of words; counts [W]
-    uint8. opener: hash of the question's first word.  4 M + 3 W + 2 bytes: about 600 for 100 words.
+    """measures [M] float32. words [W] uint16, rising: hashes of the reply's words and pairs of words; counts
+    [W] uint8. opener: hash of the question's first word.  4 M + 3 W + 2 bytes: about 600 for 100 words.
     """
 
     measures: np.ndarray
@@ -65,7 +67,7 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
 def grams(text: str) -> list[str]:
     """The words and marks of a text in lower case, and each pair of neighbours."""
     tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
-    return tokens + [f"{a} {b}" for a, b in zip(tokens, tokens[1:], strict=False)]
+    return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 
 
 def opener_of(question: str) -> str:

@@ -24,14 +24,30 @@ M = len(MEASURES)
 BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures together move half a star
 MOST = 8  # selected columns
 _STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
-_START = Variances(BASE, USUAL_NOISE)
 
 DEGREES, ROUNDS = 4.0, 2  # of freedom of the noise; times that ratings are weighed by it
 
-RECENT = (6, 10, 16, 25, 40, 60, 100, 160, 250, 400)  # ratings after a turn: the lengths that are tried
+RECENT = (
+    6,
+    8,
+    10,
+    13,
+    16,
+    20,
+    25,
+    32,
+    40,
+    50,
+    63,
+    80,
+    100,
+    160,
+    250,
+    400,
+)  # ratings after a turn: the lengths that are tried
 LEAST_OLD = 6  # ratings before it
 REMEMBERED = 200  # ratings before it that say which columns matter to this user
-TURN_COST = 5.0  # log-evidence that a turn must bring
+TURN_COST = 6.0  # log-evidence that a turn must bring
 
 
 @dataclass(frozen=True)
@@ -46,17 +62,22 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rows:
-    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating."""
+    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. coarse: variance of y
+    within what one rating can stand for, which is the least noise."""
 
     replies: Sequence[ReplyFeatures]
     y: np.ndarray
     weight: np.ndarray
+    coarse: float = LEAST_NOISE
 
     def __getitem__(self, part: slice) -> "Rows":
-        return Rows(self.replies[part], self.y[part], self.weight[part])
+        return replace(self, replies=self.replies[part], y=self.y[part], weight=self.weight[part])
 
     def __add__(self, other: "Rows") -> "Rows":
-        return Rows([*self.replies, *other.replies], np.r_[self.y, other.y], np.r_[self.weight, other.weight])
+        replies = [*self.replies, *other.replies]
+        return replace(
+            self, replies=replies, y=np.r_[self.y, other.y], weight=np.r_[self.weight, other.weight]
+        )
 
     def sums(self, x: np.ndarray) -> Sums:
         return Sums.of(x, self.y, self.weight)
@@ -77,13 +98,14 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> Fit:
 
 
 def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """The background as neutral ratings. Together they count as many ratings as are missing on the rarer side:
-    someone who only ever presses up tells by what they pass over."""
-    count = len(ratings.y)
-    rarer = min(int((ratings.y > 0).sum()), int((ratings.y < 0).sum()))
-    total = max(0, count - 4 * rarer)
+    """The background as ratings. Together they count as many as are missing on the rarer side: someone who
+    only ever presses up tells by what they pass over. That is below the middle for them, above it for someone
+    who only presses down."""
+    up, down = int((ratings.y > 0).sum()), int((ratings.y < 0).sum())
+    total = max(0, len(ratings.y) - 4 * min(up, down))
     used = background if total else ()
-    return Rows(used, np.zeros(len(used)), np.full(len(used), total / max(1, len(used))))
+    passed_over = (down - up) / max(1, up + down)
+    return Rows(used, np.full(len(used), passed_over), np.full(len(used), total / max(1, len(used))))
 
 
 # -- columns ---------------------------------------------------------------------------------------------
@@ -111,12 +133,13 @@ class Selection:
 def selected(
     rows: Rows, pool: Candidates, known: tuple[Column, ...] = (), x: np.ndarray | None = None
 ) -> Selection:
-    """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R, d]:
-    their values, if they are at hand."""
+    """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
+    d]: their values, if they are at hand."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
     x = design(rows.replies, columns) if x is None else x
     scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
-    variances = _tuned(replace(_START, own=tuple(usual)), rows.sums(x), usual)
+    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
+    variances = _tuned(start, rows.sums(x), usual)
     while len(columns) < MOST:
         now = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
         best, strength = scan.best(now)
@@ -131,8 +154,8 @@ def selected(
 
 
 def _robust(begun: Selection) -> Selection:
-    """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with the
-    tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with
+    the tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
     weight, found = begun.rows.weight, begun
     for _ in range(ROUNDS):
         error = found.rows.y - found.x @ found.posterior.mean
@@ -213,7 +236,7 @@ def _evidence(sums: Sums, variances: Variances) -> float:
 
 def _sharper(variances: Variances) -> list[Variances]:
     """A mixture of two tastes looks like noise: each alone has less of it, and larger weights."""
-    less = {max(LEAST_NOISE, variances.noise / part) for part in (1, 2, 4)}
+    less = {max(variances.least, variances.noise / part) for part in (1, 4)}
     return [
         replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))
         for noise in sorted(less)

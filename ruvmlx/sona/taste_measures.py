@@ -20,10 +20,24 @@ _CONTRACTION = re.compile(r"\w['\u2019](?:s|re|ll|ve|d|m|t)\b", re.IGNORECASE)
 _CODE = re.compile(r"```|`[^`\n]+`|^(?: {4}|\t)\S|[{};]\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?![.)]\s)")
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w*")
-_HEDGE = frozenset("may might could perhaps possibly probably maybe likely usually often generally".split())
-_YOU = frozenset("you your yours yourself".split())
-_I = frozenset("i me my mine i'm i've i'd i'll".split())
-_WE = frozenset("we us our ours let's we're we've we'll".split())
+_HEDGE = frozenset(
+    (
+        "may",
+        "might",
+        "could",
+        "perhaps",
+        "possibly",
+        "probably",
+        "maybe",
+        "likely",
+        "usually",
+        "often",
+        "generally",
+    )
+)
+_YOU = frozenset(["you", "your", "yours", "yourself"])
+_I = frozenset(["i", "me", "my", "mine", "i'm", "i've", "i'd", "i'll"])
+_WE = frozenset(["we", "us", "our", "ours", "let's", "we're", "we've", "we'll"])
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,8 @@ class ReplyText:
 
 @dataclass(frozen=True)
 class Measure:
-    """more, less: what a user likes whose ratings rise, or fall, with it. usual, spread: mean over replies, and
-    standard deviation among replies to one question (starter model)."""
+    """more, less: what a user likes whose ratings rise, or fall, with it. usual, spread: mean over replies,
+    and standard deviation among replies to one question (starter model)."""
 
     more: str
     less: str
@@ -87,14 +101,16 @@ def _capitals(t: ReplyText) -> float:
 MEASURES = (
     Measure("longer replies", "shorter replies", lambda t: math.log(len(t.words) + 5), 4.36, 0.25),
     Measure("complete replies", "replies that go on", lambda t: float(t.finished), 0.05, 0.20),
-    Measure("longer sentences", "shorter sentences", lambda t: math.log((len(t.words) + 15) / (t.sentences + 1)),
-            2.66, 0.20),
+    Measure("longer sentences", "shorter sentences",
+            lambda t: math.log((len(t.words) + 15) / (t.sentences + 1)), 2.66, 0.20),
     Measure("longer words", "shorter words", _mean_length, 4.59, 0.28),
-    Measure("more long words", "fewer long words", lambda t: t.share(sum(len(w) >= 8 for w in t.words)), 3.44, 0.59),
+    Measure("more long words", "fewer long words",
+            lambda t: t.share(sum(len(w) >= 8 for w in t.words)), 3.44, 0.59),
     Measure("lists", "no lists", lambda t: t.of_lines(_ITEM), 0.15, 0.23),
     Measure("more paragraphs", "fewer paragraphs", lambda t: math.log(1 + len(t.lines)), 1.19, 0.27),
     Measure("headings", "no headings", lambda t: t.of_lines(_HEADING), 0.02, 0.20),
-    Measure("contractions", "no contractions", lambda t: t.share(len(_CONTRACTION.findall(t.text))), 1.17, 0.70),
+    Measure("contractions", "no contractions",
+            lambda t: t.share(len(_CONTRACTION.findall(t.text))), 1.17, 0.70),
     Measure("more 'you'", "less 'you'", lambda t: t.share_of(_YOU), 1.24, 0.66),
     Measure("more 'I'", "less 'I'", lambda t: t.share_of(_I), 0.18, 0.46),
     Measure("more 'we'", "less 'we'", lambda t: t.share_of(_WE), 0.07, 0.25),

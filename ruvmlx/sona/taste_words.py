@@ -1,4 +1,5 @@
-"""Says in words what the taste model is sure of: "shorter replies, more 'you'; lists in questions with 'how'"."""
+"""Says in words what the taste model is sure of: "shorter replies, more 'you'; lists in questions with
+'how'"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from .taste_features import bucket, grams, opener_of
 from .taste_fit import Fit, M
 from .taste_measures import MEASURES
 
-# Of users who give stars by dice, 2 to 5% show a preference this sure after 10 to 100 ratings (60 simulated each).
+# Of users who give stars by dice, 2 to 5% show a preference this sure after 10 to 100 ratings (60 simulated
+# each).
 SURE = 3.5  # standard deviations from zero
 LEAST = 8  # ratings
 FELT = 0.2  # stars that a usual difference between two replies must make
@@ -47,8 +49,8 @@ def sentence(found: Sequence[Preference]) -> str:
 
 
 def _effect(fit: Fit, column: Column) -> tuple[float, float]:
-    """(stars, standard deviations from zero) of a column and, within one kind of question, of the same measure
-    in all questions."""
+    """(stars, standard deviations from zero) of a column and, within one kind of question, of the same
+    measure in all questions."""
     counted = np.zeros(1 + M + len(fit.columns))
     if column.measure is not None:
         counted[1 + column.measure] = 1

@@ -9,8 +9,8 @@ def covariance(x: np.ndarray, prior: np.ndarray, noise: float, weight: np.ndarra
 
 
 def log_evidence(x: np.ndarray, y: np.ndarray, prior: np.ndarray, noise: float, weight: np.ndarray) -> float:
-    """log N(y; 0, covariance). A rating of weight w counts as w ratings with the same stars, so its share of the
-    normaliser is that of w ratings too."""
+    """log N(y; 0, covariance). A rating of weight w counts as w ratings with the same stars, so its share of
+    the normaliser is that of w ratings too."""
     c = covariance(x, prior, noise, weight)
     copies = (weight - 1) * np.log(2 * np.pi * noise) + np.log(weight)
     normal = len(y) * np.log(2 * np.pi) + np.linalg.slogdet(c)[1] + y @ np.linalg.solve(c, y)
