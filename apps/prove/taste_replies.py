@@ -1,4 +1,4 @@
-"""Replies of the frozen model, several to each question, for comparisons of taste models.
+"""SampledReplies of the frozen model, several to each question, for comparisons of taste models.
 
 They are sampled once and kept in a file; a comparison then takes minutes and runs no model.
 """
@@ -18,7 +18,7 @@ REPLIES = 8  # to each question
 
 
 @dataclass(frozen=True)
-class Replies:
+class SampledReplies:
     """R replies to Q questions. texts, finished [R]. question [R]: index into questions. tokens: ids of each
     reply. hidden [R, D]: mean of the states from which its tokens were drawn. asked [Q, D]: the questions'
     pooled states, whitened. trained [Q]: a question to rate on, else an unseen one."""
@@ -41,7 +41,7 @@ class Replies:
         )  # fmt: skip
 
     @classmethod
-    def load(cls, path: Path) -> "Replies":
+    def load(cls, path: Path) -> "SampledReplies":
         with np.load(path, allow_pickle=False) as f:
             ends = np.cumsum(f["lengths"])[:-1]
             return cls(
@@ -50,7 +50,7 @@ class Replies:
             )  # fmt: skip
 
 
-def sample(bench: Bench, setting: TrialSetup, seed: int = 0) -> Replies:
+def sample(bench: Bench, setting: TrialSetup, seed: int = 0) -> SampledReplies:
     """REPLIES replies of the frozen model to each question of the setting."""
     questions = [*setting.prompts, *setting.heldout]
     asked = [i for i in range(len(questions)) for _ in range(REPLIES)]
@@ -62,7 +62,7 @@ def sample(bench: Bench, setting: TrialSetup, seed: int = 0) -> Replies:
         replies = [found[r.request_id] for r in requests]
         hidden = [_mean_state(runtime, request, found[request.request_id]) for request in requests]
         whitened = embedding.embed(runtime.store, runtime.model, runtime.backend, questions)
-    return Replies(
+    return SampledReplies(
         questions,
         [r.text for r in replies],
         np.array([r.finish_reason == "stop" for r in replies]),

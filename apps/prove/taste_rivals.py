@@ -13,7 +13,7 @@ import numpy as np
 
 from ruvmlx.sona.taste_features import features_of, grams
 
-from .taste_replies import Replies
+from .taste_replies import SampledReplies
 
 Rival = Callable[["Kernels", np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 NEUTRAL = 3.0
@@ -22,7 +22,7 @@ NEUTRAL = 3.0
 class Kernels:
     """Similarity [R, R] of all replies by one kind of feature; the mean of its diagonal is 1."""
 
-    def __init__(self, replies: Replies):
+    def __init__(self, replies: SampledReplies):
         self.replies = replies
         self._trained = replies.trained[replies.question]
 

@@ -20,9 +20,9 @@ from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import ReplyFeatures, features_of
 
 from . import drawn_tastes, prompts
-from .taste_replies import REPLIES, Replies, sample
+from .taste_replies import REPLIES, SampledReplies, sample
 from .taste_rivals import RIVALS, Kernels
-from .trial import TrialSetup
+from .trial import Bench, TrialSetup
 from .users import TASTES
 
 RATINGS = (10, 30, 100)
@@ -43,7 +43,7 @@ class Result:
 class Study:
     """seed: which replies are rated, in which order."""
 
-    def __init__(self, replies: Replies):
+    def __init__(self, replies: SampledReplies):
         self.replies, self.kernels = replies, Kernels(replies)
         self._unseen = np.flatnonzero(~replies.trained[replies.question])
 
@@ -204,7 +204,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.file.exists():
         _sampled().save(given.file)
-    study = Study(Replies.load(given.file))
+    study = Study(SampledReplies.load(given.file))
     if given.held_out:
         _print(compared(study, [str(n) for n in range(DRAWN)], given.seeds, [*RIVALS, "taste model"]))
         return
@@ -221,11 +221,15 @@ def _print(rows: Iterator[str]) -> None:
         print(row, flush=True)
 
 
-def _sampled() -> Replies:
-    from ..cli.prove import open_bench
+def _sampled() -> SampledReplies:
+    from ruvmlx.backends.select import open_backend
+    from ruvmlx.models.load import load_model
 
+    settings = Settings()
+    model = load_model(settings.model)
+    bench = Bench(model, open_backend(settings.backend, model, settings.threads, 0))
     setting = TrialSetup(TASTES["brevity"], prompts.own("train"), prompts.own("heldout"), 0, ())
-    return sample(open_bench(Settings(), print), setting)
+    return sample(bench, setting)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 
 from .taste_columns import design
 from .taste_features import ReplyFeatures
-from .taste_fit import Fit, Rows, fit
+from .taste_fit import Rows, TasteFit, fit, missing_side
 from .taste_words import Preference, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
@@ -35,12 +35,17 @@ class RatedFeatures:
     rating: str  # "up", "down" or "1" to "5"
 
 
+def background_counts(ratings: Sequence[RatedFeatures]) -> bool:
+    """Are the ratings so one-sided that replies without one say something?"""
+    return missing_side(np.array([STARS[r.rating] - NEUTRAL for r in ratings])) > 0
+
+
 @dataclass(frozen=True)
 class TasteModel:
     """Immutable; made by `fit`."""
 
     ratings: int
-    fitted: Fit
+    fitted: TasteFit
 
     @classmethod
     def fit(cls, ratings: Sequence[RatedFeatures], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
@@ -56,6 +61,11 @@ class TasteModel:
         """(mean, standard deviation) [R] of the stars that the user would give."""
         mean, variance = self.fitted.posterior.predict(design(replies, self.fitted.columns))
         return NEUTRAL + mean, np.sqrt(variance)
+
+    @property
+    def has_words(self) -> bool:
+        """Does a column need a text to name its word?"""
+        return any(c.word is not None or c.opener is not None for c in self.fitted.columns)
 
     @property
     def turned(self) -> int:

@@ -51,7 +51,7 @@ TURN_COST = 6.0  # log-evidence that a turn must bring
 
 
 @dataclass(frozen=True)
-class Fit:
+class TasteFit:
     """turned: ratings before the newest turn of the taste, which count no more; 0: there was none."""
 
     columns: tuple[Column, ...]
@@ -83,7 +83,7 @@ class Rows:
         return Sums.of(x, self.y, self.weight)
 
 
-def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> Fit:
+def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     """ratings: oldest first. background: replies that were seen and not rated."""
     rows = ratings + _neutral(ratings, background)
     begun = selected(rows, candidates(rows.replies))
@@ -101,11 +101,15 @@ def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
     """The background as ratings. Together they count as many as are missing on the rarer side: someone who
     only ever presses up tells by what they pass over. That is below the middle for them, above it for someone
     who only presses down."""
-    up, down = int((ratings.y > 0).sum()), int((ratings.y < 0).sum())
-    total = max(0, len(ratings.y) - 4 * min(up, down))
+    total = missing_side(ratings.y)
     used = background if total else ()
-    passed_over = (down - up) / max(1, up + down)
+    passed_over = -float(np.sign(ratings.y).sum()) / max(1, int(np.count_nonzero(ratings.y)))
     return Rows(used, np.full(len(used), passed_over), np.full(len(used), total / max(1, len(used))))
+
+
+def missing_side(y: np.ndarray) -> int:
+    """How many ratings are missing on the rarer side: all if there is none, none from a quarter on."""
+    return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
 
 
 # -- columns ---------------------------------------------------------------------------------------------
@@ -126,8 +130,8 @@ class Selection:
         return Posterior.of(self.rows.sums(self.x), self.variances.prior(M), self.variances.noise)
 
     @property
-    def fit(self) -> Fit:
-        return Fit(self.columns, self.variances, self.posterior)
+    def fit(self) -> TasteFit:
+        return TasteFit(self.columns, self.variances, self.posterior)
 
 
 def selected(

@@ -8,7 +8,7 @@ import numpy as np
 
 from .taste_columns import Column
 from .taste_features import bucket, grams, opener_of
-from .taste_fit import Fit, M
+from .taste_fit import M, TasteFit
 from .taste_measures import MEASURES
 
 # Of users who give stars by dice, 2 to 5% show a preference this sure after 10 to 100 ratings (60 simulated
@@ -29,7 +29,7 @@ class Preference:
     sure: float
 
 
-def preferences(fit: Fit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Preference]:
+def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Preference]:
     """What so many ratings support, the strongest first. rated: (question, reply) of rated replies; they give
     words their names, because the model keeps only hashes."""
     if ratings < LEAST:
@@ -48,7 +48,7 @@ def sentence(found: Sequence[Preference]) -> str:
     return ", ".join(preference.words for preference in found)
 
 
-def _effect(fit: Fit, column: Column) -> tuple[float, float]:
+def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
     """(stars, standard deviations from zero) of a column and, within one kind of question, of the same
     measure in all questions."""
     counted = np.zeros(1 + M + len(fit.columns))
@@ -76,7 +76,7 @@ def _said(column: Column, stars: float, names: dict[int, str]) -> str:
     return f"{words} in questions with '{opener}'" if opener else ""
 
 
-def _names(fit: Fit, rated: Sequence[tuple[str, str]]) -> dict[int, str]:
+def _names(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> dict[int, str]:
     """Words by their hashes, as far as the fit's columns have any."""
     wanted = {h for c in fit.columns for h in (c.word, c.opener) if h is not None}
     if not wanted:
