@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
-from .database import Database, to_vector
-from .replies import WORDS, ReplyWords
+from .database import Database, columns, to_vector
+from .replies import ReplyWords
 from .witness import Witness
 
 
@@ -133,7 +133,7 @@ class Ratings:
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
         """What the taste model reads of the replies with a rating in force, oldest rating first."""
         rows = self._db.rows(
-            f"SELECT {WORDS} FROM ratings t JOIN replies r ON r.id = t.reply_id"
+            f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
             fingerprint,
             name,

@@ -58,20 +58,13 @@ class ReplyRow:
 
 @dataclass(frozen=True)
 class ReplyWords:
-    """What the taste model reads of a reply. prompt and text are empty where features are known, or where
-    they were deleted."""
+    """What the taste model reads of a reply. prompt and text are empty if the reply was deleted."""
 
     id: str
     features: bytes | None
     prompt: str
     text: str
     finish_reason: str
-
-
-WORDS = (
-    "r.id, r.features, CASE WHEN r.features IS NULL THEN r.prompt ELSE '' END AS prompt,"
-    " CASE WHEN r.features IS NULL THEN r.text ELSE '' END AS text, r.finish_reason"
-)
 
 
 class Replies:
@@ -143,7 +136,7 @@ class Replies:
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
         """The newest replies made with an adapter on which no rating of this adapter is in force."""
         rows = self._db.rows(
-            f"SELECT {WORDS} FROM replies r WHERE r.fingerprint = ?1 AND r.adapter = ?2 AND r.text != ''"
+            f"SELECT {columns(ReplyWords, 'r')} FROM replies r WHERE r.fingerprint = ?1 AND r.adapter = ?2 AND r.text != ''"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = r.id AND t.fingerprint = ?1"
             " AND t.adapter = ?2 AND t.in_force) ORDER BY r.seq DESC LIMIT ?3",
             fingerprint,

@@ -9,7 +9,7 @@ from ruvmlx.sona.taste_features import ReplyFeatures, features_of
 
 OPENERS = ("How", "What", "Why")
 TOPICS = ("bread", "rain", "chess", "trees", "shoes", "tea", "maps")
-_SHORT = ["the", "cat", "may", "run", "to", "a", "red", "box", "and", "see", "it", "all", "in", "one", "day"]
+_SHORT = ["the", "cat", "for", "run", "to", "a", "red", "box", "and", "see", "it", "all", "in", "one", "day"]
 _LONG = ["additional", "information", "concerning", "temperature", "requirements", "generally", "determines"]
 
 

@@ -137,7 +137,7 @@ def test_four_fifths_of_the_stars_lie_within_the_interval(ratings):
         (sim.shorter, "shorter replies"),
         (sim.lists, "lists"),
         (sim.to_the_reader, "more 'you'"),
-        (sim.phrase, "'for example'"),
+        (sim.phrase, "example'"),
         (sim.lists_for_how, "lists in questions with 'how'"),
     ],
 )
