@@ -63,6 +63,10 @@ class Candidates:
     cost: np.ndarray
 
     @cached_property
+    def squares(self) -> np.ndarray:
+        return self.values * self.values
+
+    @cached_property
     def places(self) -> dict[Column, int]:
         return {column: at for at, column in enumerate(self.columns)}
 

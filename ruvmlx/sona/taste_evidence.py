@@ -90,18 +90,26 @@ class Posterior:
 
 
 def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
-    """log p(y) for the prior variances a [d] and the noise variance s.
+    """log p(y) for the prior variances a [d] and the noise variance s."""
+    return float(log_evidences(sums.joint, sums.count, prior, noise))
+
+
+def log_evidences(
+    joint: np.ndarray, count: np.ndarray | float, prior: np.ndarray, noise: float
+) -> np.ndarray:
+    """The same for several sets of ratings: joint [..., d + 1, d + 1], count [...].
 
     One factorisation gives both terms: of [[P, b / s], [b^T / s, y^T y / s]] the last corner is the root of
     the misfit, the rest that of P.
     """
-    both = sums.joint / noise
+    both = joint / noise
     size = len(prior)
-    both.flat[: size * (size + 2) : size + 2] += 1 / prior
-    both[size, size] += 1e-9  # no ratings at all: the corner must stay positive
-    roots = np.linalg.cholesky(both).diagonal()
-    log_det = 2 * float(np.log(roots[:-1]).sum()) + float(np.log(prior).sum())
-    return -0.5 * (sums.count * math.log(2 * math.pi * noise) + log_det + float(roots[-1]) ** 2)
+    diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # a view
+    diagonals[:, :size] += 1 / prior
+    diagonals[:, size] += 1e-9  # no ratings at all: the corner must stay positive
+    roots = np.linalg.cholesky(both).diagonal(axis1=-2, axis2=-1)
+    log_det = 2 * np.log(roots[..., :-1]).sum(axis=-1) + np.log(prior).sum()
+    return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)
 
 
 def tuned(

@@ -15,6 +15,7 @@ from .taste_evidence import (
     Variances,
     hyperprior,
     log_evidence,
+    log_evidences,
     tuned,
 )
 from .taste_features import ReplyFeatures
@@ -47,7 +48,7 @@ RECENT = (
 )  # ratings after a turn: the lengths that are tried
 LEAST_OLD = 6  # ratings before it
 REMEMBERED = 200  # ratings before it that say which columns matter to this user
-TURN_COST = 6.0  # log-evidence that a turn must bring
+TURN_COST = 8.0  # log-evidence that a turn must bring
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,11 @@ def selected(
     d]: their values, if they are at hand."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
     x = design(rows.replies, columns) if x is None else x
-    scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _tuned(start, rows.sums(x), usual)
+    if len(columns) == MOST:
+        return Selection(rows, pool, tuple(columns), x, variances)
+    scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
     while len(columns) < MOST:
         now = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
         best, strength = scan.best(now)
@@ -187,16 +190,17 @@ class Scan:
 
     def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
         """x [R, d]: the columns so far. taken: candidates among them."""
-        self._weighted = pool.values * rows.weight[:, None].astype(np.float32)
-        self._values, self._cost = pool.values, pool.cost.copy()
+        self._pool, self._cost = pool, pool.cost.copy()
         self._cost[list(taken)] = np.inf
-        self._zy = self._weighted.T @ rows.y.astype(np.float32)
-        self._zz = np.einsum("rc,rc->c", self._weighted, pool.values)
-        self._zx = self._weighted.T @ x.astype(np.float32)  # [C, d]
+        self._weight = rows.weight.astype(np.float32)
+        self._zy = pool.values.T @ (self._weight * rows.y.astype(np.float32))
+        self._zz = pool.squares.T @ self._weight
+        self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
 
     def add(self, which: int) -> None:
         """The candidate became a column."""
-        self._zx = np.column_stack([self._zx, self._weighted.T @ self._values[:, which]])
+        column = self._pool.values.T @ (self._weight * self._pool.values[:, which])
+        self._zx = np.column_stack([self._zx, column])
         self._cost[which] = np.inf
 
     def best(self, now: Posterior) -> tuple[int | None, float]:
@@ -223,19 +227,19 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
         return 0
     ends = [0, *cuts, count]
     parts = [ratings[a:b].sums(x[a:b]) for a, b in itertools.pairwise(ends)]
-    old = list(itertools.accumulate(parts))
-    new = list(itertools.accumulate(reversed(parts)))[::-1]
-    best, found = _evidence(old[-1], variances) + TURN_COST, 0
-    for at, before, after in zip(cuts, old, new[1:], strict=False):
-        for sharper in _sharper(variances):
-            two = _evidence(before, sharper) + _evidence(after, sharper)
-            if two > best:
-                best, found = two, at
-    return found
-
-
-def _evidence(sums: Sums, variances: Variances) -> float:
-    return log_evidence(sums, variances.prior(M), variances.noise)
+    joint = np.cumsum([part.joint for part in parts], axis=0)
+    counts = np.cumsum([part.count for part in parts])
+    sides = ((joint[:-1], counts[:-1]), (joint[-1] - joint[:-1], counts[-1] - counts[:-1]))
+    one = log_evidences(joint[-1], counts[-1], variances.prior(M), variances.noise)
+    two = np.max(
+        [
+            np.sum([log_evidences(a, n, sharper.prior(M), sharper.noise) for a, n in sides], axis=0)
+            for sharper in _sharper(variances)
+        ],
+        axis=0,
+    )
+    best = int(np.argmax(two))
+    return cuts[best] if two[best] > one + TURN_COST else 0
 
 
 def _sharper(variances: Variances) -> list[Variances]:
