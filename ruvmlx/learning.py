@@ -16,7 +16,7 @@ from .pausing import Stopped, stop_when
 from .progress import QUIET, Watch
 from .settings import Settings
 from .sona.adapter_history import LearnStatus
-from .sona.judge import Judge
+from .sona.judge import Judge, TasteJudge
 from .sona.learner import Learner
 from .sona.loops import Loops
 from .sona.optional.routing import Routing
@@ -42,13 +42,14 @@ class Rated:
 @dataclass(frozen=True)
 class LearningState:
     """Learning of one adapter. missing: ratings until the background loop is due; None: it cannot train this
-    model. recent: newest first."""
+    model. recent: newest first. likes: what the user's ratings say that they like, the strongest first."""
 
     adapter: str
     status: LearnStatus
     memory: MemoryStatus
     missing: int | None
     recent: list[Rated]
+    likes: tuple[str, ...] = ()
 
 
 class Learning:
@@ -147,11 +148,13 @@ class Learning:
         ]
         memory = learner.rating_index.status()
         missing = history.missing() if history.trains else None
-        return LearningState(history.name, history.status(), memory, missing, rated)
+        likes = tuple(preference.words for preference in learner.taste.status.preferences)
+        return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
     def judge(self) -> Judge | None:
         """What the ratings say of the user's taste; None while they say nothing."""
-        return None
+        taste = self.learner.taste.model if self.learner is not None else None
+        return TasteJudge(taste) if taste is not None and taste.ratings else None
 
     # -- the router ----------------------------------------------------------------------------------
 

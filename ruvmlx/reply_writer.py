@@ -23,6 +23,7 @@ from .sona.judge import CandidateReply
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
+from .sona.user_taste import reply_features
 from .store import ReplyRow, Store
 from .tier_review import TierReview
 
@@ -99,7 +100,7 @@ class ReplyWriter:
 
         def score(runs: Sequence[Run]) -> np.ndarray:
             return judge.score(
-                [CandidateReply(question, "".join(run.text), run.finish_reason == "stop") for run in runs]
+                [CandidateReply(question, "".join(run.text), run.finish_reason or "") for run in runs]
             )
 
         return score
@@ -213,15 +214,16 @@ class ReplyWriter:
         self, replies: BestOf, best: GenerationResponse, traces: Traced, session_id: str | None
     ) -> None:
         """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
-        if not best.others:
-            pace = self._pace.ratio(best.latency_ms, best.generation_tokens)
-            self._commit(replies.leader, best, traces, session_id, latency_ratio=pace)
-            return
         question = self._store.messages.head(session_id) if session_id is not None else None
-        for run, response in zip([*replies.others, replies.leader], [*best.others, best], strict=True):
+        for run, response in zip(replies.others, best.others, strict=True):
+            self._commit(run, response, traces, session_id)
             if session_id is not None:
                 self._store.messages.set_head(session_id, question)
-            self._commit(run, response, traces, session_id)
+        # In a batch, the time for a token says nothing of this reply.
+        pace = 1.0 if best.others else self._pace.ratio(best.latency_ms, best.generation_tokens)
+        reply = self._commit(replies.leader, best, traces, session_id, latency_ratio=pace)
+        if self._learning.learner is not None and traces[reply.id] is not None:
+            self._learning.learner.rating_index.committed(reply)
 
     def _commit(
         self,
@@ -230,14 +232,15 @@ class ReplyWriter:
         traces: Traced,
         session_id: str | None,
         **values: Any,
-    ) -> None:
+    ) -> ReplyRow:
         trace, route = traces[run.request.request_id], run.request.route
         reply = self._reply_row(run, trace, response, **values)
+        features = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         kv = self._tiers.observed(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
-        self._store.replies.add(reply, session_id, kv, routed)
+        self._store.replies.add(replace(reply, features=features), session_id, kv, routed)
         self.last_reply_id = reply.id
         learner = self._learning.learner
         if learner is not None and trace is not None:
             learner.traces.keep(reply.id, trace)
-            learner.rating_index.committed(reply)
+        return reply

@@ -6,16 +6,33 @@ from typing import Protocol
 
 import numpy as np
 
+from .taste import TasteModel
+from .user_taste import reply_features
+
 
 @dataclass(frozen=True)
 class CandidateReply:
-    """A reply, whole or so far. ended: the model ended it, so it was not cut and does not go on."""
+    """A reply, whole or so far. finish_reason: "" while it goes on."""
 
     question: str
     text: str
-    ended: bool
+    finish_reason: str
 
 
 class Judge(Protocol):
     def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
         """[n]: the stars that the user would give, as far as is known."""
+
+
+class TasteJudge:
+    """Scores by the mean of the taste model, not by a lower bound. One reply will be shown, so the best
+    choice is the one with the highest expected stars; the mean is drawn to neutral where ratings say little,
+    and a lower bound would prefer replies that are like those of before, whether they were liked or not."""
+
+    def __init__(self, taste: TasteModel):
+        self._taste = taste
+
+    def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
+        """As Judge.score."""
+        features = [reply_features(r.question, r.text, r.finish_reason) for r in replies]
+        return self._taste.predict(features)[0]
