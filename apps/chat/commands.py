@@ -70,6 +70,10 @@ COMMANDS = {
         "/again", "write the reply again, beside this one", write.again, "write.again",
         "Write the reply again",
     ),
+    "best": CommandSpec(
+        "/best [N]", "write N replies at once, show the best", write.best,
+        title="Best of several replies", takes_argument=True, asks=True,
+    ),
     "more": CommandSpec(
         "/more", "continue a reply that was cut or stopped", write.more, "write.more",
         "Continue a cut reply",

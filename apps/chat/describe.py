@@ -23,6 +23,14 @@ def branch(number: int, of: int) -> str:
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 
+def best_of(count: int, knows: bool) -> str:
+    """How many replies a question gets. knows: the ratings say something of the user's taste."""
+    if count == 1:
+        return "A question gets one reply; /best 4 writes four at once and shows the best."
+    judged = "the one that your ratings speak for" if knows else "the first, until you have rated some"
+    return f"A question gets {count} replies; {judged} is shown. /best 1 ends this."
+
+
 def rating_words(rating: str) -> str:
     return rating if rating in ("up", "down") else f"{rating} of 5"
 

@@ -21,10 +21,15 @@ class ChatOptions:
     theme: str = "auto"
     motion: bool = True
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
+    best_of: int | None = None  # as /best says; None: the setting
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
         """Keyword arguments for `Conversations.say` and similar methods. cancel: ends the reply."""
         return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
+
+    def for_answer(self, cancel: threading.Event) -> dict[str, Any]:
+        """`for_reply`, for methods that can write several replies to one question."""
+        return self.for_reply(cancel) | ({"best_of": self.best_of} if self.best_of else {})
 
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:

@@ -30,7 +30,7 @@ from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
 from .options import ChatOptions, start_session
 from .state import ChatState, Outcome, system_prompt_of
-from .steps.write import say, spoken
+from .steps.write import place, say, spoken
 
 
 class PlainStreams:
@@ -138,6 +138,7 @@ class PlainChat:
             self._obey(command)
         elif line:
             self._reply(say(self._state, message_text(line)))
+            self._tell(place(self._runtime, self._state, ""))
 
     def _obey(self, command: Command) -> None:
         """Run the command's step, and the steps that follow it."""

@@ -51,6 +51,8 @@ async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
     """Show the text since the last frame. A token may have no text: half an emoji has none."""
     if text:
         await reply.grow(text)
+    elif newest.replies > 1 and not reply.text:
+        reply.progress = f"writing {newest.replies} replies, {newest.generated} tokens each"
     elif newest.generated:
         reply.progress = ""
     elif newest.prefilled:

@@ -33,7 +33,7 @@ from .output import json_option, log, print_json
 )
 @json_option
 def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
-    """Write one reply to PROMPT (- is standard input)."""
+    """Write one reply to PROMPT (- is standard input), or the best of several."""
     settings = resolve(flags)
     text = _read_stdin() if prompt == "-" else prompt
     if not text.strip():
@@ -73,8 +73,11 @@ def _messages(text: str, system: str | None) -> list[Message]:
 
 
 def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
-    sanitizer, answer = Sanitizer(), AnswerFilter()
+    sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
     for chunk in chunks:
+        if chunk.replies > 1 and not (several or quiet):
+            log(f"writing {chunk.replies} replies ...")
+        several = several or chunk.replies > 1
         was_thinking, text = answer.is_thinking, answer.feed(sanitizer.feed(chunk.text))
         if answer.is_thinking and not was_thinking and not quiet:
             log("thinking ...")
@@ -105,6 +108,10 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
         "kernels": runtime.backend.kernels,
         "adapter": runtime.adapter_label,
         "examples": list(response.examples),
+        "others": [
+            {"reply_id": other.request_id, "text": other.text, "finish_reason": other.finish_reason}
+            for other in response.others
+        ],
         "kv": response.kv.facts(),
         "peak_rss_bytes": memory.peak(),
     }

@@ -16,7 +16,7 @@ import numpy as np
 from ..backends.base import HeadAdapter
 from .batch import decode_one
 from .run import EngineParts, Recorder, Run, settled
-from .types import Chunk, GenerationRequest, GenerationResponse
+from .types import Chunk, GenerationRequest
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.0  # stars
@@ -101,18 +101,20 @@ class BestOf:
     def _drop(self) -> None:
         """Drop the replies that are clearly worse than the best. What a reply will still become is not known:
         MARGIN allows for it."""
-        stars = self._stars()
+        stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self._runs, behind, strict=True):
             if is_behind and not run.over:
                 run.finish_reason = "cancelled"
-        self.leader, self._chosen = self._runs[int(stars.argmax())], int(behind.sum()) == len(behind) - 1
+        self._chosen = bool(behind.sum() == len(behind) - 1)
 
-    def _stars(self) -> np.ndarray:
-        """[n]; none for replies that were dropped."""
+    def _choose(self) -> np.ndarray:
+        """Make the best reply the leader; returns the stars [n] of all, none for those that were dropped."""
         assert self._score is not None
-        stopped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self._runs]
-        return np.where(stopped, -np.inf, self._score(self._runs))
+        dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self._runs]
+        stars = np.where(dropped, -np.inf, self._score(self._runs))
+        self.leader = self._runs[int(stars.argmax())]
+        return stars
 
     def _chunk(self, running: int) -> Chunk:
         read = len(self.leader.prompt)
@@ -126,17 +128,16 @@ class BestOf:
         return "".join(self.leader.text[shown:])
 
     def _end(self) -> Chunk:
-        done = {run.request.request_id: self._response(run) for run in self._runs}
+        tails = [run.end() for run in self._runs]
         if not self._chosen:
-            self.leader, self._chosen = self._runs[int(self._stars().argmax())], True
+            self._choose()
+            self._chosen = True
         session = self._requests[0].session_id
         if session is not None:
             self._engine.sessions.put(session, self.leader.session)
-        others = tuple(done[run.request.request_id] for run in self.others)
-        best = replace(done[self.leader.request.request_id], session_id=session, others=others)
+        done = {run.request.request_id: chunk.response for run, chunk in zip(self._runs, tails, strict=True)}
+        others = tuple(filter(None, (done[run.request.request_id] for run in self.others)))
+        best = done[self.leader.request.request_id]
+        assert best is not None
+        best = replace(best, session_id=session, others=others)
         return Chunk(self._news(), len(self.leader.ids), response=best)
-
-    def _response(self, run: Run) -> GenerationResponse:
-        response = run.end().response
-        assert response is not None
-        return response

@@ -71,7 +71,6 @@ class GenerationResponse:
     examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
     route: Any = None  # the request's route
     others: tuple["GenerationResponse", ...] = ()  # written with this one, and not chosen
-    score: float | None = None  # the judge's, in stars; None: no judge
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ ARGUMENTS = {
     "import": "earlier.json",
     "system": "Be brief.",
     "adapter": "none",
+    "best": "3",
 }
 BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ruvmlx.engine.types import Chunk
@@ -9,12 +10,13 @@ from ruvmlx.errors import NotFound
 from ruvmlx.host import BeginReply
 from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.settings import parse
 from ruvmlx.text import sanitize
 
-from .. import clipboard
+from .. import clipboard, describe
 from ..arguments import parse_number
 from ..code import code_blocks
-from ..state import ChatState, Outcome
+from ..state import ChatState, Outcome, told
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginReply:
@@ -23,7 +25,7 @@ def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginRepl
     how: dict[str, Any] = {} if instead_of is None else {"instead_of": instead_of}
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-        return runtime.chats.say(session, text, **options.for_reply(cancel), **how)
+        return runtime.chats.say(session, text, **options.for_answer(cancel), **how)
 
     return begin
 
@@ -31,7 +33,7 @@ def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginRepl
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
     """Streams another reply beside the one with this message id, or beside the last."""
     session, options = state.session, state.options
-    return lambda runtime, cancel: runtime.chats.again(session, **options.for_reply(cancel), message=message)
+    return lambda runtime, cancel: runtime.chats.again(session, **options.for_answer(cancel), message=message)
 
 
 def write_more(state: ChatState, message: int | None = None) -> BeginReply:
@@ -43,7 +45,15 @@ def write_more(state: ChatState, message: int | None = None) -> BeginReply:
 
 
 def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return Outcome(reply=write_again(state), then=_place)
+    return Outcome(reply=write_again(state), then=place)
+
+
+def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument, say how many replies are written to a question."""
+    if argument:
+        state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
+    count = state.options.best_of or runtime.settings.best_of
+    return told(describe.best_of(count, runtime.learning.judge() is not None))
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -71,11 +81,11 @@ def previous_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
     runtime.chats.next_sibling(state.session, step)
-    place = _place(runtime, state, "").words
-    return Outcome("\n".join(filter(None, [*spoken(runtime.chats.turns(state.session)[-2:]), place])))
+    where = place(runtime, state, "").words
+    return Outcome("\n".join(filter(None, [*spoken(runtime.chats.turns(state.session)[-2:]), where])))
 
 
-def _place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Say which of several replies in this place is shown."""
     last = runtime.chats.turns(state.session)[-1]
     if last.branches == 1:

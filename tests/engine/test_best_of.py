@@ -1,0 +1,212 @@
+"""Best of n: every reply is the one that its seed gives alone, the prompt is read once, a judge chooses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.engine import LLMInferenceEngine, Sampling
+from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
+from ruvmlx.kv.policy import TierPolicy
+from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.models.load import load_model
+from ruvmlx.tiers import PAGE
+from tests.models.make_models import make_safetensors_model
+
+from .test_engine import request
+
+SEEDED = Sampling(1.5, top_p=0.98, seed=7)
+PROMPT = "tell me " * 30  # not a whole number of pages
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A 4-bit model: with it, a row of the native backend's batch has the same bits as alone."""
+    folder = tmp_path_factory.mktemp("packed") / "m"
+    return load_model(str(make_safetensors_model(folder, max_context=512, bits=4, group_size=32)))
+
+
+@pytest.fixture(params=["reference", "native", "native-tiered"])
+def each(request, engine, packed):
+    if request.param == "reference":
+        return engine
+    policy = TierPolicy("tiered", (64, 128)) if request.param == "native-tiered" else None
+    return LLMInferenceEngine(packed, NativeBackend(packed, threads=2, chunk=32), policy)
+
+
+def seeded(**fields):
+    return request(**{"prompt": PROMPT, "sampling": SEEDED, "max_new_tokens": 40} | fields)
+
+
+def written(engine, some, adapter=None, score=None, recorders=None):
+    """(chunks, the replies)"""
+    best = BestOf(engine, some, adapter, recorders or [None] * len(some), score)
+    return list(best.chunks()), best
+
+
+def by_place(*stars):
+    """A judge that knows each reply by its place."""
+    return lambda runs: np.array(stars)
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    def add(self, hidden, logits, token):
+        self.seen.append((hidden.copy(), logits.copy(), token))
+
+
+def alone(engine, some, adapter=None):
+    return [engine.generate(replace(r, session_id=None), adapter).token_ids for r in some]
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_each_reply_is_the_one_of_its_seed_alone(each, count):
+    """Pages demoted on the way and an adapter included; reply 0 has the request's own seed."""
+    rng, c = np.random.default_rng(3), each.model.config
+    a, b = rng.normal(size=(c.hidden_size, 2)), 0.2 * rng.normal(size=(2, c.vocab_size))
+    adapter = MicroLoRA(a.astype(np.float32), b.astype(np.float32))
+    for lora in (None, adapter):
+        some = requests_for(seeded(), count)
+        chunks, _ = written(each, some, lora)
+        best = chunks[-1].response
+        got = [best.token_ids, *(r.token_ids for r in best.others)]
+        assert got == alone(each, some, lora)
+        assert got[0] == each.generate(seeded(), lora).token_ids
+        assert len({tuple(ids) for ids in got}) == count
+
+
+def test_the_prompt_is_read_once(each, monkeypatch):
+    read, prefill = [], each.backend.prefill
+
+    def counted(tokens, *args, **fields):
+        read.append(len(tokens) if len(tokens) > 1 else 0)  # the reference decodes with it, too
+        return prefill(tokens, *args, **fields)
+
+    monkeypatch.setattr(each.backend, "prefill", counted)
+    chunks, _ = written(each, requests_for(seeded(), 4))
+    best = chunks[-1].response
+    assert sum(read) == best.prompt_tokens
+    assert [r.cached_tokens for r in best.others] == [best.prompt_tokens] * 3
+
+
+def test_pages_of_the_prompt_are_shared(packed):
+    """All but the last, which each reply fills in a copy of its own."""
+    engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2))
+    replies = BestOf(engine, requests_for(seeded(max_new_tokens=4), 4), None, [None] * 4)
+    pool, pages = engine.backend.pool, -(-len(replies.leader.prompt) // PAGE)
+    for chunk in replies.chunks():
+        if chunk.generated == 2:
+            assert sum(pool.pages) == pages + 3
+
+
+def test_every_token_is_recorded_with_what_it_was_drawn_from(each):
+    some, recorders = requests_for(seeded(max_new_tokens=9), 3), [Recorder() for _ in range(3)]
+    written(each, some, recorders=recorders)
+    for r, recorder in zip(some, recorders, strict=True):
+        want = Recorder()
+        each.generate(r, None, want)
+        for got, single in zip(recorder.seen, want.seen, strict=True):
+            assert got[2] == single[2]
+            np.testing.assert_allclose(got[0], single[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(got[1], single[1], rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_judge_reply_0_streams_and_all_are_written(engine):
+    chunks, _ = written(engine, requests_for(seeded(max_new_tokens=50), 3))
+    best = chunks[-1].response
+    assert best.token_ids == engine.generate(seeded(max_new_tokens=50)).token_ids
+    assert "".join(chunk.text for chunk in chunks) == best.text
+    assert sum(bool(chunk.text) for chunk in chunks) > 10
+    assert [len(r.token_ids) for r in best.others] == [50, 50]
+    assert chunks[-2].replies == 0 and max(chunk.replies for chunk in chunks) == 3
+
+
+def test_the_judge_chooses(engine):
+    """Close replies are written to their ends; the text comes when the choice is made."""
+    some = requests_for(seeded(max_new_tokens=50), 3)
+    chunks, replies = written(engine, some, score=by_place(3.0, 3.0 + MARGIN / 2, 2.9))
+    best = chunks[-1].response
+    assert best.token_ids == alone(engine, some)[1]
+    assert replies.leader.request is some[1] and best.request_id == some[1].request_id
+    assert [len(r.token_ids) for r in best.others] == [50, 50]
+    assert [chunk.text for chunk in chunks if chunk.text] == [best.text]
+
+
+def test_clearly_worse_replies_are_dropped_and_the_leader_streams(engine):
+    first = CHECKPOINTS[0]
+    some = requests_for(seeded(max_new_tokens=50), 3)
+    chunks, _ = written(engine, some, score=by_place(3.0, 3.1 + MARGIN, 1.0))
+    best = chunks[-1].response
+    assert [len(r.token_ids) for r in best.others] == [first, first]
+    assert {r.finish_reason for r in best.others} == {"cancelled"}
+    assert best.token_ids == alone(engine, some)[1]
+    assert "".join(chunk.text for chunk in chunks) == best.text
+    assert not any(chunk.text for chunk in chunks if chunk.generated < first)
+    assert [chunk.replies for chunk in chunks if chunk.generated > first][:2] == [1, 1]
+
+
+def test_a_dropped_reply_is_not_chosen_in_the_end(engine):
+    """The judge likes it better once it is too late."""
+
+    def judge(runs):
+        late = len(runs[0].ids) > CHECKPOINTS[0]
+        return np.array([1.0, 3.0, 3.0]) if not late else np.array([9.0, 3.0, 3.5])
+
+    chunks, replies = written(engine, requests_for(seeded(max_new_tokens=50), 3), score=judge)
+    assert len(chunks[-1].response.others[0].token_ids) == CHECKPOINTS[0]
+    assert replies.leader.request.sampling.seed != 7
+
+
+@pytest.mark.parametrize("at", [5, 40])
+def test_stopping_keeps_the_leader(engine, at):
+    """And none of the replies that the user did not let finish; those dropped before stay."""
+    some = requests_for(seeded(max_new_tokens=60), 3)
+    replies = BestOf(engine, some, None, [None] * 3, by_place(0.0, 3.0, 3.5))
+    for chunk in replies.chunks():
+        if chunk.generated == at:
+            some[0].cancel.set()
+    best = chunk.response
+    assert best.request_id == some[2].request_id and best.finish_reason == "cancelled"
+    assert len(best.token_ids) == at and best.text == "".join(replies.leader.text)
+    assert [r.request_id for r in best.others] == [some[0].request_id] * (at > CHECKPOINTS[0])
+
+
+def test_stopping_before_the_prompt_is_read(engine):
+    some = requests_for(seeded(), 3)
+    some[0].cancel.set()
+    chunks, replies = written(engine, some, score=by_place(0.0))
+    assert chunks[-1].response.finish_reason == "cancelled" and replies.others == []
+
+
+def test_the_session_goes_on_after_the_reply_that_was_chosen(each):
+    some = requests_for(seeded(session_id="s", max_new_tokens=20), 3)
+    chunks, _ = written(each, some, score=by_place(0.0, 0.5, 0.1))
+    best = chunks[-1].response
+    assert best.session_id == "s"
+    ids = [*each.prompt_ids(some[0]), *best.token_ids, 40, 41]
+    again = each.generate(request(prompt=None, input_ids=ids, session_id="s"))
+    assert again.cached_tokens >= len(ids) - 3
+    assert again.token_ids == each.generate(request(prompt=None, input_ids=ids)).token_ids
+
+
+def test_a_step_that_fails_leaves_no_half_cache(engine, tiny_backend, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as m:
+        m.setattr(tiny_backend, "decode_batch", fails)
+        with pytest.raises(RuntimeError):
+            written(engine, requests_for(seeded(session_id="b"), 2))
+    assert engine.generate(seeded(session_id="b")).cached_tokens == 0
+
+
+def test_seeds_differ_and_follow_from_the_first(engine):
+    seeds = [r.sampling.seed for r in requests_for(seeded(), 5)]
+    assert seeds[0] == 7 and len(set(seeds)) == 5
+    assert seeds == [r.sampling.seed for r in requests_for(seeded(), 5)]
+    unseeded = requests_for(seeded(sampling=Sampling(0.9)), 3)
+    assert [r.sampling.seed for r in unseeded] == [None] * 3
+    assert len({r.request_id for r in unseeded}) == 3
