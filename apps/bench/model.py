@@ -14,6 +14,7 @@ from .stage import OnStage, take_turns
 DECODED = 24  # tokens a turn
 PROMPT = 256
 NEW = 16  # tokens of a question after a cached prefix
+REPLY = 200  # tokens of each of several replies
 STREAMED = 32 << 20  # bytes: weights that no core's own caches hold, so reading them limits decoding
 BEST = {"prefill": 2.5, 256: 1.8}  # times llama.cpp's speed
 LONG = 1.5
@@ -150,6 +151,15 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
             wanted, note = target if kind == "llama.cpp" else None, f"its best: {best}"
             rows.append(measured(f"{name}: ours / {kind}", ratios, "x", wanted, note=note))
     return rows
+
+
+def best_of(ours: OnStage, rounds: int) -> Row:
+    """Seconds of four replies in one batch / seconds of one, turn by turn; each reads the prompt."""
+    name = f"best of 4, {REPLY} tokens at {PROMPT}: / one reply"
+    if ours.facts["max_context"] < PROMPT + REPLY:
+        return left_out(name, "x", "the model's context is shorter")
+    four, one = (partial(ours.call, "best_of", prompt(PROMPT), count, REPLY) for count in (4, 1))
+    return measured(name, [four() / one() for _ in range(rounds)], "x", 1.6, better="lower")
 
 
 def resident(ours: OnStage) -> Row:

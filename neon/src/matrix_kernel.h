@@ -67,6 +67,9 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
 }
 
+/* Are tokens i .. of a panel of n the first to read these weights, and so few that reading is the limit? */
+INLINE int reads_first(size_t n, size_t i) { return n < PANEL && i == 0; }
+
 /* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
  *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
 INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
@@ -75,16 +78,17 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     const uint32_t scale_kind = spec->scale_kind;
     const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
     const size_t step = STEP < planes ? 1 : STEP / planes;
+    const int ahead = reads_first(n, i);
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
-        if (T <= 2) prefetch_line(p + AHEAD);
+        if (ahead) prefetch_line(p + AHEAD);
         p += affine ? 2 * scales : scales;
         for (size_t c = 0; c < group; c += 32, p += block_bytes(kind), act += n * act_bytes(planes)) {
             const uint8_t *q = act + 32 * planes * i, *d = act + 32 * planes * n + 4 * i;
             weights w;
-            if (T <= 2) prefetch_block(p + AHEAD, kind);
+            if (ahead) prefetch_block(p + AHEAD, kind);
             unpack(p, kind, T * planes, &w);
             UNROLL for (size_t t = 0; t < T; t += step)
                 add_block(sum + t, s, b, &w, q + 32 * planes * t, d + 4 * t, n, T - t < step ? T - t : step, planes,

@@ -48,6 +48,7 @@ INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const u
     const uint32_t block = kind == RVM_Q4_K ? RVM_Q4 : kind;
     const size_t step = STEP < planes ? 1 : STEP / planes, supers = spec->cols / SUPER_COLS;
     const uint8_t *p = tile + super_front(spec);
+    const int ahead = reads_first(n, i);
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < supers; k++) {
@@ -56,13 +57,13 @@ INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const u
         const f32x low = kind == RVM_Q6_K ? d : f_mul(f_load(p + 2 * TILE, RVM_F16), f_all(-1));
         const uint8_t *bytes = kind == RVM_Q6_K ? p : six;
         if (kind != RVM_Q6_K) unpack_six_bits(p + 4 * TILE, six);
-        if (T <= 2) UNROLL for (size_t b = 0; b < SUPER_HEAD; b += 64) prefetch_line(p + AHEAD + b);
+        if (ahead) UNROLL for (size_t b = 0; b < SUPER_HEAD; b += 64) prefetch_line(p + AHEAD + b);
         p += SUPER_HEAD;
         for (size_t b = 0; b < 8; b++, p += block_bytes(kind), act += n * act_bytes(planes)) {
             const uint8_t *q = act + 32 * planes * i, *rest = act + 32 * planes * n + 4 * i;
             weights w;
             f32x f[2];
-            if (T <= 2) prefetch_block(p + AHEAD, kind);
+            if (ahead) prefetch_block(p + AHEAD, kind);
             super_factors(f, bytes, b, d, low, kind);
             unpack(p, block, T * planes, &w);
             UNROLL for (size_t t = 0; t < T; t += step) {
