@@ -59,7 +59,9 @@ class TasteModel:
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation) [R] of the stars that the user would give."""
-        mean, variance = self.fitted.posterior.predict(design(replies, self.fitted.columns))
+        mean, variance = self.fitted.posterior.predict(
+            design(replies, self.fitted.columns, self.fitted.scale)
+        )
         return NEUTRAL + mean, np.sqrt(variance)
 
     @property

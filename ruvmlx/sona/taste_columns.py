@@ -7,9 +7,10 @@ from functools import cached_property
 import numpy as np
 
 from .taste_features import BUCKETS, ReplyFeatures
-from .taste_measures import MEASURES
+from .taste_measures import MEASURES, NAMED
 
 FURTHEST = 4.0  # a measure counts at most this many of its spreads
+USUAL = 10
 SEEN = 3  # a word, or an opener, is a candidate if it is in this many rated replies
 WORDS, OPENERS = 300, 6  # most candidates, the commonest
 
@@ -38,15 +39,37 @@ class Column:
         return value * np.array([r.opener == self.opener for r in replies], float)
 
 
-def measures_of(replies: Sequence[ReplyFeatures]) -> np.ndarray:
-    """[R, M] float64, none further than FURTHEST from a usual reply."""
+@dataclass(frozen=True)
+class Scale:
+    """What replies are like to this user: centre [M] and spread [M] of the measures, from the replies that
+    the model is fitted to. A few long replies would otherwise all count as equally long."""
+
+    centre: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
+        """As if there were USUAL more replies with the centre and spread of taste_measures.py. Never narrower
+        than that: what hardly varies says little."""
+        found = _stacked(replies)
+        count = USUAL + len(found)
+        centre = found.sum(axis=0) / count
+        square = (USUAL + ((found - centre) ** 2).sum(axis=0)) / count
+        return cls(centre, np.sqrt(np.maximum(square, 1)))
+
+    def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
+        """[R, M] float64, none further than FURTHEST spreads from the centre."""
+        return np.clip((_stacked(replies) - self.centre) / self.spread, -FURTHEST, FURTHEST)
+
+
+def _stacked(replies: Sequence[ReplyFeatures]) -> np.ndarray:
     found = np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)))
-    return np.clip(found.astype(np.float64), -FURTHEST, FURTHEST)
+    return found.astype(np.float64)
 
 
-def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column]) -> np.ndarray:
+def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
     """[R, 1 + M + K]: an intercept, all measures, the selected columns."""
-    measures = measures_of(replies)
+    measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
     own = [column.of(replies, measures, counted) for column in selected]
@@ -61,6 +84,7 @@ class Candidates:
     columns: list[Column]
     values: np.ndarray
     cost: np.ndarray
+    scale: Scale
 
     @cached_property
     def squares(self) -> np.ndarray:
@@ -77,8 +101,9 @@ _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 _COSTS = {"measure": 1.0, "word": 4.0, "opener": 3.0, "both": 6.0}
 
 
-def candidates(replies: Sequence[ReplyFeatures]) -> Candidates:
-    measures, words = measures_of(replies).astype(np.float32), _common_words(replies)
+def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
+    measures = scale.measures(replies)[:, :NAMED].astype(np.float32)
+    words = _common_words(replies)
     begun = np.array([r.opener for r in replies], np.int64)
     openers = _common_openers(begun)
     begins = (begun[:, None] == np.array(openers, int)).astype(np.float32)
@@ -91,7 +116,7 @@ def candidates(replies: Sequence[ReplyFeatures]) -> Candidates:
     }
     values = np.hstack([measures, roots(replies, words), begins, both])
     cost = np.repeat([_COSTS[kind] for kind in kinds], [len(columns) for columns in kinds.values()])
-    return Candidates([column for columns in kinds.values() for column in columns], values, cost)
+    return Candidates([column for columns in kinds.values() for column in columns], values, cost, scale)
 
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:

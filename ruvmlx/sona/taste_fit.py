@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .taste_columns import Candidates, Column, candidates, design
+from .taste_columns import Candidates, Column, Scale, candidates, design
 from .taste_evidence import (
     LEAST_NOISE,
     USUAL_NOISE,
@@ -58,6 +58,7 @@ class TasteFit:
     columns: tuple[Column, ...]
     variances: Variances
     posterior: Posterior
+    scale: Scale
     turned: int = 0
 
 
@@ -87,14 +88,15 @@ class Rows:
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     """ratings: oldest first. background: replies that were seen and not rated."""
     rows = ratings + _neutral(ratings, background)
-    begun = selected(rows, candidates(rows.replies))
+    scale = Scale.of(rows.replies)
+    begun = selected(rows, candidates(rows.replies, scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
         return _robust(begun).fit
     before = ratings[max(0, at - REMEMBERED) : at]
-    known = (*selected(before, candidates(before.replies)).columns, *begun.columns)
+    known = (*selected(before, candidates(before.replies, scale)).columns, *begun.columns)
     rows = ratings[at:] + _neutral(ratings[at:], background)
-    after = selected(rows, candidates(rows.replies), tuple(dict.fromkeys(known))[:MOST])
+    after = selected(rows, candidates(rows.replies, scale), tuple(dict.fromkeys(known))[:MOST])
     return replace(_robust(after).fit, turned=at)
 
 
@@ -132,7 +134,7 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        return TasteFit(self.columns, self.variances, self.posterior)
+        return TasteFit(self.columns, self.variances, self.posterior, self.pool.scale)
 
 
 def selected(
@@ -141,7 +143,7 @@ def selected(
     """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
     d]: their values, if they are at hand."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
-    x = design(rows.replies, columns) if x is None else x
+    x = design(rows.replies, columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _tuned(start, rows.sums(x), usual)
     if len(columns) == MOST:

@@ -136,7 +136,8 @@ class Replies:
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
         """The newest replies made with an adapter on which no rating of this adapter is in force."""
         rows = self._db.rows(
-            f"SELECT {columns(ReplyWords)} FROM replies WHERE fingerprint = ?1 AND adapter = ?2 AND text != ''"
+            f"SELECT {columns(ReplyWords)} FROM replies"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != ''"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = replies.id AND t.fingerprint = ?1"
             " AND t.adapter = ?2 AND t.in_force) ORDER BY seq DESC LIMIT ?3",
             fingerprint,

@@ -43,7 +43,8 @@ def test_the_scan_finds_the_column_that_raises_the_evidence_most():
     replies = sim.features(shown)
     y = sim.stars(sim.phrase, shown) - 3
     rows = taste_fit.Rows(replies, y, np.random.default_rng(0).uniform(0.5, 1.5, 40))
-    pool, x = taste_columns.candidates(replies), taste_columns.design(replies, [])
+    scale = taste_columns.Scale.of(replies)
+    pool, x = taste_columns.candidates(replies, scale), taste_columns.design(replies, [], scale)
     variances = taste_evidence.Variances(0.02, 0.6)
     prior = variances.prior(M)
     now = taste_evidence.Posterior.of(rows.sums(x), prior, variances.noise)
@@ -64,13 +65,23 @@ def test_the_scan_finds_the_column_that_raises_the_evidence_most():
 def test_candidates_hold_what_the_columns_compute():
     """The matrix that is scanned against the columns that predict."""
     replies = sim.features(sim.texts(37, seed=2))
-    pool = taste_columns.candidates(replies)
+    scale = taste_columns.Scale.of(replies)
+    pool = taste_columns.candidates(replies, scale)
     assert {"word", "opener", "measure"} == {
         name for c in pool.columns for name in ("word", "opener", "measure") if getattr(c, name) is not None
     }
     np.testing.assert_allclose(
-        pool.values, taste_columns.design(replies, pool.columns)[:, 1 + M :], atol=1e-6
+        pool.values, taste_columns.design(replies, pool.columns, scale)[:, 1 + M :], atol=1e-6
     )
+
+
+def test_long_replies_differ_in_length_where_most_are_long():
+    """Measures are scaled by what this user sees: 300 and 600 words are not both "very long"."""
+    replies = [features_of("How?", "some words here. " * n, True) for n in [60, 100, 140, 200] * 10]
+    length = taste_columns.Scale.of(replies).measures(replies)[:, 0]
+    assert (np.diff(np.unique(length.round(6))) > 0.5).all() and np.ptp(length) < taste_columns.FURTHEST
+    few = taste_columns.Scale.of([]).measures(replies)[:, 0]
+    assert few.max() == taste_columns.FURTHEST
 
 
 def test_word_columns_hold_the_roots_of_their_counts():
