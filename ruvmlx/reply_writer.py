@@ -216,7 +216,7 @@ class ReplyWriter:
         """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
         question = self._store.messages.head(session_id) if session_id is not None else None
         for run, response in zip(replies.others, best.others, strict=True):
-            self._commit(run, response, traces, session_id)
+            self._commit(run, response, traces, session_id, beside=best.request_id)
             if session_id is not None:
                 self._store.messages.set_head(session_id, question)
         # In a batch, the time for a token says nothing of this reply.

@@ -92,6 +92,16 @@ def test_ratings_are_those_of_the_same_reply_alone(open_tiny, judged):
     assert np.abs(moved[0]).max() > 0
 
 
+def test_replies_that_were_not_shown_say_nothing_of_the_taste(open_tiny, judged):
+    """The taste model learns from shown replies without a rating, too, if a user presses only one thumb."""
+    with open_tiny() as runtime:
+        best = say(runtime, runtime.chats.new_chat())
+        history = runtime.learner.history
+        unrated = runtime.store.replies.unrated(history.fingerprint, history.name, 10)
+        assert [row.id for row in unrated] == [best.request_id]
+        assert {runtime.store.replies.get(r.request_id).beside for r in best.others} == {best.request_id}
+
+
 def test_again_and_the_next_turn(open_tiny, judged):
     """Again writes four more beside them; the next turn continues the one that is shown."""
     with open_tiny() as runtime:

@@ -67,8 +67,8 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
 }
 
-/* Are tokens i .. of a panel of n the first to read these weights, and so few that reading is the limit? */
-INLINE int reads_first(size_t n, size_t i) { return n < PANEL && i == 0; }
+/* Are so few tokens multiplied that reading the weights counts? The compiler knows: a whole panel has its own code. */
+INLINE int reads_ahead(size_t n) { return n != PANEL; }
 
 /* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
  *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
@@ -78,7 +78,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     const uint32_t scale_kind = spec->scale_kind;
     const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
     const size_t step = STEP < planes ? 1 : STEP / planes;
-    const int ahead = reads_first(n, i);
+    const int ahead = reads_ahead(n);
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {

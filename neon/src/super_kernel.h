@@ -48,7 +48,7 @@ INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const u
     const uint32_t block = kind == RVM_Q4_K ? RVM_Q4 : kind;
     const size_t step = STEP < planes ? 1 : STEP / planes, supers = spec->cols / SUPER_COLS;
     const uint8_t *p = tile + super_front(spec);
-    const int ahead = reads_first(n, i);
+    const int ahead = reads_ahead(n);
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < supers; k++) {

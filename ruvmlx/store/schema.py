@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 5
+VERSION = 6
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -155,7 +155,11 @@ _V5 = """
 ALTER TABLE replies  -- what the taste model knows of the text, see sona/taste_features.py; NULL: not computed
   ADD COLUMN features BLOB;
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5)  # from each version to the next
+_V6 = """
+ALTER TABLE replies  -- id of the reply that was shown instead (best of n); NULL: this one was shown
+  ADD COLUMN beside TEXT;
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:
