@@ -27,8 +27,8 @@ def best_of(count: int, knows: bool) -> str:
     """How many replies a question gets. knows: the ratings say something of the user's taste."""
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
-    judged = "the one that your ratings speak for" if knows else "the first, until you have rated some"
-    return f"A question gets {count} replies; {judged} is shown. /best 1 ends this."
+    shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"
+    return f"A question gets {count} replies; {shown}. /best 1 ends this."
 
 
 def rating_words(rating: str) -> str:
