@@ -59,9 +59,9 @@ def mlx_lm_runs(model_type: Any) -> bool:
     folders = [Path(place) / "models" for place in spec.submodule_search_locations or ()]
     if any((folder / f"{model_type}.py").is_file() for folder in folders):
         return True
-    from mlx_lm.utils import MODEL_REMAPPING
+    from ..platform import mlxlm
 
-    return model_type in MODEL_REMAPPING
+    return model_type in mlxlm.utils().MODEL_REMAPPING
 
 
 def runs(data: Mapping[str, Any]) -> bool:

@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from ruvmlx import progress
+from ruvmlx.backends.mlx import any_load
 from ruvmlx.backends.mlx.any_backend import AnyBackend
 from ruvmlx.backends.mlx.any_cache import AnyCache
 from ruvmlx.backends.mlx.plain_cache import SlidingKVCache
 from ruvmlx.backends.select import describe, for_model, open_backend
-from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel, UsageError
+from ruvmlx.errors import CorruptFile, Interrupted, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
@@ -180,6 +182,31 @@ def test_sizes_that_config_json_has_wrong_are_refused(opened, tmp_path):
     (folder / "config.json").write_text(json.dumps(data | {"vocab_size": 999}))
     with pytest.raises((CorruptFile, UnsupportedModel), match="mixtral"):
         AnyBackend(load_model(str(folder)), device="cpu")
+
+
+def test_loading_is_counted_and_can_be_stopped(opened, monkeypatch):
+    """In pieces of several tensors; a watch that raises ends it."""
+    folder, _ = opened("mixtral")
+    model, seen = load_model(str(folder)), []
+    monkeypatch.setattr(any_load, "PIECE", 30_000)
+    monkeypatch.setattr(progress, "TICK", 0)
+
+    class Recorder(progress.Watch):
+        stop = False
+
+        def progress(self, report):
+            seen.append(report)
+            if self.stop and report.done:
+                raise Interrupted("stopped")
+
+    watch = Recorder()
+    open_backend("auto", model, watch=watch)
+    counts = [report.done for report in seen]
+    assert counts == sorted(counts) and counts[-1] == model.bytes and len(set(counts)) > 4
+    assert {(r.what, r.total) for r in seen} == {(f"Loading {model.name}", model.bytes)}
+    watch.stop = True
+    with pytest.raises(Interrupted):
+        open_backend("auto", model, watch=watch)
 
 
 def test_code_in_the_folder_never_runs(tmp_path):

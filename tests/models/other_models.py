@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ruvmlx.backends.mlx import mlxlm
+from ruvmlx.platform import mlxlm
 from ruvmlx.platform.mx import mx, nn
 
 from .make_models import _write_json, write_tokenizer

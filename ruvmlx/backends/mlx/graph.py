@@ -11,8 +11,8 @@ import numpy as np
 from ...errors import CorruptFile
 from ...models.model import ModelConfig, Weights
 from ...models.stored import rounded_matrix, stored_tensor
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import mlxlm
 from .attention import Attention
 
 BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
