@@ -40,6 +40,11 @@ class OtherFolder:
     parameters: int
     bytes: int
 
+    @property
+    def wrapped(self) -> bool:
+        """Is it a model for images around a language model?"""
+        return isinstance(self.data.get("text_config"), dict)
+
     def load_weights(self) -> Weights:
         """mlx-lm reads the files itself."""
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")

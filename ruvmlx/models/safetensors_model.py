@@ -30,7 +30,7 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: config.json, of the language model alone.
+    """A checked folder. data: config.json, of the language model alone. wrapped: it was one for images.
 
     plan: tensor name -> "plain", "packed" or "scale".
     """
@@ -39,6 +39,7 @@ class Folder:
     shape: ModelConfig
     tensors: Mapping[str, Tensor]
     plan: Mapping[str, str]
+    wrapped: bool
 
     @property
     def bytes(self) -> int:
@@ -65,7 +66,7 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     data = text_config(whole, name)
     tensors = _drop_unused(found if data is whole else _text_tensors(found), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
-    return Folder(data, config, tensors, _plan(tensors, config, data, name))
+    return Folder(data, config, tensors, _plan(tensors, config, data, name), data is not whole)
 
 
 def load_folder(path: Path, name: str) -> Model:
@@ -88,6 +89,7 @@ def load_folder(path: Path, name: str) -> Model:
         parameters=folder.parameters,
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation),
+        wrapped=folder.wrapped,
     )
 
 
