@@ -88,7 +88,7 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
-    return _packed(codes, kind) if kind.group >= 32 else _rounded(_weights(codes, kind))
+    return _packed(codes, kind) if kind.group >= 32 else rounded(_weights(codes, kind), _scales_for)
 
 
 def _packed(codes: Codes, kind: TensorType) -> AffineArrays:
@@ -121,11 +121,11 @@ def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndar
     return short if same else (scales, biases)
 
 
-def _rounded(w: np.ndarray) -> AffineArrays:
-    """Weights -> the nearest of 255 levels around 0, groups of 32. Scales are rounded up, codes follow."""
+def rounded(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
+    """Weights -> the nearest of 255 levels around 0, groups of 32. scales_for: of groups' largest magnitudes,
+    rounded up; codes follow."""
     groups = w.reshape(len(w), -1, 32)
-    most = np.abs(groups).max(2)
-    scales = _scales_for(most)
+    scales = scales_for(np.abs(groups).max(2))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
     q = (np.rint(groups / step) + 128).astype(np.uint8)
     biases = scales * scales.dtype.type(-128)
