@@ -137,7 +137,15 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
         scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
         if name.endswith((".scales", ".biases")) and f"{name.rpartition('.')[0]}.weight" in tensors:
             continue
-        packed = name.endswith(".weight") and scales is not None and tensor.dtype == "U32"
-        group = usual if type(usual) is int else 64
-        total += prod(scales.shape) * group if packed and scales is not None else prod(tensor.shape)
+        if name.endswith(".weight") and scales is not None and tensor.dtype == "U32":
+            total += prod(scales.shape) * _group(tensor, scales, usual)
+        else:
+            total += prod(tensor.shape)
     return total
+
+
+def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
+    """Weights to a scale. Scales of one byte are those of small floats: nvfp4 has two words for each."""
+    if scales.dtype == "U8":
+        return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
+    return usual if type(usual) is int else 64

@@ -24,7 +24,7 @@ from .gguf_blocks import AffineArrays, check_finite, rounded
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-PIECE = 1 << 22  # weights that are converted at a time
+PIECE = 1 << 17  # weights that are converted at a time: what fits a core's cache is three times as fast
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {
     "mxfp4": TensorType("mxfp4", -2, 32, 17, bits=8, group=32, zero=128, mode="mxfp4"),
@@ -59,9 +59,13 @@ class FloatMatrix:
 
     def dequantised(self, rows: slice = slice(None)) -> np.ndarray:
         """float32 [rows, in], the same numbers as MLX's."""
-        levels = _e4m3() if self._bytes else _pairs()
-        w = levels[self.codes[rows]].reshape(-1, self.shape[1])
-        w *= np.repeat(self._scales(rows), self.block[1], axis=1)[:, : self.shape[1]]
+        levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
+        w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
+        scales, columns = self._scales(rows), self.block[1]
+        if width % columns:
+            w *= np.repeat(scales, columns, axis=1)[:, :width]
+        else:
+            w.reshape(len(w), -1, columns)[...] *= scales[..., None]
         check_finite(w, self.name)
         return w
 
@@ -99,10 +103,10 @@ class FloatMatrix:
     def _coded(self, rows: slice) -> AffineArrays:
         if self.type.name != "mxfp4":
             return rounded(self.dequantised(rows), _scales_of_bfloat16)
-        q = _doubled_pairs()[self.codes[rows]].reshape(-1, self.shape[1])
+        words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
         with np.errstate(over="ignore"):  # refused by the caller
             scales = self._scales(rows) / 2
-            return q.view("<u4"), scales, scales * np.float32(-128)
+            return words, scales, scales * np.float32(-128)
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
@@ -138,9 +142,10 @@ def _pairs() -> np.ndarray:
 
 
 @cache
-def _doubled_pairs() -> np.ndarray:
-    """Twice those, plus 128: uint8 [256, 2]."""
-    return (2 * _pairs() + 128).astype(np.uint8)
+def _doubled_fours() -> np.ndarray:
+    """Twice the four e2m1 codes of two bytes, plus 128, as the bytes of a word: uint32 [65536]."""
+    fours = np.arange(1 << 16)[:, None] >> np.arange(0, 16, 4) & 15
+    return (FP4_LEVELS[fours] + 128).astype(np.uint8).view("<u4")[:, 0]
 
 
 # Which matrix has which format ----------------------------------------------------------------------

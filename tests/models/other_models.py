@@ -37,7 +37,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def make_stored_model(folder: Path, mode: str) -> Path:
-    """A Llama whose weights are stored in MLX's mxfp4, nvfp4 or mxfp8, under a name that mlx-lm alone reads."""
+    """A Llama in MLX's mxfp4, nvfp4 or mxfp8, under a name for them that mlx-lm alone reads."""
     folder.mkdir(parents=True, exist_ok=True)
     how = {"group_size": 16 if mode == "nvfp4" else 32, "bits": 8 if mode == "mxfp8" else 4, "mode": mode}
     config = {
