@@ -21,7 +21,7 @@
 #include "matrix.h"
 
 /* Rounds of `dots` over one block that stays in the registers and the L1 cache. */
-static uint64_t peak(uint64_t rounds, int32_t *sum) {
+static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t block[512], q[32 * MAX_T];
     for (size_t i = 0; i < sizeof block; i++) block[i] = (uint8_t)(37 * i);
     for (size_t i = 0; i < sizeof q; i++) q[i] = (uint8_t)(11 * i);

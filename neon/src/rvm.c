@@ -1,5 +1,6 @@
 /* Which implementations this machine runs, fastest first: a row each for vectors (rvm_kernels with its rvm_layers)
  * and for matrices (rvm_matmul). RVM_HAVE_<NAME> and RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
+#define _GNU_SOURCE /* syscall under -std=c11 */
 #include "rvm.h"
 
 #include <string.h>
@@ -8,6 +9,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* Bit of eax of cpuid leaf 7, subleaf 1: compilers came to know "avxvnni" late. */
 static inline int cpuid_7_1_eax(int bit) {
@@ -34,6 +39,18 @@ static inline int has_avx512(void) {
 }
 
 static inline int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+/* Tiles of bytes. A process has to ask the system for their registers. */
+static inline int has_amx(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    const int request = 0x1023, tile_data = 18, tile = 24, int8 = 25; /* ARCH_REQ_XCOMP_PERM; bits of edx */
+    unsigned a, b, c, d;
+    return has_avx512vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> tile & 1) && (d >> int8 & 1) &&
+           syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return 0;
+#endif
+}
 
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -117,6 +134,9 @@ typedef struct {
     }
 
 static matrices matrices_at(size_t index) {
+#ifdef RVM_HAVE_MATMUL_AMX
+    MATRICES(amx, "avx512", has_amx())
+#endif
 #ifdef RVM_HAVE_MATMUL_AVX512VNNI
     MATRICES(avx512vnni, "avx512", has_avx512vnni())
 #endif

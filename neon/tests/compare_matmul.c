@@ -181,7 +181,7 @@ static int rounds;
 static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine,
                       rvm_acts_kind acts) {
     const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33},
-                 tokens[] = {1, 2, 3, 4, 15, 16, 17};
+                 tokens[] = {1, 2, 3, 4, 15, 16, 43};
     const int quantised = kind == RVM_Q4 || kind == RVM_Q8 || is_super(kind), few = getenv("RVM_FEW") != NULL;
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 3; j++)
@@ -194,6 +194,19 @@ static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, s
                     state = (uint32_t)++rounds;
                     compare(m, &r);
                 }
+}
+
+/* More than one slice of columns and group of panels of any implementation, and an odd number of tiles. */
+static void large(const rvm_matmul *m) {
+    const rvm_kind kinds[] = {RVM_Q4, RVM_Q4, RVM_Q8, RVM_Q8, RVM_Q4_K, RVM_Q5_K, RVM_Q6_K};
+    for (size_t i = 0; i < (getenv("RVM_FEW") ? 1 : 7); i++)
+        for (int planes = 1; planes <= 2; planes++) {
+            const int super = is_super(kinds[i]);
+            const round_of r = {kinds[i], 45, super ? 2304 : 2112, super ? 256 : 64, 291, RVM_F16,
+                                planes == 2 ? RVM_ACTS_16 : RVM_ACTS_8, i % 2 == 0 && !super, 0};
+            state = (uint32_t)++rounds;
+            compare(m, &r);
+        }
 }
 
 static void all_kinds(const rvm_matmul *m) {
@@ -211,23 +224,25 @@ static void all_kinds(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
+enum { MANY = 19 }; /* a panel and three tokens */
+
 /* All weights 0 or all at their end, all activations x: what 16 and 32 bits have to hold at most. */
 static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rvm_acts_kind acts_kind, float x) {
     rvm_matrix_spec spec;
     uint8_t w[16 * 64];
-    float s[32], b[32], rows[3 * 64], y[3 * 16];
+    float s[32], b[32], rows[MANY * 64], y[MANY * 16];
     const float most = kind == RVM_Q4 ? 15 : 255, zero = affine ? 0 : kind == RVM_Q4 ? -8 : -128;
     memset(w, high ? 255 : 0, sizeof w);
     for (int i = 0; i < 32; i++) s[i] = 1, b[i] = zero;
-    for (int k = 0; k < 3 * 64; k++) rows[k] = x;
+    for (int k = 0; k < MANY * 64; k++) rows[k] = x;
     CHECK(rvm_matrix_plan(kind, 16, 64, 32, s, b, RVM_F32, &spec) == RVM_OK && spec.affine == (uint32_t)affine);
     rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
-    void *acts = aligned(rvm_acts_bytes(acts_kind, 3, 64));
+    void *acts = aligned(rvm_acts_bytes(acts_kind, MANY, 64));
     CHECK(rvm_matrix_pack(&spec, w, s, b, RVM_F32, 0, 16, p) == RVM_OK);
-    CHECK(m->acts(acts_kind, rows, 64, 3, 64, 0, 3, acts) == RVM_OK);
-    CHECK(m->matmul(p, acts_kind, acts, 3, 0, 1, y, 16) == RVM_OK);
+    CHECK(m->acts(acts_kind, rows, 64, MANY, 64, 0, MANY, acts) == RVM_OK);
+    CHECK(m->matmul(p, acts_kind, acts, MANY, 0, 1, y, 16) == RVM_OK);
     const float want = 64 * x * ((high ? most : 0) + zero);
-    for (int i = 0; i < 3 * 16; i++) CHECK(y[i] == want);
+    for (int i = 0; i < MANY * 16; i++) CHECK(y[i] == want);
     free(p), free(acts);
 }
 
@@ -237,23 +252,23 @@ static void extreme_super(const rvm_matmul *m, rvm_kind kind, int high, rvm_acts
     const uint16_t one = 0x3c00;
     rvm_matrix_spec spec;
     uint8_t w[16 * 210];
-    float rows[3 * 256], y[3 * 16];
+    float rows[MANY * 256], y[MANY * 16];
     memset(w, high ? 255 : 0, sizeof w);
     for (size_t r = 0; r < 16; r++) {
         uint8_t *b = w + r * size;
         if (kind == RVM_Q6_K) memset(b + 192, 1, 16), memcpy(b + 208, &one, 2);
         else memcpy(b, &one, 2), memcpy(b + 2, &one, 2), memset(b + 4, 1, 8), memset(b + 12, 0x11, 4);
     }
-    for (int k = 0; k < 3 * 256; k++) rows[k] = x;
+    for (int k = 0; k < MANY * 256; k++) rows[k] = x;
     CHECK(rvm_matrix_plan(kind, 16, 256, 0, NULL, NULL, RVM_F32, &spec) == RVM_OK);
     rvm_matrix *p = aligned(rvm_matrix_bytes(&spec));
-    void *acts = aligned(rvm_acts_bytes(acts_kind, 3, 256));
+    void *acts = aligned(rvm_acts_bytes(acts_kind, MANY, 256));
     CHECK(rvm_matrix_pack(&spec, w, NULL, NULL, RVM_F32, 0, 16, p) == RVM_OK);
-    CHECK(m->acts(acts_kind, rows, 256, 3, 256, 0, 3, acts) == RVM_OK);
-    CHECK(m->matmul(p, acts_kind, acts, 3, 0, 1, y, 16) == RVM_OK);
+    CHECK(m->acts(acts_kind, rows, 256, MANY, 256, 0, MANY, acts) == RVM_OK);
+    CHECK(m->matmul(p, acts_kind, acts, MANY, 0, 1, y, 16) == RVM_OK);
     const float top = kind == RVM_Q4_K ? 15 : kind == RVM_Q5_K ? 31 : 63, zero = kind == RVM_Q6_K ? -32 : -1;
     const float want = 256 * x * ((high ? top : 0) + zero);
-    for (int i = 0; i < 3 * 16; i++) CHECK(y[i] == want);
+    for (int i = 0; i < MANY * 16; i++) CHECK(y[i] == want);
     free(p), free(acts);
 }
 
@@ -297,6 +312,7 @@ int main(void) {
     for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
         const rvm_matmul *m = rvm_matmul_impl(rvm_matmul_impl_name(i));
         all_kinds(m);
+        large(m);
         extremes(m);
         every_integer(m);
         printf("%s: compared\n", m->name);

@@ -10,14 +10,18 @@ Without a template the vocabulary decides: ChatML with <|im_start|> and <|im_end
 "Assistant: ..." with an empty line between turns.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from ..errors import UnsupportedModel, UsageError
 from .messages import one_line
-from .model import Message
+from .mistral_template import mistral_template, version_of
+from .model import Message, Tools
 from .typed_text import GUARD, Guard
 
+_TOOLS = re.compile(r"\btools\b")
 ROLES = ("system", "user", "assistant", "tool")
 CHATML = (
     "{% for m in messages %}"
@@ -31,13 +35,6 @@ LLAMA3 = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + '[/INST]' }}"
-    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
-    "{% else %}{{ raise_exception('no place for this role') }}{% endif %}"
-    "{% endfor %}"
-)
 PLAIN = (
     "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
@@ -45,21 +42,33 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """Renders conversations with typed text guarded. bos, eos: the strings templates know by those names."""
+    """Renders conversations with typed text guarded. bos, eos: the strings templates know by those names.
 
-    def __init__(self, source: str | None, special_tokens: Iterable[str], bos: str = "", eos: str = ""):
+    gap: what Mistral's form, if there is no template, has between a special token and text.
+    """
+
+    def __init__(
+        self, source: str | None, special_tokens: Iterable[str], bos: str = "", eos: str = "", gap: str = ""
+    ):
         specials = [text for text in special_tokens if text]
-        self.source = (source or _fallback(specials)).replace(GUARD, "")
+        self.source = (source or _fallback(specials, gap)).replace(GUARD, "")
         self._names = {"bos_token": bos, "eos_token": eos}
         self._guard = Guard(specials)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+        tools: Tools = (),
     ) -> str:
         """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn."""
         asked: dict[str, object] = {"add_generation_prompt": add_generation_prompt}
         if thinking is not None:
             asked["enable_thinking"] = thinking
+        asked["tools"] = [self._guard.inside(tool) for tool in tools] if tools else None
+        if tools and not _TOOLS.search(self.source):
+            raise UsageError("the model's chat template has no place for tools; ask without them.")
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")
@@ -67,14 +76,16 @@ class ChatTemplate:
             return self._run(turns, asked)
         return self._run_with_system(turns, asked)
 
-    def _turn(self, message: Message) -> dict[str, str]:
+    def _turn(self, message: Message) -> dict[str, Any]:
         if message.role not in ROLES:
             raise UsageError(
                 f"message role {message.role[:20]!r} is not known; known are {', '.join(ROLES)}."
             )
-        return {"role": message.role, "content": self._guard(message.content)}
+        keys = ("tool_calls", "tool_call_id", "name")
+        more = {key: self._guard.inside(getattr(message, key)) for key in keys if getattr(message, key)}
+        return {"role": message.role, "content": self._guard(message.content), **more}
 
-    def _run_with_system(self, turns: list[dict[str, str]], asked: Mapping[str, object]) -> str:
+    def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         """Some templates refuse a system turn, some leave it out without a word: fold it in then."""
         system = turns[0]["content"].strip()
         try:
@@ -86,12 +97,12 @@ class ChatTemplate:
         folded = self._run(fold_system(turns), asked)
         return folded if system in folded else text
 
-    def _run(self, turns: list[dict[str, str]], asked: Mapping[str, object]) -> str:
+    def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         from .sandbox import Refused, run
 
         names = {**self._names, "messages": turns, **asked}
         try:
-            return run(self._compiled, {**names, "tools": None, "documents": None})
+            return run(self._compiled, {**names, "documents": None})
         except Refused as error:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."
@@ -109,7 +120,7 @@ class ChatTemplate:
             raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
 
 
-def fold_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
+def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The system text, an empty line, then the first user turn."""
     system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
     if rest and rest[0]["role"] == "user":
@@ -118,20 +129,30 @@ def fold_system(turns: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{"role": "user", "content": system}, *rest]
 
 
-def _fallback(specials: Sequence[str]) -> str:
-    forms = {
-        CHATML: {"<|im_start|>", "<|im_end|>"},
-        LLAMA3: {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-        MISTRAL: {"[INST]", "[/INST]"},
-    }
-    return next((form for form, needed in forms.items() if needed <= set(specials)), PLAIN)
+def _fallback(specials: Sequence[str], gap: str) -> str:
+    found = set(specials)
+    if {"<|im_start|>", "<|im_end|>"} <= found:
+        return CHATML
+    if {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"} <= found:
+        return LLAMA3
+    return mistral_template(version_of(found), gap=gap) if {"[INST]", "[/INST]"} <= found else PLAIN
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:
-    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant."""
+    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant, and
+    "tool_use" if there are tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):
         templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
     found = templates.get("default") or next(iter(templates.values()), None)
+    with_tools = templates.get("tool_use")
+    if isinstance(found, str) and isinstance(with_tools, str) and found != with_tools:
+        return _choice(with_tools, found)
     return found if isinstance(found, str) else None
+
+
+def _choice(with_tools: str, without: str) -> str:
+    """One template of two. The plus signs keep line ends that Jinja would otherwise trim beside a block."""
+    first, second = (source.removesuffix("\n") for source in (with_tools, without))
+    return f"{{%+ if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"

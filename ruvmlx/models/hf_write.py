@@ -21,6 +21,7 @@ from .tokenizer_spm import SentencePieceTokenizer
 
 _COPIED = (
     "tokenizer*",
+    "tekken.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",

@@ -16,6 +16,7 @@ from .json_files import read_object
 from .layout import parameter_count
 from .messages import one_line
 from .other_models import runs, runs_elsewhere, shape_from_json
+from .own_layouts import refuse_own_layout
 from .starter import starter_path
 from .variants import (
     GGUFVariant,
@@ -51,6 +52,7 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
         )
     path = _download(name, watch, wanted)
     if path.is_dir() and not complete(path):
+        refuse_own_layout(path, f"repository {name!r}")
         raise ModelNotFound(
             f"repository {name!r} has no config.json with model*.safetensors and no GGUF file; "
             "name one that has."

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -78,8 +78,20 @@ Weights = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Message:
-    role: str  # "system" | "user" | "assistant"
+    """One turn of a conversation.
+
+    tool_calls: of an assistant, each {"id", "type": "function", "function": {"name", "arguments"}} with the
+    arguments as an object. tool_call_id, name: of a tool's result.
+    """
+
+    role: str  # "system" | "user" | "assistant" | "tool"
     content: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
 class Tokenizer(Protocol):
@@ -107,9 +119,11 @@ class Tokenizer(Protocol):
         *,
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
+        tools: Tools = (),
     ) -> list[int]:
         """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
-        model is to think first; None is the template's own choice. Templates without a choice ignore it."""
+        model is to think first; None is the template's own choice. Templates without a choice ignore it.
+        tools: what the model may call; UsageError if the template has no place for tools."""
 
 
 @dataclass

@@ -30,13 +30,15 @@ PATTERNS = {
     "llama-bpe": [_LLAMA3],
     "llama3": [_LLAMA3],
     "llama-v3": [_LLAMA3],
+    "falcon3": [_LLAMA3],
     "pixtral": [_LLAMA3],
+    "smaug-bpe": [_LLAMA3],  # SmolLM3
     "qwen2": [_QWEN2],
     "deepseek-r1-qwen": [_QWEN2],
     "tekken": [_TEKKEN],
 }
 WHOLE_WORDS = frozenset(
-    {"llama-bpe", "llama3", "llama-v3", "pixtral", "tekken"}
+    {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 )  # a word in the vocabulary is not merged up
 ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
 

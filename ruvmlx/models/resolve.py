@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ..progress import QUIET, Watch
 from .gguf_split import first_part, whole_name
+from .own_layouts import refuse_own_layout
 from .starter import STARTER_NAMES, starter_path
 
 REPO = re.compile(
@@ -69,6 +70,7 @@ def _folder(path: Path) -> ModelFiles:
         return _file(ggufs[0])
     if ggufs:
         raise ModelNotFound(f"folder {str(path)!r} holds {len(ggufs)} GGUF files; name one of them.")
+    refuse_own_layout(path, f"folder {str(path)!r}")
     raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
 
 

@@ -17,6 +17,7 @@ from .json_files import read_object
 from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
 from .other_models import OtherFolder, open_other, runs_elsewhere
+from .own_layouts import refuse_own_layout
 from .safetensors_file import ALL_BYTES, FLOAT_BYTES, ITEM_BYTES, Tensor, read_safetensors
 from .sampling_defaults import sampling_defaults
 from .small_floats import FloatFormat, fp8_format, has_small_floats, is_fp8, mlx_format
@@ -129,6 +130,7 @@ def _files(path: Path) -> list[Path]:
             f"{path.name}: {pickles[0]} is a pickle, which can run code; only safetensors are read. "
             "Get the model in safetensors form."
         )
+    refuse_own_layout(path, path.name)
     raise CorruptFile(f"{path.name}: no model*.safetensors in this folder. Fetch the model again.")
 
 

@@ -8,6 +8,7 @@ looks something up, calls, computes or writes.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -29,6 +30,9 @@ from .sandbox_bounds import (
     settled,
     text_method,
 )
+from .typed_text import GUARD
+
+_ESCAPED = re.compile(f"[^\0-\x7f{GUARD}]")
 
 
 class Refused(TemplateError):
@@ -75,8 +79,9 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's
 
     def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]  # as in transformers: what it sets is unknown outside
 
 
 def _raise(message: str) -> None:
@@ -90,10 +95,9 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Hugging Face renders it: no HTML escapes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    """As Hugging Face renders it: no HTML escapes. The marks of typed text are never escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _strftime_now(form: str) -> str:

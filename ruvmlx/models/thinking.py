@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .model import Tokenizer
-from .tokenizer_base import THOUGHT_TAGS as TAGS
+from .typed_text import THOUGHT_TAGS as TAGS
 
 _TAIL = 8  # tokens at the end of a prompt that hold the tag and the space behind it
 

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
-from .model import Message
-from .typed_text import GUARD
+from .model import Message, Tools
+from .typed_text import GUARD, THOUGHT_TAGS
 
 # Tokens that end a reply under any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(
@@ -21,12 +21,6 @@ END_TOKENS = frozenset(
     )
 )
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
-
-
-THOUGHT_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-}  # part of a reply's text, whatever their file says
 
 
 def is_special(text: str, marked: bool) -> bool:
@@ -100,9 +94,10 @@ class BaseTokenizer(ABC):
         *,
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
+        tools: Tools = (),
     ) -> list[int]:
         """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
-        text = self._chat.render(messages, add_generation_prompt, thinking)
+        text = self._chat.render(messages, add_generation_prompt, thinking, tools)
         return self._with_bos(self._encode_special(text))
 
     # Inside --------------------------------------------------------------------------------------
@@ -112,7 +107,16 @@ class BaseTokenizer(ABC):
         from .chat_template import ChatTemplate
 
         names = self._special_text(self.bos_id), self._special_text(self.eos_id)
-        return ChatTemplate(self.chat_template, self.special_tokens, *names)
+        return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
+
+    def _gap(self) -> str:
+        """The space that stands in front of a text but not in front of a run inside it."""
+        if not self.strips_leading_space:
+            return ""
+        first, later = (
+            b"".join(map(self.token_bytes, self._encode_run("a", is_first))) for is_first in (True, False)
+        )
+        return " " if first != later else ""
 
     def _special_text(self, token_id: int | None) -> str:
         """A special token as it is written, or ""."""

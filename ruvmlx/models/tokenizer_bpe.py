@@ -1,6 +1,7 @@
 """Byte-level BPE from a GGUF vocabulary, merged by the `tokenizers` library."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import CorruptFile
@@ -60,24 +61,41 @@ def _puts_in_front(token_id: int | None, text: str) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": [first, rest], "pair": more, "special_tokens": known}
 
 
-def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
+def byte_level_bpe(
+    ids: Mapping[str, int],
+    merges: list[tuple[str, str]],
+    cuts: Iterable[str],
+    added: Iterable[str],
+    where: str,
+    whole_words: bool = False,
+) -> Any:
+    """A tokenizer of the `tokenizers` library.
+
+    ids: by piece, in byte_level.py's characters; merges: the first is tried first; cuts: patterns, applied
+    one after the other; added: texts that are matched before anything is cut; whole_words: a word of the
+    vocabulary is taken as it is. CorruptFile if the parts do not fit together.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-    # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
-    ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
-    merges = _merges(vocab)
-    steps: list[Any] = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns(pre, vocab.where)]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    if missing := [c for c in byte_chars() if c not in ids]:
-        # A byte without a token is dropped, and nothing is merged across the gap.
-        steps.append(pre_tokenizers.Split(Regex(_char_class(missing)), "removed"))
     try:
-        tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS))
+        steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        if missing := [c for c in byte_chars() if c not in ids]:
+            # A byte without a token is dropped, and nothing is merged across the gap.
+            steps.append(pre_tokenizers.Split(Regex(_char_class(missing)), "removed"))
+        tokenizer = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=whole_words))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
-        raise CorruptFile(f"{vocab.where}: the vocabulary does not add up: {one_line(error)}.") from None
+        raise CorruptFile(f"{where}: the vocabulary does not add up: {one_line(error)}.") from None
     return tokenizer
+
+
+def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
+    # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
+    ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
+    cuts = patterns(pre, vocab.where)
+    return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)
 
 
 def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, else tokenizer.model.
+"""The tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else tokenizer.model.
 
 tokenizer.json is read by the `tokenizers` library and then taken apart: special tokens are matched by us
 (only where the caller allows it), its model and its text steps do the rest.
@@ -26,10 +26,14 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
     eos_ids = {i for entry in eos for i in _ids(entry)}
     if (path / "tokenizer.json").is_file():
         return JsonTokenizer(path / "tokenizer.json", config, template, eos_ids)
+    if (path / "tekken.json").is_file():
+        from .tekken import TekkenTokenizer
+
+        return TekkenTokenizer(path / "tekken.json", template, eos_ids)
     if (path / "tokenizer.model").is_file():
         return _sentencepiece(path, config, template, eos_ids)
     raise UnsupportedModel(
-        f"{path.name} holds neither tokenizer.json nor tokenizer.model. Fetch the model again."
+        f"{path.name} holds none of tokenizer.json, tekken.json and tokenizer.model. Fetch the model again."
     )
 
 

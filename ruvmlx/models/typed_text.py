@@ -1,17 +1,27 @@
 """Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
 
+THOUGHT_TAGS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+}  # part of a reply's text, whatever their file says
+_WORD = re.compile(r"[\w.-]*")
+
 
 class Guard:
-    """Marks typed text so that no special token's string is left in it, nor can form at its edges."""
+    """Marks typed text so that no special token's string is left in it, nor can form at its edges.
+
+    Thought tags get no mark: templates look for them, to leave old thoughts out.
+    """
 
     def __init__(self, specials: Sequence[str]):
-        firsts = {text[0] for text in specials}
-        self._first = re.compile(f"([{''.join(map(re.escape, sorted(firsts)))}])") if firsts else None
+        self._specials = tuple(specials)
+        self._first = _firsts(specials)
         self._tails = {text[i:] for text in specials for i in range(1, len(text))}
         self._inside = "\0".join(text[1:] for text in specials)
         self._longest = max(map(len, specials), default=0)
@@ -26,8 +36,26 @@ class Guard:
         head = len(content) - len(content.lstrip())
         return marked[:head] + GUARD + marked[head:]
 
+    def inside(self, value: Any) -> Any:
+        """The same in tools and their calls: JSON with any depth. Templates compare words of it ("function",
+        "string") and look keys up, so words without a whole special token in them stay as they are."""
+        if isinstance(value, str):
+            innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
+            return value if innocent else self(value)
+        if isinstance(value, Mapping):
+            return {self.inside(key): self.inside(part) for key, part in value.items()}
+        return [self.inside(part) for part in value] if isinstance(value, list | tuple) else value
+
     def _completes(self, text: str) -> bool:
         """Could the template's own text before this one make a special token together with it?"""
         if any(text[:k] in self._tails for k in range(1, self._longest)):
             return True
         return 0 < len(text) < self._longest and text in self._inside
+
+
+def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:
+    """A character that begins a special token, and no thought tag."""
+    firsts = "".join(map(re.escape, sorted({text[0] for text in specials})))
+    tags = [*THOUGHT_TAGS, *THOUGHT_TAGS.values()]
+    free = "|".join(re.escape(tag) for tag in tags if not any(text.startswith(tag) for text in specials))
+    return re.compile(f"(?!{free})([{firsts}])" if free else f"([{firsts}])") if firsts else None

@@ -114,6 +114,17 @@ def test_guard_leaves_innocent_text_alone():
     assert Guard([])("<s>") == "<s>"
 
 
+def test_templates_find_thoughts():
+    """They leave out old ones by the closing tag; it has no mark unless a special token begins like it."""
+    guard = Guard(list(SPECIALS))
+    assert guard("<think>a</think>b [THINK]<x") == f"<think>a</think>b [THINK]<{GUARD}x"
+    assert guard("<think></thin>") == f"<think><{GUARD}/thin>"
+    assert Guard(["<think>+"])("<think>") == f"<{GUARD}think>"
+    drops = "{% for m in messages %}{{ '<|im_start|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+    text = Letters(drops).text_of(("user", "u"), ("assistant", "<think>\nold</think>new"))
+    assert text == "unew"
+
+
 @pytest.mark.parametrize("quant", ["F16"])
 def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
     """The same through a real file and the byte-level tokenizer: text comes back letter for letter."""
@@ -185,7 +196,9 @@ def test_a_model_without_a_template_gets_its_vocabularys_form():
     want = "<B>" + turn.format("system") + "z<|eot_id|>" + turn.format("user") + "zz<|eot_id|>"
     assert llama.replace(GUARD, "") == want + turn.format("assistant")
     mistral = ChatTemplate(None, ["[INST]", "[/INST]"], "<B>", "<E>").render([Message("system", "z"), *chat])
-    assert mistral == "<B>[INST] z\n\nU[/INST] A<E>[INST] V[/INST]"
+    assert mistral == "<B>[INST]U[/INST]A<E>[INST]z\n\nV[/INST]"
+    spaced = ChatTemplate(None, ["[INST]", "[/INST]"], "<B>", "<E>", gap=" ").render(chat)
+    assert spaced == "<B>[INST] U[/INST] A<E>[INST] V[/INST]"
     plain = ChatTemplate(None, ["<s>"])
     assert plain.render(chat) == "User: U\n\nAssistant: A\n\nUser: V\n\nAssistant:"
     assert plain.render(chat[:2], add_generation_prompt=False) == "User: U\n\nAssistant: A\n\n"
@@ -221,7 +234,7 @@ def test_broken_templates_one_line(template):
 
 def test_the_template_is_found_in_every_form_of_the_file():
     """tokenizer_config.json has one template, a list of named ones, or a table."""
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
     assert [pick(x) for x in ("A", None, named, {"rag": "R"}, [], [1], {"default": 5})] == [
         "A", None, "D", "R", None, None, None,
     ]  # fmt: skip

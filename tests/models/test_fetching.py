@@ -197,3 +197,13 @@ def test_stopped_before_anything_came(served):
     with pytest.raises(Interrupted):
         load_model(NAME, Leaves())
     assert served.ranges == []
+
+
+def test_a_repository_in_its_makers_layout(served):
+    """Without a config.json: refused before any weights are fetched."""
+    for file in (*served.folder.glob("*.safetensors"), *served.folder.glob("*.index.json")):
+        file.rename(served.folder / "consolidated.safetensors")
+    (served.folder / "config.json").rename(served.folder / "params.json")
+    with pytest.raises(UnsupportedModel, match=f"repository '{NAME}' holds params.json"):
+        load_model(NAME)
+    assert served.ranges == []

@@ -87,6 +87,22 @@ def test_files_that_are_no_models(tmp_path):
             find_model(str(tmp_path / file))
 
 
+@pytest.mark.parametrize(
+    "files", [["params.json", "consolidated.safetensors"], ["config.json", "consolidated.safetensors"]]
+)
+def test_a_makers_own_layout_is_refused(files, tmp_path):
+    """Mistral's params.json, and consolidated files beside a config.json: what to take instead."""
+    folder = make_safetensors_model(tmp_path / "m")
+    config = (folder / "config.json").read_text()
+    for file in (*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("*.index.json")):
+        file.unlink()
+    for name in files:
+        (folder / name).write_text(config)
+    with pytest.raises(UnsupportedModel, match=r"its maker's own layout.*model\*\.safetensors") as caught:
+        load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
 def cache_model(hub, name: str, **shape):
     """Lay a model into a cache the way huggingface-hub does."""
     repo = hub / f"models--{name.replace('/', '--')}"

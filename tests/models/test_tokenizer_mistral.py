@@ -8,11 +8,14 @@ import pytest
 
 from ruvmlx.models.gguf import read_gguf
 from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.model import Message
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf
 from .make_models import vocab_only_keys
+from .mistral_data import conversations, encoder, mistral_file
 from .strings import STRINGS
+from .texts import varied_texts
 
 
 def vocabularies() -> list[Path]:
@@ -54,9 +57,9 @@ def pair(request, tmp_path_factory):
 
 
 def test_same_ids_as_sentencepiece(pair):
-    """Fifty strings and one long one."""
+    """A thousand texts and one long one."""
     sp, ours = pair
-    for text in [*STRINGS, "\n".join(STRINGS)]:
+    for text in [*varied_texts(ours.special_tokens), "\n".join(STRINGS)]:
         ids = sp.encode(text)
         assert ours.encode(text, add_bos=False) == ids, repr(text)
         assert ours.decode(ids) == sp.decode(ids)
@@ -88,14 +91,32 @@ def test_llama_cpp_reads_the_same_vocabulary_alike(tmp_path):
             assert ours.encode(text, special=special) == want, repr(text)
 
 
-@pytest.mark.skipif(len(FILES) < 2, reason="needs several vocabularies")
-def test_tokenizer_model_in_a_folder(tmp_path):
-    """The same file beside a safetensors model."""
-    import sentencepiece
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.name[-24:])
+def test_tokenizer_model_in_a_folder(file, tmp_path):
+    """The same files beside a safetensors model: ids, texts and conversations are mistral-common's."""
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
 
-    (tmp_path / "tokenizer.model").write_bytes(FILES[-1].read_bytes())
-    ours = folder_tokenizer(tmp_path)
-    sp = sentencepiece.SentencePieceProcessor(model_file=str(FILES[-1]))
-    for text in STRINGS:
-        assert ours.encode(text, add_bos=False) == sp.encode(text)
-    assert ours.bos_id == sp.bos_id() and sp.eos_id() in ours.eos_ids
+    (tmp_path / "tokenizer.model").write_bytes(file.read_bytes())
+    ours, theirs = folder_tokenizer(tmp_path), SentencePieceTokenizer(file)
+    for text in varied_texts(ours.special_tokens):
+        want = theirs.encode(text, bos=False, eos=False)
+        assert ours.encode(text, add_bos=False) == want, repr(text)
+        assert ours.decode(want) == theirs.decode(want), repr(text)
+    assert ours.bos_id == theirs.bos_id and ours.eos_ids == {theirs.eos_id}
+    if "[INST]" in ours.special_tokens:  # in version 1 it is plain text, and any vocabulary could mean it
+        rendered = encoder(file)
+        for name, messages in conversations(3).items():
+            assert ours.encode_chat(messages) == rendered(messages), name
+
+
+def test_version_1_with_a_template_of_its_own(tmp_path):
+    """Version 1 has no special tokens for turns: with a template of its form the ids are mistral-common's."""
+    file = mistral_file("tokenizer.model.v1")
+    (tmp_path / "tokenizer.model").write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+    )
+    chat = [Message("user", "What is 2 + 2?")]
+    assert folder_tokenizer(tmp_path).encode_chat(chat) == encoder(file)(chat)

@@ -264,7 +264,7 @@ def test_broken_sentencepiece_keys(keys, words, tmp_path):
 
 def test_folder_without_a_known_tokenizer(tmp_path):
     """No file, a broken tokenizer.model, a tokenizer.json of another kind."""
-    with pytest.raises(UnsupportedModel, match=r"neither tokenizer\.json nor tokenizer\.model"):
+    with pytest.raises(UnsupportedModel, match=r"none of tokenizer\.json, tekken\.json and tokenizer\.model"):
         folder_tokenizer(tmp_path)
     for junk in (b"\x0a\x03junk", spm_file(tmp_path).read_bytes().replace(b"<tag>", b"\xff\xfetag")):
         (tmp_path / "tokenizer.model").write_bytes(junk)

@@ -1,0 +1,18 @@
+"""Folders as Mistral and Meta publish them, beside or instead of Hugging Face's layout: not read."""
+
+from pathlib import Path
+
+from ..errors import UnsupportedModel
+
+
+def refuse_own_layout(path: Path, name: str) -> None:
+    """UnsupportedModel for a folder of params.json or consolidated files; nothing for any other.
+
+    Call where the files of Hugging Face's layout are missing: many folders have both.
+    """
+    found = sorted(p.name for p in (*path.glob("params.json"), *path.glob("consolidated*")))
+    if found:
+        raise UnsupportedModel(
+            f"{name} holds {found[0]}: its maker's own layout, which is not read. Take the same model with "
+            "config.json and model*.safetensors (for example from mlx-community), or as a GGUF file."
+        )
