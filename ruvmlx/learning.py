@@ -41,13 +41,14 @@ class Rated:
 @dataclass(frozen=True)
 class LearningState:
     """Learning of one adapter. missing: ratings until the background loop is due; None: it cannot train this
-    model. recent: newest first."""
+    model. recent: newest first. likes: what the user's ratings say that they like, the strongest first."""
 
     adapter: str
     status: LearnStatus
     memory: MemoryStatus
     missing: int | None
     recent: list[Rated]
+    likes: tuple[str, ...] = ()
 
 
 class Learning:
@@ -146,7 +147,8 @@ class Learning:
         ]
         memory = learner.rating_index.status()
         missing = history.missing() if history.trains else None
-        return LearningState(history.name, history.status(), memory, missing, rated)
+        likes = tuple(preference.words for preference in learner.taste.status.preferences)
+        return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
     # -- the router ----------------------------------------------------------------------------------
 

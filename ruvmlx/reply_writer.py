@@ -19,6 +19,7 @@ from .sona.answer_trace import AnswerTrace
 from .sona.optional.routing import made_by
 from .sona.signal import Pace
 from .sona.trace import Trace
+from .sona.user_taste import reply_features
 from .store import ReplyRow, Store
 from .tier_review import TierReview
 
@@ -191,7 +192,8 @@ class ReplyWriter:
         session_id: str | None,
     ) -> None:
         pace = self._pace.ratio(response.latency_ms, response.generation_tokens)
-        reply = replace(reply, latency_ratio=pace)
+        features = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
+        reply = replace(reply, latency_ratio=pace, features=features)
         kv = self._tiers.observed(request.session_id, response)
         route = request.route.row(reply.id, reply.fingerprint, reply.adapter) if request.route else None
         self._store.replies.add(reply, session_id, kv, route)

@@ -16,8 +16,9 @@ from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.sona import embedding, signal
+from ruvmlx.sona import embedding, signal, taste_features
 from ruvmlx.sona.reasoning_bank import CAPACITY, ReasoningBank
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.store import Store
 
 from ..prove import trial
@@ -50,6 +51,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
                 _extraction(),
                 *_bank(runtime.model.shape.hidden_size),
                 _question(runtime),
+                *_taste(),
             ]
     log("ratings: measured")
     return [*rows, *([] if quick else _proved(model_, opened, log))]
@@ -194,6 +196,31 @@ def _question(runtime: Any) -> Row:
         for t in _timed(lambda i: read(runtime.backend, runtime.model.tokenizer, QUESTIONS[i % 5]), 30)
     ]
     return _median("bank: reading a short question, median", times, "ms")
+
+
+def _taste() -> list[Row]:
+    """The taste model at 1,000 ratings of made-up replies of 30 to 200 words; the user likes four things."""
+    rng = np.random.default_rng(0)
+    words = np.array(["".join(rng.choice(list("aeionrstlm"), n)) for n in rng.integers(2, 11, 3000)])
+    texts = [
+        ". ".join(" ".join(words[np.minimum(rng.zipf(1.3, 12), 3000) - 1]) for _ in range(sentences))
+        for sentences in rng.integers(3, 18, 1000)
+    ]
+    replies = [taste_features.features_of(QUESTIONS[i % 5], text, i % 7 > 0) for i, text in enumerate(texts)]
+    liked = np.stack([r.measures[:4] for r in replies]).sum(axis=1) + rng.normal(size=1000)
+    stars = np.clip(np.round(3 + liked - liked.mean()), 1, 5)
+    ratings = [RatedFeatures(reply, str(int(s))) for reply, s in zip(replies, stars, strict=True)]
+    fitted = TasteModel.fit(ratings)
+    fit = [t / 1e3 for t in _timed(lambda i: TasteModel.fit(ratings), 50)]
+    predict = [t / 8e3 for t in _timed(lambda i: fitted.predict(replies[i : i + 8]), 900)]
+    read = [t / 1e3 for t in _timed(lambda i: taste_features.features_of("Why?", texts[i], True), 1000)]
+    size = statistics.mean(len(reply.to_bytes()) for reply in replies)
+    note = f"{statistics.mean(len(text.split()) for text in texts):.0f} words; {size:.0f} bytes are stored"
+    return [
+        _median("taste: fitted to 1,000 ratings, median", fit, "ms", 20, "when asked, not at the key"),
+        _median("taste: a reply predicted, of 8 at once, median", predict, "ms", 1),
+        _median("taste: features of a reply, median", read, "ms", note=note),
+    ]
 
 
 def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:

@@ -17,6 +17,7 @@ from . import describe
 from .describe import bar, share
 
 BAR = 4  # cells of a tier's share
+LIKES = 2  # most preferences that are shown
 DETAILS = ("model", "caches", "learnt", "rest")  # left out if there is little room
 
 
@@ -56,6 +57,7 @@ def learning_rows(state: LearningState) -> Rows:
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
+        *(("likes", words) for words in state.likes[:LIKES]),
     ]
 
 

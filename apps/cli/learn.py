@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -72,6 +73,14 @@ def _facts(status: Any) -> dict[str, Any]:
     }
 
 
+def _taste(history: Any) -> dict[str, Any]:
+    """What the ratings say of this user's taste."""
+    from ruvmlx.sona.user_taste import UserTaste
+
+    known = UserTaste(history).status
+    return asdict(known) | {"sentence": known.sentence}
+
+
 def _show_status(status: Any, as_json: bool) -> None:
     _show_facts(_facts(status), as_json)
 
@@ -91,7 +100,8 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(as_json: bool, **flags: Any) -> None:
     """Show ratings, version, and how far the model is from the original one."""
-    facts = _facts(_history(flags).status()) | {"targets": resolve(flags).learn_targets}
+    history = _history(flags)
+    facts = _facts(history.status()) | {"targets": resolve(flags).learn_targets, "taste": _taste(history)}
     if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)

@@ -16,7 +16,7 @@ STILL_THE_ORIGINAL = "replies are the original model's."
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """facts: as `learn status --json` prints them."""
-    lines = [_learned(facts), _way_back(facts), _training(facts)]
+    lines = [_learned(facts), _liked(facts), _way_back(facts), _training(facts)]
     if targets := facts.get("targets"):
         where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
         lines.append(f"Ratings change {where}.")
@@ -43,6 +43,15 @@ def _learned(facts: dict[str, Any]) -> str:
     unused = ratings - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
     return f"Learned from {_ratings(ratings)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+
+
+def _liked(facts: dict[str, Any]) -> str:
+    """The user's taste, as far as ratings support one; nothing before."""
+    taste = facts.get("taste")
+    if not taste or not taste["sentence"]:
+        return ""
+    lately = " lately" if taste["turned"] else ""
+    return f"You seem to like{lately}: {taste['sentence']}."
 
 
 def _difference(kl: float, cap: float) -> str:

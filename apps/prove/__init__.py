@@ -4,4 +4,5 @@ users     a simulated person's taste: (prompt, reply, finished) -> 1..5
 trial     one seed of one arm: reply, rate, and answer the held-out prompts at every checkpoint
 retention what else changed: KL, perplexity, variety, length
 report    win-rates with their intervals, over seeds
+taste_study  compares models of a user's taste: which predicts best from few ratings
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import Attempt, RatedReply, RatingRow, Store, VersionRow
+from ..store import Attempt, RatedReply, RatingRow, ReplyWords, Store, VersionRow
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 
@@ -74,6 +74,18 @@ class AdapterHistory:
     def examples(self) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of every rating in force."""
         return self._store.ratings.texts(*self._key)
+
+    def labels(self) -> list[tuple[str, str]]:
+        """(reply id, rating) of every rating in force, the oldest first."""
+        return self._store.ratings.labels(*self._key)
+
+    def rated_words(self) -> list[ReplyWords]:
+        """What the taste model reads of the rated replies."""
+        return self._store.ratings.words(*self._key)
+
+    def unrated_words(self, limit: int) -> list[ReplyWords]:
+        """The same of the newest replies without a rating."""
+        return self._store.replies.unrated(*self._key, limit)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,

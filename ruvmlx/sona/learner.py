@@ -27,6 +27,7 @@ from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
 from .state import LearnerState, RatingResult
 from .trace import Trace, adapted_logits
+from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
 _ATTEMPTS = 5  # at a commit, while other processes rate as well
@@ -37,8 +38,9 @@ class Learner:
     """The instant loop of one adapter on one model; made by `wiring.open_learner`.
 
     active: the adapter in use. layers, guard: the optional part for layers below the head. anchors: the
-    optional part that protects earlier tasks. learns: False records ratings and updates the rating index, but
-    never changes weights. Lives in the backend's thread.
+    optional part that protects earlier tasks. taste: the user's taste, from the ratings in force. learns:
+    False records ratings and updates the rating index, but never changes weights. Lives in the backend's
+    thread.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Learner:
         self._store, self._model, self.layers, self._learns = store, model, layers, learns
         self.active, self.rating_index, self.anchors = active, rating_index, anchors
         self.traces = ReplyTraces(store, active, layers, guard, learns)
+        self.taste = UserTaste(active.history)
 
     # -- the adapter in use --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from .deep_runs import DeepRun
 from .kv import KVChoiceRow, KVMeasured, KVObservation
 from .messages import MessageRow
 from .ratings import RatedReply, RatingRow
-from .replies import ReplyRow
+from .replies import ReplyRow, ReplyWords
 from .routes import RatedRoute, RouteRow
 from .search import ChatHit
 from .signals import SignalRow
@@ -34,6 +34,7 @@ __all__ = [
     "RatedRoute",
     "RatingRow",
     "ReplyRow",
+    "ReplyWords",
     "RouteRow",
     "SessionRow",
     "SignalRow",

@@ -20,7 +20,7 @@ class Drafts:
 
     def put(self, session_id: str, reply: ReplyRow) -> None:
         """Commit a chat's reply as far as it is written, in place of its earlier draft."""
-        words = asdict(replace(reply, query=None))
+        words = asdict(replace(reply, query=None, features=None))
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO drafts (session_id, parent, process, reply)"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
-from .database import Database, to_vector
+from .database import Database, columns, to_vector
+from .replies import ReplyWords
 from .witness import Witness
 
 
@@ -128,6 +129,16 @@ class Ratings:
             name,
         )
         return [(row["prompt"], row["text"], row["rating"]) for row in rows]
+
+    def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
+        """What the taste model reads of the replies with a rating in force, oldest rating first."""
+        rows = self._db.rows(
+            f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
+            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
+            fingerprint,
+            name,
+        )
+        return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """The newest ratings in force whose replies still have their tokens, oldest first."""

@@ -34,6 +34,7 @@ class ReplyRow:
     examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
     thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
+    features: bytes | None = None  # of the text, for the taste model (sona/taste_features.py)
 
     @property
     def context_ids(self) -> list[int]:
@@ -53,6 +54,17 @@ class ReplyRow:
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class ReplyWords:
+    """What the taste model reads of a reply. prompt and text are empty if the reply was deleted."""
+
+    id: str
+    features: bytes | None
+    prompt: str
+    text: str
+    finish_reason: str
 
 
 class Replies:
@@ -121,6 +133,19 @@ class Replies:
         )
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
+    def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
+        """The newest replies made with an adapter on which no rating of this adapter is in force."""
+        rows = self._db.rows(
+            f"SELECT {columns(ReplyWords)} FROM replies"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != ''"
+            " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = replies.id AND t.fingerprint = ?1"
+            " AND t.adapter = ?2 AND t.in_force) ORDER BY seq DESC LIMIT ?3",
+            fingerprint,
+            adapter,
+            limit,
+        )
+        return [ReplyWords(**row) for row in rows]
+
     # -- pooled states of the questions --------------------------------------------------------------
 
     def set_query(self, reply_id: str, query: np.ndarray) -> None:
@@ -149,8 +174,8 @@ class Replies:
             "DELETE FROM replies WHERE id = ? AND id NOT IN (SELECT reply_id FROM ratings)", reply_id
         )
         self._db.execute(
-            "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'', query = NULL"
-            " WHERE id = ?",
+            "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'', query = NULL,"
+            " features = NULL WHERE id = ?",
             reply_id,
         )
 

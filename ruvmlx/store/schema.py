@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 4
+VERSION = 5
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -151,7 +151,11 @@ _V4 = """
 ALTER TABLE replies  -- sampled tokens at the beginning that are the model's thoughts
   ADD COLUMN thought INTEGER NOT NULL DEFAULT 0;
 """
-_STEPS = (_V1, _V2, _V3, _V4)  # from each version to the next
+_V5 = """
+ALTER TABLE replies  -- what the taste model knows of the text, see sona/taste_features.py; NULL: not computed
+  ADD COLUMN features BLOB;
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

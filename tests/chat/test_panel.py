@@ -11,6 +11,7 @@ from ruvmlx.apps.chat.overview import Overview, spoken_lines
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.platform.sensors import SensorReading, Sensors
+from ruvmlx.runtime import LearningState, LearnStatus, MemoryStatus
 
 from .helpers import SMALL, ask, screen_text, until
 from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401
@@ -130,3 +131,13 @@ def test_in_a_low_panel_details_go_first(height):
     assert {"▲ 0", "hot", "warm", "cold", "memory", "budget", "heat"} <= set(words)
     assert len(words) + len(shown) <= max(height, 10)
     assert ("rest" in words) == (height >= len(recent) + len(machine) + 4)
+
+
+def test_what_the_user_likes_is_shown_once_ratings_support_it():
+    def rows(*likes: str):
+        status = LearnStatus(9, 9, 9, 0.01, 0.1, 0.0, [0])
+        state = LearningState("default", status, MemoryStatus(1, 1, 0, 1, 0, 0), 3, [], likes)
+        return overview.learning_rows(state)
+
+    assert "likes" not in dict(rows())
+    assert rows("lists", "shorter replies", "code")[-2:] == [("likes", "lists"), ("likes", "shorter replies")]

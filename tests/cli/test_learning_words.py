@@ -29,6 +29,14 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
     ]
 
 
+def test_the_taste_is_a_sentence_once_ratings_support_one():
+    taste = {"sentence": "shorter replies, more 'you'", "turned": 0}
+    assert status_lines(LEARNED | {"taste": taste})[1] == "You seem to like: shorter replies, more 'you'."
+    turned = taste | {"turned": 40}
+    assert status_lines(LEARNED | {"taste": turned})[1].startswith("You seem to like lately: ")
+    assert status_lines(LEARNED | {"taste": taste | {"sentence": ""}}) == status_lines(LEARNED)
+
+
 def test_a_refused_training_says_why():
     facts = LEARNED | {
         "consolidations": 1,

@@ -91,7 +91,8 @@ def test_a_deleted_chat_leaves_no_words_behind(store, home):
     chat = store.chats.new("m")
     store.messages.add_user(chat, "my secret zanzibar77")
     store.replies.add(a_reply("unrated", prompt="zanzibar77", text="zanzibar77"), chat)
-    store.replies.add(a_reply("rated", prompt="zanzibar77", text="zanzibar77"), chat)
+    told = a_reply("rated", prompt="zanzibar77", text="zanzibar77", features=b"zanzibar77")
+    store.replies.add(told, chat)
     store.traces.put("rated", b"zanzibar77")
     with store.transaction():
         version = store.versions.add("f", "default", 0, b"state", 0.0, 0.0)

@@ -1,0 +1,84 @@
+"""The taste model: from a user's ratings, the stars they would give to any reply, with the uncertainty.
+
+A Bayesian linear regression in stars,
+
+    y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
+
+whose columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a
+few columns that the ratings select: a measure of its own, a word, a measure in questions that begin with one
+word. Variances and columns are chosen by the evidence p(y), so ten ratings select nothing that a coin could
+have made, and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
+
+The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .taste_columns import design
+from .taste_features import ReplyFeatures
+from .taste_fit import Rows, TasteFit, fit, missing_side
+from .taste_words import Preference, preferences, sentence
+
+STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
+# Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
+_STAR, _THUMB = 1 / 12, 4 / 12
+NEUTRAL = 3.0
+NEWEST = 1000  # ratings that are used at most
+
+
+@dataclass(frozen=True)
+class RatedFeatures:
+    features: ReplyFeatures
+    rating: str  # "up", "down" or "1" to "5"
+
+
+def background_counts(ratings: Sequence[RatedFeatures]) -> bool:
+    """Are the ratings so one-sided that replies without one say something?"""
+    return missing_side(np.array([STARS[r.rating] - NEUTRAL for r in ratings])) > 0
+
+
+@dataclass(frozen=True)
+class TasteModel:
+    """Immutable; made by `fit`."""
+
+    ratings: int
+    fitted: TasteFit
+
+    @classmethod
+    def fit(cls, ratings: Sequence[RatedFeatures], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
+        """ratings: oldest first. background: replies that the user saw and did not rate."""
+        ratings = ratings[-NEWEST:]
+        stars = np.array([STARS[r.rating] for r in ratings])
+        thumbs = sum(not r.rating.isdigit() for r in ratings) / max(1, len(ratings))
+        coarse = _STAR + thumbs * (_THUMB - _STAR)
+        rows = Rows([r.features for r in ratings], stars - NEUTRAL, np.ones(len(ratings)), coarse)
+        return cls(len(ratings), fit(rows, background))
+
+    def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
+        """(mean, standard deviation) [R] of the stars that the user would give."""
+        mean, variance = self.fitted.posterior.predict(
+            design(replies, self.fitted.columns, self.fitted.scale)
+        )
+        return NEUTRAL + mean, np.sqrt(variance)
+
+    @property
+    def has_words(self) -> bool:
+        """Does a column need a text to name its word?"""
+        return any(c.word is not None or c.opener is not None for c in self.fitted.columns)
+
+    @property
+    def turned(self) -> int:
+        """Ratings before the newest turn of the taste, which count no more; 0: it never turned."""
+        return self.fitted.turned
+
+    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Preference]:
+        """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
+        which words get their names; without them only measures are told."""
+        return preferences(self.fitted, self.ratings, rated)
+
+    def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
+        """The preferences as a sentence for people; empty while the ratings support none."""
+        return sentence(self.preferences(rated))

@@ -1,0 +1,148 @@
+"""Columns of the taste model's regression, and the candidates among which the ratings select."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .taste_features import BUCKETS, ReplyFeatures
+from .taste_measures import MEASURES
+
+FURTHEST = 4.0  # a measure counts at most this many of its spreads
+USUAL = 10
+SEEN = 3  # a word, or an opener, is a candidate if it is in this many rated replies
+WORDS, OPENERS = 300, 6  # most candidates, the commonest
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a reply: a measure (an index into MEASURES), the square root of a word's count, or 1;
+    times whether its question begins with `opener`, if that is given."""
+
+    measure: int | None = None
+    word: int | None = None
+    opener: int | None = None
+
+    def of(
+        self, replies: Sequence[ReplyFeatures], measures: np.ndarray, words: Mapping[int, np.ndarray]
+    ) -> np.ndarray:
+        """[R]; measures [R, M] and roots of the words' counts [R] of the same replies."""
+        if self.measure is not None:
+            value = measures[:, self.measure]
+        elif self.word is not None:
+            value = words[self.word]
+        else:
+            value = np.ones(len(replies))
+        if self.opener is None:
+            return value
+        return value * np.array([r.opener == self.opener for r in replies], float)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What replies are like to this user: centre [M] and spread [M] of the measures, from the replies that
+    the model is fitted to. A few long replies would otherwise all count as equally long."""
+
+    centre: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
+        """As if there were USUAL more replies with the centre and spread of taste_measures.py. Never narrower
+        than that: what hardly varies says little."""
+        found = _stacked(replies)
+        count = USUAL + len(found)
+        centre = found.sum(axis=0) / count
+        square = (USUAL + ((found - centre) ** 2).sum(axis=0)) / count
+        return cls(centre, np.sqrt(np.maximum(square, 1)))
+
+    def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
+        """[R, M] float64, none further than FURTHEST spreads from the centre."""
+        return np.clip((_stacked(replies) - self.centre) / self.spread, -FURTHEST, FURTHEST)
+
+
+def _stacked(replies: Sequence[ReplyFeatures]) -> np.ndarray:
+    found = np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)))
+    return found.astype(np.float64)
+
+
+def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
+    """[R, 1 + M + K]: an intercept, all measures, the selected columns."""
+    measures = scale.measures(replies)
+    words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
+    counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
+    own = [column.of(replies, measures, counted) for column in selected]
+    return np.column_stack([np.ones(len(replies)), measures, *own])
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """columns, their values [R, C] for the rated replies, and their cost [C]: how much log-evidence a column
+    must bring to be selected."""
+
+    columns: list[Column]
+    values: np.ndarray
+    cost: np.ndarray
+    scale: Scale
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        return self.values * self.values
+
+    @cached_property
+    def places(self) -> dict[Column, int]:
+        return {column: at for at, column in enumerate(self.columns)}
+
+
+_ROOT = np.sqrt(np.arange(256, dtype=np.float32))
+
+# A column must be worth more evidence the more there are of its kind.
+_COSTS = {"measure": 1.0, "word": 4.0, "opener": 3.0, "both": 6.0}
+
+
+def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
+    measures, words = scale.measures(replies).astype(np.float32), _common_words(replies)
+    begun = np.array([r.opener for r in replies], np.int64)
+    openers = _common_openers(begun)
+    begins = (begun[:, None] == np.array(openers, int)).astype(np.float32)
+    both = (measures[:, :, None] * begins[:, None, :]).reshape(len(replies), measures.shape[1] * len(openers))
+    kinds: dict[str, list[Column]] = {
+        "measure": [Column(measure=m) for m in range(measures.shape[1])],
+        "word": [Column(word=w) for w in words],
+        "opener": [Column(opener=o) for o in openers],
+        "both": [Column(measure=m, opener=o) for m in range(measures.shape[1]) for o in openers],
+    }
+    values = np.hstack([measures, roots(replies, words), begins, both])
+    cost = np.repeat([_COSTS[kind] for kind in kinds], [len(columns) for columns in kinds.values()])
+    return Candidates([column for columns in kinds.values() for column in columns], values, cost, scale)
+
+
+def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
+    """The WORDS commonest hashes that are in SEEN replies or more, and not in all."""
+    seen = np.bincount(joined([r.words for r in replies]), minlength=BUCKETS)
+    found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
+    return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
+
+
+def _common_openers(begun: np.ndarray) -> list[int]:
+    values, counts = np.unique(begun, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:OPENERS]
+    return [int(values[i]) for i in order if SEEN <= counts[i] < len(begun)]
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All parts one after the other, also if there are none."""
+    return np.concatenate([np.zeros(0, np.uint8), *parts])
+
+
+def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
+    """[R, W] float32: square roots of the words' counts."""
+    place = np.zeros(BUCKETS, np.int32)  # 0: not wanted
+    place[list(words)] = np.arange(1, len(words) + 1)
+    sizes = [len(r.words) for r in replies]
+    found = np.zeros((len(replies), len(words) + 1), np.float32)
+    at = place[joined([r.words for r in replies])]
+    at += np.repeat(np.arange(len(replies), dtype=np.int32) * (len(words) + 1), sizes)
+    found.reshape(-1)[at] = _ROOT[joined([r.counts for r in replies])]
+    return found[:, 1:]

@@ -1,0 +1,80 @@
+"""What the taste model knows of a reply: measures of its text, its words, and how its question begins.
+
+All of it follows from the question and the reply's text alone, so an edited or imported reply has features,
+too.
+"""
+
+import itertools
+import re
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from .taste_measures import MEASURES, measured
+
+BUCKETS = 1 << 16  # words and pairs of words are known by a hash of 16 bits
+_TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
+_MOST = 255  # a count is one byte
+
+
+@dataclass(frozen=True)
+class ReplyFeatures:
+    """measures [M] float32. words [W] uint16, rising: hashes of the reply's words and pairs of words; counts
+    [W] uint8. opener: hash of the question's first word.  4 M + 3 W + 2 bytes: about 600 for 100 words.
+    """
+
+    measures: np.ndarray
+    words: np.ndarray
+    counts: np.ndarray
+    opener: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The opener, the measures, the hashes, the counts; little-endian."""
+        head = np.array([self.opener, len(self.measures), len(self.words)], "<u2").tobytes()
+        return head + b"".join(
+            part.tobytes()
+            for part in (self.measures.astype("<f4"), self.words.astype("<u2"), self.counts.astype("u1"))
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes | None) -> "ReplyFeatures | None":
+        """None if there are none, or if they were stored by a version with other measures: compute them
+        again."""
+        if data is None or len(data) < 6:
+            return None
+        opener, measures, words = (int(n) for n in np.frombuffer(data, "<u2", 3))
+        if measures != len(MEASURES) or len(data) != 6 + 4 * measures + 3 * words:
+            return None
+        at = 6 + 4 * measures
+        return cls(
+            np.frombuffer(data, "<f4", measures, 6),
+            np.frombuffer(data, "<u2", words, at),
+            np.frombuffer(data, "u1", words, at + 2 * words),
+            opener,
+        )
+
+
+def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
+    """finished: the reply ended by itself, and not at the length limit."""
+    counted = Counter(bucket(gram) for gram in grams(text))
+    words = np.array(sorted(counted), np.uint16)
+    counts = np.array([min(counted[int(w)], _MOST) for w in words], np.uint8)
+    return ReplyFeatures(measured(text, finished), words, counts, bucket(opener_of(question)))
+
+
+def grams(text: str) -> list[str]:
+    """The words and marks of a text in lower case, and each pair of neighbours."""
+    tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
+    return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
+
+
+def opener_of(question: str) -> str:
+    """The question's first word, in lower case."""
+    found = _TOKEN.search(question)
+    return found.group().lower() if found else ""
+
+
+def bucket(gram: str) -> int:
+    return zlib.crc32(gram.encode()) % BUCKETS

@@ -1,0 +1,254 @@
+"""Fits the taste model: selects columns by the evidence, chooses the variances, finds a turn of the taste."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .taste_columns import Candidates, Column, Scale, candidates, design
+from .taste_evidence import (
+    LEAST_NOISE,
+    USUAL_NOISE,
+    Posterior,
+    Sums,
+    Variances,
+    hyperprior,
+    log_evidence,
+    log_evidences,
+    tuned,
+)
+from .taste_features import ReplyFeatures
+from .taste_measures import MEASURES
+
+M = len(MEASURES)
+BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures together move half a star
+MOST = 8  # selected columns
+_STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
+
+DEGREES, ROUNDS = 4.0, 2  # of freedom of the noise; times that ratings are weighed by it
+
+RECENT = (
+    6,
+    8,
+    10,
+    13,
+    16,
+    20,
+    25,
+    32,
+    40,
+    50,
+    63,
+    80,
+    100,
+    160,
+    250,
+    400,
+)  # ratings after a turn: the lengths that are tried
+LEAST_OLD = 6  # ratings before it
+REMEMBERED = 200  # ratings before it that say which columns matter to this user
+TURN_COST = 8.0  # log-evidence that a turn must bring
+
+
+@dataclass(frozen=True)
+class TasteFit:
+    """turned: ratings before the newest turn of the taste, which count no more; 0: there was none."""
+
+    columns: tuple[Column, ...]
+    variances: Variances
+    posterior: Posterior
+    scale: Scale
+    turned: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. coarse: variance of y
+    within what one rating can stand for, which is the least noise."""
+
+    replies: Sequence[ReplyFeatures]
+    y: np.ndarray
+    weight: np.ndarray
+    coarse: float = LEAST_NOISE
+
+    def __getitem__(self, part: slice) -> "Rows":
+        return replace(self, replies=self.replies[part], y=self.y[part], weight=self.weight[part])
+
+    def __add__(self, other: "Rows") -> "Rows":
+        replies = [*self.replies, *other.replies]
+        return replace(
+            self, replies=replies, y=np.r_[self.y, other.y], weight=np.r_[self.weight, other.weight]
+        )
+
+    def sums(self, x: np.ndarray) -> Sums:
+        return Sums.of(x, self.y, self.weight)
+
+
+def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
+    """ratings: oldest first. background: replies that were seen and not rated."""
+    rows = ratings + _neutral(ratings, background)
+    scale = Scale.of(rows.replies)
+    begun = selected(rows, candidates(rows.replies, scale))
+    at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
+    if not at:
+        return _robust(begun).fit
+    before = ratings[max(0, at - REMEMBERED) : at]
+    known = (*selected(before, candidates(before.replies, scale)).columns, *begun.columns)
+    rows = ratings[at:] + _neutral(ratings[at:], background)
+    after = selected(rows, candidates(rows.replies, scale), tuple(dict.fromkeys(known))[:MOST])
+    return replace(_robust(after).fit, turned=at)
+
+
+def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
+    """The background as ratings. Together they count as many as are missing on the rarer side: someone who
+    only ever presses up tells by what they pass over. That is below the middle for them, above it for someone
+    who only presses down."""
+    total = missing_side(ratings.y)
+    used = background if total else ()
+    passed_over = -float(np.sign(ratings.y).sum()) / max(1, int(np.count_nonzero(ratings.y)))
+    return Rows(used, np.full(len(used), passed_over), np.full(len(used), total / max(1, len(used))))
+
+
+def missing_side(y: np.ndarray) -> int:
+    """How many ratings are missing on the rarer side: all if there is none, none from a quarter on."""
+    return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
+
+
+# -- columns ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """x [R, d]: values of the columns, measures included, for the rows."""
+
+    rows: Rows
+    pool: Candidates
+    columns: tuple[Column, ...]
+    x: np.ndarray
+    variances: Variances
+
+    @property
+    def posterior(self) -> Posterior:
+        return Posterior.of(self.rows.sums(self.x), self.variances.prior(M), self.variances.noise)
+
+    @property
+    def fit(self) -> TasteFit:
+        return TasteFit(self.columns, self.variances, self.posterior, self.pool.scale)
+
+
+def selected(
+    rows: Rows, pool: Candidates, known: tuple[Column, ...] = (), x: np.ndarray | None = None
+) -> Selection:
+    """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
+    d]: their values, if they are at hand."""
+    columns, usual = list(known), [_STRONGEST / 4] * len(known)
+    x = design(rows.replies, columns, pool.scale) if x is None else x
+    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
+    variances = _tuned(start, rows.sums(x), usual)
+    if len(columns) == MOST:
+        return Selection(rows, pool, tuple(columns), x, variances)
+    scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
+    while len(columns) < MOST:
+        now = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
+        best, strength = scan.best(now)
+        if best is None:
+            break
+        columns.append(pool.columns[best])
+        usual.append(strength)
+        x = np.column_stack([x, pool.values[:, best]])
+        scan.add(best)
+        variances = _tuned(replace(variances, own=(*variances.own, strength)), rows.sums(x), usual)
+    return Selection(rows, pool, tuple(columns), x, variances)
+
+
+def _robust(begun: Selection) -> Selection:
+    """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with
+    the tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    weight, found = begun.rows.weight, begun
+    for _ in range(ROUNDS):
+        error = found.rows.y - found.x @ found.posterior.mean
+        trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
+        rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
+        found = selected(rows, found.pool, found.columns, found.x)
+    return found
+
+
+def _tuned(start: Variances, sums: Sums, usual: Sequence[float]) -> Variances:
+    def score(v: Variances) -> float:
+        return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
+
+    # With a new column, the variances of the older ones hardly move.
+    which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
+    return tuned(start, which, score, steps)
+
+
+class Scan:
+    """Scores all candidates at each step of the selection.
+
+    With q = z^T A^-1 y and r = z^T A^-1 z, A the covariance of y so far, a column z of variance a adds
+    [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence; the best a is (q^2 - r) / r^2.
+    """
+
+    def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
+        """x [R, d]: the columns so far. taken: candidates among them."""
+        self._pool, self._cost = pool, pool.cost.copy()
+        self._cost[list(taken)] = np.inf
+        self._weight = rows.weight.astype(np.float32)
+        self._zy = pool.values.T @ (self._weight * rows.y.astype(np.float32))
+        self._zz = pool.squares.T @ self._weight
+        self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
+
+    def add(self, which: int) -> None:
+        """The candidate became a column."""
+        column = self._pool.values.T @ (self._weight * self._pool.values[:, which])
+        self._zx = np.column_stack([self._zx, column])
+        self._cost[which] = np.inf
+
+    def best(self, now: Posterior) -> tuple[int | None, float]:
+        """The candidate that raises the evidence most above its cost, with its best variance; None: none
+        does."""
+        s, zx = now.noise, self._zx
+        q = (self._zy - zx @ now.mean) / s
+        r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)
+        a = np.clip((q * q - r) / (r * r), 0, _STRONGEST)
+        gain = 0.5 * (a * q * q / (1 + a * r) - np.log1p(a * r)) - self._cost
+        best = int(np.argmax(gain))
+        return (best, float(max(a[best], _WEAKEST))) if gain[best] > 0 else (None, 0.0)
+
+
+# -- a turn of the taste ---------------------------------------------------------------------------------
+
+
+def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
+    """After how many ratings the taste turned, if two tastes, each with weights of its own, are clearly more
+    likely than one; else 0. x [R, d]: columns of the ratings."""
+    count = len(ratings.y)
+    cuts = sorted(count - recent for recent in RECENT if count - recent >= LEAST_OLD)
+    if not cuts:
+        return 0
+    ends = [0, *cuts, count]
+    parts = [ratings[a:b].sums(x[a:b]) for a, b in itertools.pairwise(ends)]
+    joint = np.cumsum([part.joint for part in parts], axis=0)
+    counts = np.cumsum([part.count for part in parts])
+    sides = ((joint[:-1], counts[:-1]), (joint[-1] - joint[:-1], counts[-1] - counts[:-1]))
+    one = log_evidences(joint[-1], counts[-1], variances.prior(M), variances.noise)
+    two = np.max(
+        [
+            np.sum([log_evidences(a, n, sharper.prior(M), sharper.noise) for a, n in sides], axis=0)
+            for sharper in _sharper(variances)
+        ],
+        axis=0,
+    )
+    best = int(np.argmax(two))
+    return cuts[best] if two[best] > one + TURN_COST else 0
+
+
+def _sharper(variances: Variances) -> list[Variances]:
+    """A mixture of two tastes looks like noise: each alone has less of it, and larger weights."""
+    less = {max(variances.least, variances.noise / part) for part in (1, 4)}
+    return [
+        replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))
+        for noise in sorted(less)
+        for up in (1, 4)
+    ]

@@ -1,0 +1,83 @@
+"""One adapter's taste model, in step with the store: the ratings in force decide, also after an undo."""
+
+from dataclasses import dataclass
+
+from ..models import thinking
+from ..store import ReplyWords
+from .adapter_history import AdapterHistory
+from .taste import RatedFeatures, TasteModel, background_counts
+from .taste_features import ReplyFeatures, features_of
+from .taste_words import Preference, sentence
+
+BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
+
+
+@dataclass(frozen=True)
+class TasteStatus:
+    """ratings: those that the model was fitted to. turned: how many of them, the oldest, count no more
+    because the taste changed. preferences: what the others support, the strongest first."""
+
+    ratings: int
+    turned: int
+    preferences: tuple[Preference, ...]
+
+    @property
+    def sentence(self) -> str:
+        """ "shorter replies, more 'you'"; empty while the ratings support nothing."""
+        return sentence(self.preferences)
+
+
+class UserTaste:
+    """Fitted when it is asked for, not when a rating is given; then kept until the adapter's version
+    changes."""
+
+    def __init__(self, history: AdapterHistory):
+        self._history = history
+        self._features: dict[str, ReplyFeatures | None] = {}  # by reply; None: its words were deleted
+        self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
+
+    @property
+    def model(self) -> TasteModel:
+        return self._current()[1]
+
+    @property
+    def status(self) -> TasteStatus:
+        return self._current()[2]
+
+    def _current(self) -> tuple[int, TasteModel, TasteStatus]:
+        version = self._history.version()
+        if self._fitted is None or self._fitted[0] != version:
+            model = self._fit()
+            # Only words need the texts, to get their names back.
+            texts = [(asked, said) for asked, said, _ in self._history.examples()] if model.has_words else []
+            status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
+            self._fitted = version, model, status
+        return self._fitted
+
+    def _fit(self) -> TasteModel:
+        labels = self._history.labels()
+        if any(reply_id not in self._features for reply_id, _ in labels):
+            for row in self._history.rated_words():
+                self._remember(row)
+        known = [(self._features.get(reply_id), rating) for reply_id, rating in labels]
+        ratings = [RatedFeatures(features, rating) for features, rating in known if features is not None]
+        return TasteModel.fit(ratings, self._unrated() if background_counts(ratings) else ())
+
+    def _unrated(self) -> list[ReplyFeatures]:
+        found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]
+        return [features for features in found if features is not None]
+
+    def _remember(self, row: ReplyWords) -> ReplyFeatures | None:
+        if row.id not in self._features:
+            self._features[row.id] = ReplyFeatures.from_bytes(row.features) or _computed(row)
+        return self._features[row.id]
+
+
+def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:
+    """Features of a reply as it is stored; of a thought and an answer, those of the answer."""
+    return features_of(question, thinking.split(text).answer, finish_reason == "stop")
+
+
+def _computed(row: ReplyWords) -> ReplyFeatures | None:
+    """For replies of before there were features; None if the words were deleted."""
+    return reply_features(row.prompt, row.text, row.finish_reason) if row.text else None

@@ -1,0 +1,175 @@
+"""The taste model, on made-up replies and people whose taste is known."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_features import features_of
+from tests.sona import simulated_tastes as sim
+
+UNSEEN = sim.texts(120, seed=99)
+TASTES = [sim.shorter, sim.lists, sim.to_the_reader, sim.phrase, sim.lists_for_how]
+
+
+def fitted(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> TasteModel:
+    """wrong: share of the stars that are turned around."""
+    shown = sim.texts(ratings, seed)
+    given = sim.stars(taste, shown)
+    flipped = np.random.default_rng(seed).random(ratings) < wrong
+    return TasteModel.fit(sim.rated(shown, np.where(flipped, 6 - given, given)))
+
+
+def agreement(model: TasteModel, taste: sim.Taste) -> float:
+    """Correlation of predicted and true stars of unseen replies."""
+    mean, _ = model.predict(sim.features(UNSEEN))
+    return float(np.corrcoef(mean, sim.stars(taste, UNSEEN))[0, 1])
+
+
+@pytest.mark.parametrize("taste", TASTES[:4], ids=lambda t: t.__name__)
+def test_thirty_ratings_recover_a_taste_and_more_ratings_do_better(taste):
+    few, more = fitted(taste, 30), fitted(taste, 200)
+    assert agreement(few, taste) > 0.6
+    assert agreement(more, taste) > 0.85
+    assert agreement(more, taste) > agreement(few, taste) - 0.02
+
+
+def test_a_hundred_ratings_recover_a_taste_that_is_opposite_for_some_questions():
+    assert agreement(fitted(sim.lists_for_how, 100), sim.lists_for_how) > 0.9
+
+
+@pytest.mark.parametrize("taste", [sim.shorter, sim.lists, sim.to_the_reader], ids=lambda t: t.__name__)
+def test_a_fifth_of_wrong_ratings_does_not_hide_the_taste(taste):
+    assert agreement(fitted(taste, 100, wrong=0.2), taste) > 0.8
+
+
+def test_stars_by_dice_teach_no_taste():
+    """The mean over seeds is near 0, and predictions stay near the mean of the stars."""
+    found = []
+    for seed in range(8):
+        shown = sim.texts(60, seed)
+        model = TasteModel.fit(sim.rated(shown, np.random.default_rng(seed).integers(1, 6, 60)))
+        found.append(agreement(model, sim.shorter))
+        mean, _ = model.predict(sim.features(UNSEEN))
+        assert np.std(mean) < 0.7
+    assert abs(np.mean(found)) < 0.35
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+def test_one_thumb_alone_teaches_with_the_replies_that_were_passed_over(side):
+    shown = sim.texts(90, seed=3)
+    given = sim.stars(sim.to_the_reader, shown)
+    pressed = given >= 4 if side == "up" else given <= 2
+    known = sim.features(shown)
+    model = TasteModel.fit(
+        [RatedFeatures(f, side) for f, p in zip(known, pressed, strict=True) if p],
+        [f for f, p in zip(known, pressed, strict=True) if not p],
+    )
+    assert agreement(model, sim.to_the_reader) > 0.8
+
+
+def test_one_thumb_without_background_teaches_no_direction():
+    """All replies were liked, so nothing tells them apart; the stars are high for every reply."""
+    model = TasteModel.fit([RatedFeatures(f, "up") for f in sim.features(sim.texts(40, seed=3))])
+    mean, _ = model.predict(sim.features(UNSEEN))
+    assert mean.min() > 3.8 and np.std(mean) < 0.1
+
+
+def test_a_taste_that_turns_is_followed_within_ten_ratings():
+    shown = sim.texts(90, seed=5)
+    given = sim.stars(sim.lists, shown)
+    given[80:] = 6 - given[80:]
+    model = TasteModel.fit(sim.rated(shown, given))
+    assert 70 <= model.turned <= 84
+    assert agreement(model, sim.lists) < -0.8
+
+
+def test_a_taste_that_stays_is_not_cut():
+    for seed in range(5):
+        assert fitted(sim.lists, 90, seed).turned == 0
+        assert fitted(sim.shorter, 90, seed, wrong=0.2).turned == 0
+
+
+def test_without_a_turn_the_order_of_ratings_does_not_matter():
+    shown = sim.texts(60, seed=2)
+    ratings = sim.rated(shown, sim.stars(sim.shorter, shown))
+    mixed = [ratings[i] for i in np.random.default_rng(1).permutation(60)]
+    one, other = (TasteModel.fit(r).predict(sim.features(UNSEEN)) for r in (ratings, mixed))
+    np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_the_model_is_a_function_of_its_ratings_bit_for_bit():
+    """So an undo gives back the model from before the rating."""
+    shown = sim.texts(50, seed=4)
+    ratings = sim.rated(shown, sim.stars(sim.lists_for_how, shown))
+    before = TasteModel.fit(ratings[:-1]).predict(sim.features(UNSEEN))
+    TasteModel.fit(ratings)
+    after = TasteModel.fit(ratings[:-1]).predict(sim.features(UNSEEN))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_uncertainty_shrinks_with_ratings():
+    _, few = fitted(sim.shorter, 10).predict(sim.features(UNSEEN))
+    _, more = fitted(sim.shorter, 150).predict(sim.features(UNSEEN))
+    assert more.mean() < few.mean()
+
+
+def test_uncertainty_is_wide_far_from_the_ratings():
+    """A page of shouted code, in a model that saw short English sentences."""
+    model = fitted(sim.shorter, 60)
+    strange = features_of("How?", "```\nx = {1: 2};\n```\n" * 40 + "RUN! RUN! RUN?! " * 30, False)
+    usual = model.predict(sim.features(UNSEEN))[1].mean()
+    assert model.predict([strange])[1][0] > 1.3 * usual
+
+
+@pytest.mark.parametrize("ratings", [20, 60, 200])
+def test_four_fifths_of_the_stars_lie_within_the_interval(ratings):
+    inside = []
+    for taste in TASTES:
+        for seed in range(3):
+            mean, sd = fitted(taste, ratings, seed).predict(sim.features(UNSEEN))
+            inside.append(np.mean(abs(mean - sim.stars(taste, UNSEEN)) < 1.2816 * sd))
+    assert 0.7 < np.mean(inside) < 0.97
+
+
+@pytest.mark.parametrize(
+    "taste, words",
+    [
+        (sim.shorter, "shorter replies"),
+        (sim.lists, "lists"),
+        (sim.to_the_reader, "more 'you'"),
+        (sim.phrase, "example'"),
+        (sim.lists_for_how, "lists in questions with 'how'"),
+    ],
+)
+def test_the_sentence_names_the_taste(taste, words):
+    shown = sim.texts(150, seed=6)
+    model = TasteModel.fit(sim.rated(shown, sim.stars(taste, shown)))
+    assert words in model.explain(shown)
+
+
+def test_the_sentence_is_empty_without_evidence():
+    """No ratings, one kind of rating, or dice: at most one in twenty says something."""
+    assert TasteModel.fit([]).explain() == ""
+    assert fitted(lambda question, text: 5, 60).explain(sim.texts(60, 0)) == ""
+    said = 0
+    for seed in range(40):
+        shown = sim.texts(30, seed)
+        dice = np.random.default_rng(seed).integers(1, 6, 30)
+        said += TasteModel.fit(sim.rated(shown, dice)).explain(shown) != ""
+    assert said <= 2
+
+
+def test_no_ratings_predict_the_middle_with_a_wide_interval():
+    mean, sd = TasteModel.fit([]).predict(sim.features(UNSEEN[:3]))
+    np.testing.assert_allclose(mean, 3)
+    assert sd.min() > 1
+
+
+def test_thumbs_and_stars_mix():
+    shown = sim.texts(60, seed=8)
+    given = sim.stars(sim.lists, shown)
+    mixed = [
+        RatedFeatures(r.features, ("up" if s > 3 else "down") if i % 2 else r.rating)
+        for i, (r, s) in enumerate(zip(sim.rated(shown, given), given, strict=True))
+    ]
+    assert agreement(TasteModel.fit(mixed), sim.lists) > 0.9
