@@ -134,7 +134,12 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        return TasteFit(self.columns, self.variances, self.posterior, self.pool.scale)
+        # A column that is the best of hundreds fits some of the noise, about as much as two that were given.
+        count = len(self.rows.y)
+        free = max(count / 3, count - 1 - 2 * len(self.columns))
+        noise = self.variances.noise * max(1.0, count / max(free, 1.0))
+        posterior = Posterior.of(self.rows.sums(self.x), self.variances.prior(M), noise)
+        return TasteFit(self.columns, self.variances, posterior, self.pool.scale)
 
 
 def selected(
