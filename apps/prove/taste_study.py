@@ -200,13 +200,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--held-out", action="store_true", help="users drawn at random; not for tuning")
+    parser.add_argument("--held-out", type=int, metavar="N", help="users N to N + 9 drawn at random")
     given = parser.parse_args()
     if not given.file.exists():
         _sampled().save(given.file)
     study = Study(SampledReplies.load(given.file))
-    if given.held_out:
-        _print(compared(study, [str(n) for n in range(DRAWN)], given.seeds, [*RIVALS, "taste model"]))
+    if given.held_out is not None:
+        drawn = [str(given.held_out + n) for n in range(DRAWN)]
+        _print(compared(study, drawn, given.seeds, [*RIVALS, "taste model"]))
         return
     _print(compared(study, NAMED, given.seeds, [*RIVALS, "taste model"]))
     for flip in (0.1, 0.2):

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from .taste_features import BUCKETS, ReplyFeatures
-from .taste_measures import MEASURES
+from .taste_measures import MEASURES, NAMED
 
 FURTHEST = 4.0  # a measure counts at most this many of its spreads
 USUAL = 10
@@ -102,7 +102,8 @@ _COSTS = {"measure": 1.0, "word": 4.0, "opener": 3.0, "both": 6.0}
 
 
 def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
-    measures, words = scale.measures(replies).astype(np.float32), _common_words(replies)
+    measures = scale.measures(replies)[:, :NAMED].astype(np.float32)
+    words = _common_words(replies)
     begun = np.array([r.opener for r in replies], np.int64)
     openers = _common_openers(begun)
     begins = (begun[:, None] == np.array(openers, int)).astype(np.float32)
