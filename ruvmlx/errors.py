@@ -36,12 +36,12 @@ class UnsupportedModel(RuvmlxError):
 
 
 class GPUFailed(RuvmlxError):
-    """MLX cannot compute on this machine's GPU."""
+    """MLX cannot compute on this machine's GPU. instead: the backend that runs the model without it."""
 
-    def __init__(self, why: str):
+    def __init__(self, why: str, instead: str = "native"):
         super().__init__(
-            f"MLX cannot compute on this machine's GPU ({why}). Use --backend native, or update the system "
-            "and MLX; `ruvmlx doctor` checks the GPU again."
+            f"MLX cannot compute on this machine's GPU ({why}). Use --backend {instead}, or update the "
+            "system and MLX; `ruvmlx doctor` checks the GPU again."
         )
         self.why = why
 

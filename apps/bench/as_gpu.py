@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from ruvmlx.backends.mlx import mlxlm
+from ruvmlx.platform import mlxlm
 from ruvmlx.platform.gpu import GPU
 from ruvmlx.platform.mx import mx
 

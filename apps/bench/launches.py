@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.backends.mlx import graph, mlxlm, tiered
+from ruvmlx.backends.mlx import graph, tiered
 from ruvmlx.backends.mlx.kernels.source import Kernel
 from ruvmlx.backends.mlx.sampler import MLXSampler
 from ruvmlx.backends.mlx.storage import MLXStorage
@@ -26,6 +26,7 @@ from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.model import ModelConfig
+from ruvmlx.platform import mlxlm
 from ruvmlx.platform.mx import mx, nn
 from ruvmlx.tiers import TIERS
 

@@ -171,7 +171,8 @@ def export(
         change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})
     tied = opened.model.shape.tie_word_embeddings and HEAD in change.pairs
     chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
-    interchange.export(change, opened.model.shape, folder, chosen, int(bits), opened.model.name)
+    model = opened.model
+    interchange.export(change, model.shape, folder, chosen, int(bits), model.name, model.wrapped)
     size = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
         **opened.facts(opened.chosen()),

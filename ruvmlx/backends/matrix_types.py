@@ -1,4 +1,5 @@
-"""What the types of a GGUF file's matrices take in memory, by backend; `ruvmlx show` prints it."""
+"""What the types of a GGUF file's matrices and of small floats take in memory, by backend; `ruvmlx show`
+prints it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from ..kernels.packing import SUPER_BLOCKS
 from ..models.gguf_types import ROWS, TensorType
 from ..models.layout import matrices
 from ..models.model import Model
+from ..models.small_floats import TYPES
 from ..models.stored import StoresBlocks
 
 _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
@@ -31,8 +33,9 @@ class MatrixType:
 
 
 def matrix_types(model: Model) -> list[MatrixType]:
-    """The types of the model's matrices, the most frequent first; none for a folder of safetensors."""
-    weights = model.load_weights() if model.format == "gguf" else {}
+    """The types of the model's matrices, the most frequent first; none for a folder of safetensors without
+    small floats."""
+    weights = model.load_weights() if model.is_own else {}
     if not isinstance(weights, StoresBlocks):
         return []
     found = [weights.stored_tensor(module) for module, _ in matrices(model.config)]
@@ -43,7 +46,7 @@ def matrix_types(model: Model) -> list[MatrixType]:
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
     """Of weights by type, on "native" or "mlx"."""
-    kinds = {row: types[row.name] for row in ROWS if row.name in types}
+    kinds = {row: types[row.name] for row in (*ROWS, *TYPES.values()) if row.name in types}
     wide = any(kind.wide for kind in kinds)
     bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
     return round(sum(n * bits[kind] / 8 for kind, n in kinds.items()))
@@ -76,14 +79,14 @@ def native_bits(kind: TensorType) -> float:
 
 def mlx_bits(kind: TensorType, wide: bool = False) -> float:
     """On a GPU. wide: whether any matrix of the file needs float32 scales; then all have them."""
-    if kind.block == 1:
+    if kind.block == 1 or kind.mode:
         return _file_bits(kind)
     return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group
 
 
 def _native_rounds(kind: TensorType) -> bool:
-    return kind.name == "Q2_K"
+    return kind.name == "Q2_K" or (kind in TYPES.values() and not kind.affine)
 
 
 def _mlx_rounds(kind: TensorType) -> bool:
-    return kind.block > 1 and kind.group < 32
+    return kind.block > 1 and not kind.mode and (kind.group < 32 or kind.uneven)

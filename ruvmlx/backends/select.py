@@ -18,6 +18,7 @@ from ..tiers import EXAMPLE, LENGTHS, PAGE, filled
 from .base import Backend
 
 if TYPE_CHECKING:
+    from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
 
 NAMES = ("auto", "mlx", "native", "reference")
@@ -132,10 +133,10 @@ def open_backend(
     """Load the model's weights into the backend of that name (see `describe`). Use it in this thread only.
 
     On a GPU the backend uses our kernels if the self-check passes, otherwise MLX's plain KV cache. If not
-    even mlx-lm's own graph runs, "auto" opens the native decoder and "mlx" raises GPUFailed. `caveat` says
-    which of these happened. threads: CPU threads; by default the physical cores that this process may use.
-    kv_budget: bytes that the tiered KV caches should stay within, 0 for no bound. watch: receives the
-    progress of the self-check.
+    even mlx-lm's own graph runs, "auto" opens the native decoder (MLX on the CPU for models that only mlx-lm
+    runs), and "mlx" raises GPUFailed. `caveat` says which of these happened. threads: CPU threads; by default
+    the physical cores that this process may use. kv_budget: bytes that the tiered KV caches should stay
+    within, 0 for no bound. watch: receives the progress of the self-check and of mlx-lm's loading.
     """
     backend = _open(name, model, threads, watch)
     pool = getattr(backend, "pool", None)
@@ -148,10 +149,6 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
     choice = for_model(describe(name, threads), name, model.shape)
-    if not model.is_own:
-        from .mlx.any_backend import AnyBackend
-
-        return AnyBackend(model, device=choice.device, threads=threads)
     if choice.name == "reference":
         from .reference import ReferenceBackend
 
@@ -162,9 +159,16 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
         return NativeBackend(model, threads)
     if choice.device != "cpu":
         return _open_on_gpu(name, model, choice.device, threads, watch)
+    return _mlx_on_cpu(model, threads, watch)
+
+
+def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":
+    from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
 
-    return MLXBackend(model, device=choice.device, threads=threads)
+    if model.is_own:
+        return MLXBackend(model, device="cpu", threads=threads)
+    return AnyBackend(model, device="cpu", threads=threads, watch=watch)
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
@@ -175,39 +179,48 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
         if name != "auto":
             raise
         why = error.why
-    return _without_gpu(why, model, threads)
+    return _without_gpu(why, model, threads, watch)
 
 
-def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend":
-    """GPUFailed where MLX raises an error before the first token."""
+def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":
+    """GPUFailed where MLX raises an error before the first token, or failed in the self-check."""
+    from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
-    from .mlx.check_results import reason
+    from .mlx.check_results import GPU_ERRORS, STARTER, reason
     from .mlx.gpu_check import check
 
     try:
+        if not model.is_own:
+            if why := check(STARTER, watch=watch).graph_fails:  # without our kernels: any shapes tell
+                raise GPUFailed(why, "auto")
+            return AnyBackend(model, device=device, threads=threads, watch=watch)
         backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))
         backend.warm_up()
         return backend
-    except (RuntimeError, ValueError, MemoryError) as error:
-        raise GPUFailed(reason(str(error)) or type(error).__name__) from None
+    except GPU_ERRORS as error:
+        instead = "native" if model.is_own else "auto"
+        raise GPUFailed(reason(str(error)) or type(error).__name__, instead) from None
 
 
-def _without_gpu(why: str, model: Model, threads: int | None) -> Backend:
-    """The native decoder, or MLX on the CPU where the C library is missing, with a caveat."""
+def _without_gpu(why: str, model: Model, threads: int | None, watch: Watch) -> Backend:
+    """The native decoder, or MLX on the CPU where the C library is missing or the model is mlx-lm's, with a
+    caveat."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
-    from .mlx.backend import MLXBackend
     from .native.backend import NativeBackend
 
     gpu.given_up = True
     gc.collect()
     mx.clear_cache()  # free the weights on the GPU before they are loaded again
     try:
-        backend: Backend = NativeBackend(model, threads)
+        backend: Backend = (
+            NativeBackend(model, threads) if model.is_own else _mlx_on_cpu(model, threads, watch)
+        )
     except LibraryError:
-        backend = MLXBackend(model, device="cpu", threads=threads)
-    backend.caveat = (
+        backend = _mlx_on_cpu(model, threads, watch)
+    caveat = (
         f"MLX cannot compute on this machine's GPU ({why}); replies come from the CPU. "
         "`ruvmlx doctor` checks again."
     )
+    backend.caveat = caveat if model.is_own else f"{caveat} {backend.caveat}"
     return backend

@@ -129,7 +129,7 @@ def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
 def _reader(weights: Weights, module: str, n_in: int) -> tuple[int, Callable[[slice], np.ndarray]]:
     """How many rows a matrix has, and some of them as float32."""
     if stored := rounded_matrix(weights, module):
-        return len(stored.raw), stored.dequantised
+        return stored.shape[0], stored.dequantised
     parts = [weights[f"{module}.weight"]]
     if f"{module}.scales" in weights:
         parts += [weights[f"{module}.scales"], weights[f"{module}.biases"]]

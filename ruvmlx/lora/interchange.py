@@ -6,6 +6,9 @@
 Both have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project after
 loading (the loader reorders GGUF's interleaved q and k rows).
 
+The language model of a model for images has a prefix there: language_model. in mlx-lm, and in PEFT's names
+model.language_model. in place of model. .
+
 PEFT can change lm_head of any model. mlx-lm can only if the embedding is not tied: with a tied embedding its
 model has no lm_head, and it refuses the file, so such a file is not written.
 """
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
+from ..models.hf_config import text_name
 from ..models.json_files import read_object
 from ..models.layout import matrices
 from ..models.model import ModelConfig, ModelShape
@@ -91,10 +95,18 @@ def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroL
 # writing --------------------------------------------------------------------------------------------
 
 
-def export(change: BaseLoRA, config: ModelShape, folder: Path, kind: str, bits: int = 32, name: str = ""):
+def export(
+    change: BaseLoRA,
+    config: ModelShape,
+    folder: Path,
+    kind: str,
+    bits: int = 32,
+    name: str = "",
+    wrapped: bool = False,
+) -> None:
     """Write an adapter folder. kind: "mlx-lm" or "peft". bits: 32, or 4, which only `adapters import` reads.
 
-    name: the model's, for people.
+    name: the model's, for people. wrapped: its folder holds a model for images around it.
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -107,11 +119,11 @@ def export(change: BaseLoRA, config: ModelShape, folder: Path, kind: str, bits: 
         )
     _make_folder(folder)
     if kind == "peft":
-        _write_peft(change, folder, name)
+        _write_peft(change, folder, name, wrapped)
     elif bits == BITS:
         _write_packed(change, config, folder)
     else:
-        _write_mlx_lm(change, config, folder)
+        _write_mlx_lm(change, config, folder, wrapped)
 
 
 def _make_folder(folder: Path) -> None:
@@ -135,16 +147,19 @@ def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
         yield full_name(place), (np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0))))
 
 
-def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
+def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: bool) -> None:
     tensors: dict[str, np.ndarray] = {}
+    prefix = "language_model." if wrapped else ""
     for name, (a, b) in _named(change):
-        tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+        tensors |= {f"{prefix}{name}.lora_a": a, f"{prefix}{name}.lora_b": b}
     write_safetensors(folder / FILES["mlx-lm"], tensors, {"format": "mlx"})
-    write_json(folder / CONFIG, _mlx_lm_config(change, config))
+    write_json(folder / CONFIG, _mlx_lm_config(change, config, prefix))
 
 
-def _mlx_lm_config(change: BaseLoRA, config: ModelShape) -> dict[str, Any]:
-    keys = sorted({_short_name(module) for module, _ in change.pairs})
+def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> dict[str, Any]:
+    """Keys are names within a layer; the head's is its whole name."""
+    modules = {module for module, _ in change.pairs}
+    keys = sorted(prefix + m if m == HEAD[0] else _short_name(m) for m in modules)
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
     return {"fine_tune_type": "lora", "num_layers": config.n_layers, "lora_parameters": parameters}
 
@@ -160,11 +175,13 @@ def _write_packed(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     write_json(folder / CONFIG, _mlx_lm_config(change, config) | {"quantization": quantization})
 
 
-def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
+def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> None:
+    named = {_in_transformers(layer) if wrapped else layer: pair for layer, pair in _named(change)}
     tensors: dict[str, np.ndarray] = {}
-    for layer, (a, b) in _named(change):
+    for layer, (a, b) in named.items():
         tensors[f"{_PEFT_PREFIX}{layer}.lora_A.weight"] = np.ascontiguousarray(a.T)
         tensors[f"{_PEFT_PREFIX}{layer}.lora_B.weight"] = np.ascontiguousarray(b.T)
+    modules = {module for module, _ in change.pairs}
     write_safetensors(folder / FILES["peft"], tensors, {"format": "pt"})
     facts = {
         "peft_type": "LORA",
@@ -173,12 +190,17 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str) -> None:
         "r": change.rank,
         "lora_alpha": change.scale * change.rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted({module for module, _ in change.pairs}),
+        "target_modules": sorted(named if wrapped else modules),  # what reads images has a q_proj, too
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
     write_json(folder / CONFIG, facts)
+
+
+def _in_transformers(name: str) -> str:
+    """A language model's module, by the name that it has in transformers' model for images."""
+    return re.sub(r"^model\.", "model.language_model.", name)
 
 
 # reading --------------------------------------------------------------------------------------------
@@ -245,8 +267,8 @@ def _f32(array: np.ndarray) -> np.ndarray:
 def _checked(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
     """The named pairs as a BaseLoRA; AdapterMismatch if the model lacks a layer or has another size."""
     known, pairs = places(config), {}
-    for name, (a, b) in named.items():
-        if name not in known:
+    for long_name, (a, b) in named.items():
+        if (name := text_name(long_name)) not in known:
             raise AdapterMismatch(f"{folder.name} changes {name[:80]!r}, which this model does not have.")
         place, (n_in, n_out) = known[name]
         if (a.shape[0], b.shape[1]) != (n_in, n_out) or a.shape[1] != b.shape[0] or not a.shape[1]:

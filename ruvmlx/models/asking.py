@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from ..progress import Told, Watch
+from .folder_weights import FolderWeights
 from .gguf import GGUFTensor
 from .gguf_model import LazyWeights
 from .layout import matrices, vectors
 from .model import Model, Weights
+from .small_floats import FloatMatrix
 from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
@@ -18,7 +20,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
         self._weights, self._looked = weights, looked
-        if isinstance(weights, LazyWeights):
+        if isinstance(weights, LazyWeights | FolderWeights):
             weights.pause = pause
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -26,7 +28,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
         self._looked(name)
         return found
 
-    def stored(self, module: str) -> StoredMatrix | None:
+    def stored(self, module: str) -> StoredMatrix | FloatMatrix | None:
         found = stored_matrix(self._weights, module)
         if found is not None:
             self._looked(f"{module}.weight")

@@ -15,7 +15,7 @@ from .gguf import GGUFTensor
 from .gguf_codes import Codes, halves
 from .gguf_types import TensorType
 
-BLOCKS = 1 << 17  # of 32 weights that are unpacked at a time
+BLOCKS = 1 << 12  # of 32 weights that are unpacked at a time: what fits a core's cache is twice as fast
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # words [n, ...], scales and biases [n, groups]
 
@@ -25,7 +25,7 @@ def unpack(
 ) -> dict[str, np.ndarray]:
     """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, shaped like the tensor.
 
-    `pause` is called after every few million numbers of a packed tensor and may raise to leave.
+    `pause` is called after each piece of a packed tensor and may raise to leave.
     """
     kind = tensor.type
     if kind.block == 1:
@@ -88,7 +88,7 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
-    return _packed(codes, kind) if kind.group >= 32 else _rounded(_weights(codes, kind))
+    return _packed(codes, kind) if kind.group >= 32 else rounded(_weights(codes, kind), _scales_for)
 
 
 def _packed(codes: Codes, kind: TensorType) -> AffineArrays:
@@ -121,15 +121,18 @@ def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndar
     return short if same else (scales, biases)
 
 
-def _rounded(w: np.ndarray) -> AffineArrays:
-    """Weights -> the nearest of 255 levels around 0, groups of 32. Scales are rounded up, codes follow."""
+def rounded(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
+    """Weights -> the nearest of 255 levels around 0, groups of 32. scales_for: of groups' largest magnitudes,
+    rounded up; codes follow."""
     groups = w.reshape(len(w), -1, 32)
-    most = np.abs(groups).max(2)
-    scales = _scales_for(most)
+    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers: three times as fast
+    scales = scales_for(magnitudes.max(2).view(np.float32))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
-    q = (np.rint(groups / step) + 128).astype(np.uint8)
+    steps = groups / step
+    np.rint(steps, out=steps)
+    steps += 128
     biases = scales * scales.dtype.type(-128)
-    return pack_words(q.reshape(len(w), -1), 8), scales, biases
+    return pack_words(steps.astype(np.uint8).reshape(len(w), -1), 8), scales, biases
 
 
 def _scales_for(most: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from .hf_rope import yarn_scale
 from .layout import check_config, check_layers, check_shapes, layers_without_rope
 from .model import ModelConfig, QueryScale
 from .rope import llama3_from_divisors
-from .rope_scaling import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from .rope_scaling import LinearRope, Llama3Rope, LongRope, RopeScaling, YarnRope
 
 _MODULES = {
     "model.embed_tokens": "token_embd",
@@ -36,6 +36,7 @@ _MODULES = {
     "mlp.down_proj": "ffn_down",
 }
 ROPE_FREQS = "rope_freqs.weight"
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 def gguf_name(name: str) -> str:
@@ -123,7 +124,7 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
         rope_theta=keys.number("rope.freq_base", 10000.0),
         max_context=keys.integer("context_length"),
         tie_word_embeddings="output.weight" not in file.tensors,
-        rope_scaling=_scaling(keys),
+        rope_scaling=_scaling(file, keys),
         sliding_window=window,
         biases=family.biases | _stored_biases(file),
         head_norms=family.head_norms,
@@ -178,10 +179,18 @@ def _vocab_size(file: GGUFFile) -> int:
     return file.tensors["token_embd.weight"].shape[0]
 
 
-def _scaling(keys: Keys) -> RopeScaling | None:
+def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """Names of tensors that are part of the rope scaling."""
+    return (ROPE_SHORT, ROPE_LONG) if isinstance(config.rope_scaling, LongRope) else (ROPE_FREQS,)
+
+
+def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
     """Without a type, a factor is linear."""
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
+    if kind == "longrope":
+        return _longrope(file, keys, factor)
+    _refuse_factor(keys, "attn_factor", 1.0)
     if kind in ("none", "llama3") or (kind == "linear" and factor in (0, 1)):
         return None
     if kind == "linear":
@@ -189,8 +198,36 @@ def _scaling(keys: Keys) -> RopeScaling | None:
     if kind == "yarn":
         return _yarn(keys, factor)
     raise UnsupportedModel(
-        f"{keys.where}: rope scaling {str(kind)[:40]!r}; none, linear, Llama-3 and yarn are run."
+        f"{keys.where}: rope scaling {str(kind)[:40]!r}; none, linear, Llama-3, yarn and longrope are run."
     )
+
+
+def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
+    if keys.number(f"rope.scaling.{key}", kept) != kept:
+        raise UnsupportedModel(
+            f"{keys.where}: {keys.prefix}rope.scaling.{key} is {keys.get(f'rope.scaling.{key}')}; "
+            f"only {kept:g} is run."
+        )
+
+
+def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
+    """Each pair's divisors in two tensors; llama.cpp takes the long ones if it runs more than the original
+    context. It would also divide all frequencies by a factor; converters write none."""
+    if factor not in (0, 1):
+        raise UnsupportedModel(
+            f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
+        )
+    short, long = (_divisors(file, name) for name in (ROPE_SHORT, ROPE_LONG))
+    return LongRope(_original(keys), keys.number("rope.scaling.attn_factor", 1.0), short, long)
+
+
+def _divisors(file: GGUFFile, name: str) -> tuple[float, ...]:
+    if name not in file.tensors:
+        raise CorruptFile(
+            f"{file.path.name}: tensor {name!r} is missing, which longrope asks for. Fetch the model again."
+        )
+    numbers = unpack(file.raw(file.tensors[name]), file.tensors[name])["weight"]
+    return tuple(float(number) for number in numbers.reshape(-1))
 
 
 def _yarn(keys: Keys, factor: float) -> YarnRope:
@@ -198,12 +235,7 @@ def _yarn(keys: Keys, factor: float) -> YarnRope:
 
     llama.cpp reads the betas and yarn_attn_factor for some architectures only; they are run here for all.
     """
-    for key, kept in (("yarn_ext_factor", 1.0), ("attn_factor", 1.0)):
-        if keys.number(f"rope.scaling.{key}", kept) != kept:
-            raise UnsupportedModel(
-                f"{keys.where}: {keys.prefix}rope.scaling.{key} is {keys.get(f'rope.scaling.{key}')}; "
-                "only 1 is run."
-            )
+    _refuse_factor(keys, "yarn_ext_factor", 1.0)
     log_multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
     attention = yarn_scale(factor, 1.0) / (yarn_scale(factor, log_multiplier) or 1.0)
     if keys.get("rope.scaling.yarn_attn_factor") is not None:

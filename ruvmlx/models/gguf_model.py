@@ -14,7 +14,7 @@ from ..errors import UnsupportedModel
 from .families import family_of
 from .gguf import GGUFFile, GGUFTensor
 from .gguf_blocks import check_blocks, unpack
-from .gguf_config import ROPE_FREQS, gguf_name, read_config
+from .gguf_config import gguf_name, read_config, rope_tensors
 from .gguf_split import read_whole
 from .layout import check_shapes, matrices, vectors
 from .mapped import release
@@ -35,8 +35,9 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
+    known = {*expected, *rope_tensors(config)}
     for name in file.tensors:
-        if name not in expected and name != ROPE_FREQS and not name.endswith((".attn_rot_embd", ".rot_embd")):
+        if name not in known and not name.endswith((".attn_rot_embd", ".rot_embd")):
             raise UnsupportedModel(
                 f"{file.path.name}: tensor {name[:60]!r} is no part of a "
                 f"{family_of(config.model_type, file.path.name).name} decoder."

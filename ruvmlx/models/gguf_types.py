@@ -14,7 +14,8 @@ class TensorType:
     """`block` weights are stored together in `nbytes` bytes; of plain numbers one. See gguf_codes.py.
 
     bits: of a code q; group: weights to a scale; zero: the code of 0, where no lows are stored;
-    halves: bytes of a block at which its float16 numbers lie; wide: scales that float16 would round.
+    halves: bytes of a block at which its float16 numbers lie; wide: scales that float16 would round; uneven:
+    codes are floats; mode: MLX computes with such matrices as they are, and calls them that.
     """
 
     name: str
@@ -27,6 +28,8 @@ class TensorType:
     zero: int = 0
     halves: tuple[int, ...] = ()
     wide: bool = False
+    uneven: bool = False
+    mode: str = ""
 
     def widened(self) -> "TensorType":
         """The same weights in codes of 8 bits; where there are no lows, 128 stands for 0."""
@@ -42,7 +45,7 @@ class TensorType:
     @property
     def affine(self) -> bool:
         """Whether MLX's affine layout holds the same weights: its groups are of 32, 64 or 128."""
-        return 32 <= self.group <= 128
+        return 32 <= self.group <= 128 and not self.uneven
 
     @property
     def affine_group(self) -> int:

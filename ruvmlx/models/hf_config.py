@@ -9,6 +9,7 @@ from .hf_rope import query_scale, rope_scaling, rope_table, rope_theta
 from .json_fields import Fields
 from .layout import check_config, check_layers, layers_without_rope
 from .model import ModelConfig
+from .small_floats import MODES, is_fp8
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -16,10 +17,11 @@ AFFINE_GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class Affine:
-    """How a matrix was quantised by MLX."""
+    """How a matrix was quantised by MLX. mode: "affine", or one of small_floats.py."""
 
     group_size: int
     bits: int
+    mode: str = "affine"
 
 
 def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
             "only rope over half-split heads is run."
         )
     method = data.get("quantization_config")
-    if isinstance(method, dict) and "quant_method" in method:
+    if isinstance(method, dict) and "quant_method" in method and not is_fp8(data):
         how = str(method["quant_method"])[:20]
         convert = f" Convert it: mlx_lm.convert --hf-path {where} --mlx-path FOLDER"
         raise UnsupportedModel(
@@ -167,24 +169,26 @@ def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> froz
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
     """-> the default, and what single modules have instead (None: not quantised)."""
     table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
-    if not table:
+    if not table or table.get("quant_method") == "fp8":
         return None, {}
     default = _affine(table, where)
     own: dict[str, Affine | None] = {}
     for module, value in table.items():
         if isinstance(value, dict):
-            own[module] = _affine({"group_size": default.group_size, "bits": default.bits, **value}, where)
+            usual = {} if "mode" in value else {"group_size": default.group_size, "bits": default.bits}
+            own[module] = _affine(usual | value, where)
         elif isinstance(value, bool):
             own[module] = default if value else None
     return default, own
 
 
 def _affine(table: dict[str, Any], where: str) -> Affine:
-    fields = Fields(table, where)
-    if table.get("mode", "affine") != "affine":
-        raise UnsupportedModel(
-            f"{where}: quantisation mode {str(table['mode'])[:20]!r}; only 'affine' is run."
-        )
+    fields, mode = Fields(table, where), table.get("mode", "affine")
+    if isinstance(mode, str) and mode in MODES:
+        return _of_mode(fields, mode)
+    if mode != "affine":
+        known = ", ".join(("affine", *MODES))
+        raise UnsupportedModel(f"{where}: quantisation mode {str(mode)[:20]!r}; {known} are run.")
     affine = Affine(fields.integer("group_size", 64), fields.integer("bits", 4))
     if affine.bits not in AFFINE_BITS or affine.group_size not in AFFINE_GROUPS:
         raise UnsupportedModel(
@@ -192,3 +196,15 @@ def _affine(table: dict[str, Any], where: str) -> Affine:
             f"bits {AFFINE_BITS} in groups of {AFFINE_GROUPS} are known."
         )
     return affine
+
+
+def _of_mode(fields: Fields, mode: str) -> Affine:
+    """A mode has one group size and one number of bits."""
+    group, bits = MODES[mode]
+    got = fields.integer("group_size", group), fields.integer("bits", bits)
+    if got != (group, bits):
+        raise UnsupportedModel(
+            f"{fields.where}: {mode} with {got[1]} bits in groups of {got[0]}; "
+            f"{bits} bits in groups of {group} are run."
+        )
+    return Affine(group, bits, mode)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def survey(name: str, path: Path) -> Facts:
         from .safetensors_model import open_folder
 
         folder = open_folder(path, path.name)
-        return Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
+        facts = Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
+        return replace(facts, types=folder.types)
     from .gguf_model import open_gguf
 
     file, config = open_gguf(path)

@@ -143,6 +143,7 @@ class Model:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     context_limit: int | None = None  # tokens; the user's own limit
     types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: weights by type
+    wrapped: bool = False  # the folder holds a model for images, of which this is the language model
 
     @property
     def context(self) -> int:

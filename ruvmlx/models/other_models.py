@@ -17,6 +17,7 @@ from ..errors import CorruptFile, UnsupportedModel
 from .families import has_decoder
 from .model import ModelShape, OtherShape, Weights
 from .safetensors_file import Tensor
+from .small_floats import is_fp8
 
 _TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
 _NAMES = {  # of ModelShape's fields in config.json, by architecture
@@ -25,7 +26,7 @@ _NAMES = {  # of ModelShape's fields in config.json, by architecture
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
 }
-_FORMATS = ("mxfp4", "nvfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")  # of weights; for mlx-lm
+_METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")  # quant_method; for mlx-lm
 _SAMPLED = 4  # tensors
 _USUAL_CONTEXT = 4096  # tokens, where config.json names no limit, as for state space models
 
@@ -39,6 +40,15 @@ class OtherFolder:
     tensors: Mapping[str, Tensor]
     parameters: int
     bytes: int
+
+    @property
+    def types(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def wrapped(self) -> bool:
+        """Is it a model for images around a language model?"""
+        return isinstance(self.data.get("text_config"), dict)
 
     def load_weights(self) -> Weights:
         """mlx-lm reads the files itself."""
@@ -59,9 +69,9 @@ def mlx_lm_runs(model_type: Any) -> bool:
     folders = [Path(place) / "models" for place in spec.submodule_search_locations or ()]
     if any((folder / f"{model_type}.py").is_file() for folder in folders):
         return True
-    from mlx_lm.utils import MODEL_REMAPPING
+    from ..platform import mlxlm
 
-    return model_type in MODEL_REMAPPING
+    return model_type in mlxlm.utils().MODEL_REMAPPING
 
 
 def runs(data: Mapping[str, Any]) -> bool:
@@ -79,12 +89,9 @@ def weights_format(data: Mapping[str, Any]) -> str:
     text = data.get("text_config")
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [text.get("quantization_config")] if isinstance(text, dict) else []
-    for table in (t for t in tables if isinstance(t, dict)):
-        modules = [table, *(value for value in table.values() if isinstance(value, dict))]
-        named = [str(module.get(key, "")) for module in modules for key in ("mode", "quant_method")]
-        if found := next((name for name in named if name in _FORMATS), ""):
-            return found
-    return ""
+    named = [str(table.get("quant_method")) for table in tables if isinstance(table, dict)]
+    ours = any(is_fp8({"quantization_config": table}) for table in tables)
+    return next((name for name in named if name in _METHODS and not (ours and name == "fp8")), "")
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
@@ -130,7 +137,15 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
         scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
         if name.endswith((".scales", ".biases")) and f"{name.rpartition('.')[0]}.weight" in tensors:
             continue
-        packed = name.endswith(".weight") and scales is not None and tensor.dtype == "U32"
-        group = usual if type(usual) is int else 64
-        total += prod(scales.shape) * group if packed and scales is not None else prod(tensor.shape)
+        if name.endswith(".weight") and scales is not None and tensor.dtype == "U32":
+            total += prod(scales.shape) * _group(tensor, scales, usual)
+        else:
+            total += prod(tensor.shape)
     return total
+
+
+def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
+    """Weights to a scale. Scales of one byte are those of small floats: nvfp4 has two words for each."""
+    if scales.dtype == "U8":
+        return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
+    return usual if type(usual) is int else 64

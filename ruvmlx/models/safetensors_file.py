@@ -31,6 +31,7 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES
+FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # of files with small floats (small_floats.py)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _dtype(name: str) -> Any:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype({"F32": "<f4", "F16": "<f2", "U32": "<u4"}[name])
+    return np.dtype({"F32": "<f4", "F16": "<f2", "U32": "<u4", "U8": "u1", "F8_E4M3": "u1"}[name])
 
 
 def read_safetensors(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
     if isinstance(dtype, str) and (dtype in OTHER_BYTES or dtype == "F4"):
         raise UnsupportedModel(
             f"{where}: tensor {name[:60]!r} is stored as {dtype}; "
-            "supported are F32, F16, BF16 and MLX 4-bit or 8-bit."
+            "supported are F32, F16, BF16, and MLX's formats and fp8 where config.json names them."
         )
     raise bad(where, f"tensor {name[:60]!r} has dtype {str(dtype)[:30]!r}")
 

@@ -1,5 +1,6 @@
 """A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,16 @@ import numpy as np
 from ..errors import CorruptFile, UnsupportedModel
 from .families import family_of
 from .fingerprint import fingerprint
-from .gguf_blocks import check_finite
+from .folder_weights import DTYPES, FolderWeights, StoragePlan
 from .hf_config import Affine, config_from_json, quantization, text_config, text_name
 from .json_files import read_object
 from .layout import check_shapes, check_vocab, matrices, parameter_count, vectors
 from .model import Model, ModelConfig, Weights
 from .other_models import OtherFolder, open_other, runs_elsewhere
 from .own_layouts import refuse_own_layout
-from .safetensors_file import ALL_BYTES, ITEM_BYTES, Tensor, read_safetensors
+from .safetensors_file import ALL_BYTES, FLOAT_BYTES, ITEM_BYTES, Tensor, read_safetensors
 from .sampling_defaults import sampling_defaults
+from .small_floats import FloatFormat, fp8_format, has_small_floats, is_fp8, mlx_format
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAMPLED = (
@@ -31,19 +33,28 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: config.json, of the language model alone.
-
-    plan: tensor name -> "plain", "packed" or "scale".
-    """
+    """A checked folder. data: config.json, of the language model alone. wrapped: it was one for images."""
 
     data: dict[str, Any]
     shape: ModelConfig
     tensors: Mapping[str, Tensor]
-    plan: Mapping[str, str]
+    plan: StoragePlan
+    wrapped: bool
 
     @property
     def bytes(self) -> int:
-        return sum(self.tensors[name].nbytes for name in self.plan)
+        return sum(self.tensors[name].nbytes for name in self.plan.kinds)
+
+    @property
+    def types(self) -> dict[str, int]:
+        """Weights by type, if some are small floats and none in MLX's affine layout."""
+        kinds, sizes = self.plan.kinds, Counter[str]()
+        if not self.plan.floats or "packed" in kinds.values():
+            return {}
+        for module, (rows, cols) in matrices(self.shape):
+            found = self.plan.floats.get(module)
+            sizes[found.type.name if found else self.tensors[f"{module}.weight"].dtype] += rows * cols
+        return dict(sizes)
 
     @property
     def parameters(self) -> int:
@@ -62,11 +73,11 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
-    found = _read_all(path)
     data = text_config(whole, name)
+    found = _read_all(path, FLOAT_BYTES if has_small_floats(data) else ITEM_BYTES)
     tensors = _drop_unused(found if data is whole else _text_tensors(found), data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
-    return Folder(data, config, tensors, _plan(tensors, config, data, name))
+    return Folder(data, config, tensors, _plan(tensors, config, data, name), data is not whole)
 
 
 def load_folder(path: Path, name: str) -> Model:
@@ -89,6 +100,8 @@ def load_folder(path: Path, name: str) -> Model:
         parameters=folder.parameters,
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation),
+        types=folder.types,
+        wrapped=folder.wrapped,
     )
 
 
@@ -151,33 +164,48 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Leave out precomputed rope tables, and a head that is tied to the embedding."""
+    """Leave out precomputed rope tables, a head that is tied to the embedding, and the scales of fp8
+    activations, which stay in 16 or 32 bits here."""
     tied = data.get("tie_word_embeddings") is True
+    unused = ("rotary_emb.inv_freq", *([".activation_scale"] if is_fp8(data) else []))
     return {
         name: t
         for name, t in tensors.items()
-        if not name.endswith("rotary_emb.inv_freq") and not (tied and name.startswith("lm_head."))
+        if not name.endswith(unused) and not (tied and name.startswith("lm_head."))
     }
 
 
 def _plan(
     tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
-) -> dict[str, str]:
-    """Tensor name -> kind ("plain", "packed" or "scale"). All shapes are checked; unknown tensors are
-    refused."""
+) -> StoragePlan:
+    """All shapes and types are checked; unknown tensors are refused."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
-    plan = dict.fromkeys(expected, "plain")
+    plan = StoragePlan(dict.fromkeys(expected, "plain"))
     for module, shape in matrices(config):
         affine = own.get(module, default) if f"{module}.scales" in tensors else None
-        if affine is None:
-            expected[f"{module}.weight"], plan[f"{module}.weight"] = shape, "plain"
-            continue
-        expected |= _packed_shapes(module, shape, affine, where)
-        plan |= {f"{module}.weight": "packed", f"{module}.scales": "scale", f"{module}.biases": "scale"}
+        scale = tensors.get(f"{module}.weight_scale_inv") if is_fp8(data) else None
+        if scale is not None:
+            found, shapes = fp8_format(module, shape, scale.shape, data, where)
+            _add_floats(plan, module, found, "fp8", "scale")
+        elif affine is None:
+            shapes = {f"{module}.weight": shape}
+            plan.kinds[f"{module}.weight"] = "plain"
+        elif affine.mode != "affine":
+            found, shapes = mlx_format(module, shape, affine.mode, where)
+            _add_floats(plan, module, found, "words", "bytes")
+        else:
+            shapes = _packed_shapes(module, shape, affine, where)
+            plan.kinds.update(zip(shapes, ("packed", "scale", "scale"), strict=True))
+        expected |= shapes
     check_shapes({name: t.shape for name, t in tensors.items()}, expected, where)
-    _check_kinds(tensors, plan, where, family_of(config.model_type, where).name)
+    _check_kinds(tensors, plan.kinds, where, family_of(config.model_type, where).name)
     return plan
+
+
+def _add_floats(plan: StoragePlan, module: str, found: FloatFormat, codes: str, scales: str) -> None:
+    plan.floats[module] = found
+    plan.kinds.update({f"{module}.weight": codes, found.scales: scales})
 
 
 def _packed_shapes(module: str, shape: tuple[int, int], affine: Affine, where: str) -> dict[str, tuple]:
@@ -191,41 +219,13 @@ def _packed_shapes(module: str, shape: tuple[int, int], affine: Affine, where: s
     return {f"{module}.weight": packed, f"{module}.scales": groups, f"{module}.biases": groups}
 
 
-def _check_kinds(tensors: Mapping[str, Tensor], plan: Mapping[str, str], where: str, family: str) -> None:
-    for name, kind in plan.items():
-        if (tensors[name].dtype == "U32") != (kind == "packed"):
-            hint = "quantised" if kind == "packed" else "plain"
+def _check_kinds(tensors: Mapping[str, Tensor], kinds: Mapping[str, str], where: str, family: str) -> None:
+    for name, kind in kinds.items():
+        if tensors[name].dtype not in DTYPES[kind]:
+            hint = "plain" if kind in ("plain", "scale") else "quantised"
             raise CorruptFile(
                 f"{where}: tensor {name!r} is {tensors[name].dtype}; config.json says it is {hint}."
             )
-    extra = next((name for name in tensors if name not in plan), None)
+    extra = next((name for name in tensors if name not in kinds), None)
     if extra:
         raise UnsupportedModel(f"{where}: tensor {extra[:60]!r} is no part of a {family} decoder.")
-
-
-class FolderWeights(Mapping[str, np.ndarray]):
-    """Views of the files. The numbers of a tensor are checked when it is first read."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], plan: Mapping[str, str]):
-        self._tensors, self._plan = tensors, plan
-        self._checked: set[str] = set()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        kind, tensor = self._plan[name], self._tensors[name]
-        array = tensor.array()
-        if kind == "packed":
-            return array
-        if name not in self._checked:
-            check_finite(array, tensor.name)
-            self._checked.add(name)
-        # float32 holds bfloat16 scales exactly; float16 would not.
-        return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._plan
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plan)
-
-    def __len__(self) -> int:
-        return len(self._plan)

@@ -13,6 +13,7 @@ from .gguf import GGUFTensor
 from .gguf_blocks import AffineArrays, dequantise_blocks, unpack
 from .gguf_types import TensorType
 from .model import Weights
+from .small_floats import FloatMatrix
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,17 @@ class StoredMatrix:
     type: TensorType
     raw: np.ndarray
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.block
+
     def dequantised(self, rows: slice = slice(None)) -> np.ndarray:
         """float32 [rows, in], the same bits as llama.cpp's."""
         return dequantise_blocks(self.raw[rows], self.type, self.name)
 
     def eight_bits(self) -> AffineArrays:
         """In MLX's affine layout, always with 8 bits."""
-        shape = len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.block
-        parts = unpack(self.raw.reshape(-1), GGUFTensor(self.name, shape, self.type.widened(), 0))
+        parts = unpack(self.raw.reshape(-1), GGUFTensor(self.name, self.shape, self.type.widened(), 0))
         return parts["weight"], parts["scales"], parts["biases"]
 
 
@@ -38,14 +42,14 @@ class StoredMatrix:
 class StoresBlocks(Protocol):
     """Weights that can hand out a matrix's stored blocks."""
 
-    def stored(self, module: str) -> StoredMatrix | None:
-        """None for matrices of plain numbers. KeyError for modules that do not exist."""
+    def stored(self, module: str) -> StoredMatrix | FloatMatrix | None:
+        """None for plain numbers and MLX's affine layout. KeyError for modules that do not exist."""
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
-        """Type and shape by the header alone; None where the file is no GGUF file."""
+        """Type and shape by the header alone; None for MLX's affine layout, and plain numbers of a folder."""
 
 
-def stored_matrix(weights: Weights, module: str) -> StoredMatrix | None:
+def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
     return weights.stored(module) if isinstance(weights, StoresBlocks) else None
 
 
@@ -56,7 +60,7 @@ def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
     return weights.stored_tensor(module)
 
 
-def rounded_matrix(weights: Weights, module: str) -> StoredMatrix | None:
+def rounded_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
     """The matrix as its file stores it, if the affine layout in `weights` is not exactly that."""
     tensor = stored_tensor(weights, module)
     return None if tensor is None or tensor.type.affine else stored_matrix(weights, module)

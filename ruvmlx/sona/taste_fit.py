@@ -26,7 +26,7 @@ BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures toge
 MOST = 8  # selected columns
 _STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
 
-DEGREES, ROUNDS = 4.0, 2  # of freedom of the noise; times that ratings are weighed by it
+DEGREES = 4.0  # of freedom of the noise
 
 RECENT = (
     6,
@@ -134,22 +134,31 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        return TasteFit(self.columns, self.variances, self.posterior, self.pool.scale)
+        # A column that is the best of hundreds fits some of the noise, about as much as two that were given.
+        count = len(self.rows.y)
+        free = max(count / 3, count - 1 - 2 * len(self.columns))
+        noise = self.variances.noise * max(1.0, count / max(free, 1.0))
+        posterior = Posterior.of(self.rows.sums(self.x), self.variances.prior(M), noise)
+        return TasteFit(self.columns, self.variances, posterior, self.pool.scale)
 
 
 def selected(
-    rows: Rows, pool: Candidates, known: tuple[Column, ...] = (), x: np.ndarray | None = None
+    rows: Rows,
+    pool: Candidates,
+    known: tuple[Column, ...] = (),
+    x: np.ndarray | None = None,
+    most: int = MOST,
 ) -> Selection:
     """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
-    d]: their values, if they are at hand."""
+    d]: their values, if they are at hand. most: columns."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
     x = design(rows.replies, columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _tuned(start, rows.sums(x), usual)
-    if len(columns) == MOST:
+    if len(columns) >= most:
         return Selection(rows, pool, tuple(columns), x, variances)
     scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
-    while len(columns) < MOST:
+    while len(columns) < most:
         now = Posterior.of(rows.sums(x), variances.prior(M), variances.noise)
         best, strength = scan.best(now)
         if best is None:
@@ -166,11 +175,11 @@ def _robust(begun: Selection) -> Selection:
     """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with
     the tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
     weight, found = begun.rows.weight, begun
-    for _ in range(ROUNDS):
+    for most in (0, MOST):  # first with the same columns, then with more
         error = found.rows.y - found.x @ found.posterior.mean
         trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
         rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
-        found = selected(rows, found.pool, found.columns, found.x)
+        found = selected(rows, found.pool, found.columns, found.x, most)
     return found
 
 

@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from ruvmlx import progress
+from ruvmlx.backends.mlx import any_load
 from ruvmlx.backends.mlx.any_backend import AnyBackend
 from ruvmlx.backends.mlx.any_cache import AnyCache
 from ruvmlx.backends.mlx.plain_cache import SlidingKVCache
 from ruvmlx.backends.select import describe, for_model, open_backend
-from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel, UsageError
+from ruvmlx.errors import CorruptFile, Interrupted, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
@@ -182,6 +184,31 @@ def test_sizes_that_config_json_has_wrong_are_refused(opened, tmp_path):
         AnyBackend(load_model(str(folder)), device="cpu")
 
 
+def test_loading_is_counted_and_can_be_stopped(opened, monkeypatch):
+    """In pieces of several tensors; a watch that raises ends it."""
+    folder, _ = opened("mixtral")
+    model, seen = load_model(str(folder)), []
+    monkeypatch.setattr(any_load, "PIECE", 30_000)
+    monkeypatch.setattr(progress, "TICK", 0)
+
+    class Recorder(progress.Watch):
+        stop = False
+
+        def progress(self, report):
+            seen.append(report)
+            if self.stop and report.done:
+                raise Interrupted("stopped")
+
+    watch = Recorder()
+    open_backend("auto", model, watch=watch)
+    counts = [report.done for report in seen]
+    assert counts == sorted(counts) and counts[-1] == model.bytes and len(set(counts)) > 4
+    assert {(r.what, r.total) for r in seen} == {(f"Loading {model.name}", model.bytes)}
+    watch.stop = True
+    with pytest.raises(Interrupted):
+        open_backend("auto", model, watch=watch)
+
+
 def test_code_in_the_folder_never_runs(tmp_path):
     folder = make_other_model(tmp_path / "m", "mixtral")
     data = json.loads((folder / "config.json").read_text())
@@ -202,19 +229,19 @@ def test_a_familiar_model_in_a_format_of_mlx_lms(tmp_path, mode):
     folder = make_stored_model(tmp_path / "m", mode)
     model = load_model(str(folder))
     backend = open_backend("auto", model)
-    assert isinstance(backend, AnyBackend) and f"llama models with {mode} weights" in backend.caveat
+    assert isinstance(backend, AnyBackend) and "llama models with" in backend.caveat
+    assert f"{'compressed-tensors' if mode == 'nvfp4' else mode} weights" in backend.caveat
     expected = oracle_logits(folder, TOKENS)
     assert (
         np.abs(backend.verify(TOKENS, backend.new_cache()) - expected).max() < 1e-3 * np.abs(expected).max()
     )
-    assert 4 <= model.bits < 13  # stored; norms are float32
+    assert (4 if mode[-1] == "4" else 8) < model.bits < 9  # norms are float32
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_weights_to_be_converted_are_refused_with_the_command(tmp_path, method):
     folder = make_stored_model(tmp_path / "m", "mxfp4")
     data = json.loads((folder / "config.json").read_text())
-    del data["quantization"]
     (folder / "config.json").write_text(json.dumps(data | {"quantization_config": {"quant_method": method}}))
     (folder / "model.safetensors").unlink()
     mx.save_safetensors(str(folder / "model.safetensors"), {"lm_head.weight": mx.zeros((320, 64))})

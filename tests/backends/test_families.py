@@ -12,6 +12,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.models.families import FAMILIES
 from ruvmlx.models.load import load_model
+from ruvmlx.models.rope import rope
 from ruvmlx.models.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
 from tests.models.make_models import TOKENS as VOCABULARY
 from tests.models.make_models import make_gguf_model, make_safetensors_model
@@ -23,7 +24,7 @@ from .test_agreement import FLOAT32_TOLERANCE, SIZES, STORED, STORED_TOLERANCE, 
 PLAIN_YARN = YarnRope(4.0, 50, 0.1 * float(np.log(4.0)) + 1, beta_fast=8.0)
 EVEN_YARN = YarnRope(4.0, 50, 1.0, beta_fast=8.0)
 LONG = LongRope(
-    50, float(np.sqrt(1 + np.log(512 / 50) / np.log(50))), (1.0,) * 8, tuple(1 + 0.7 * i for i in range(8))
+    50, float(np.sqrt(1 + np.log(512 / 50) / np.log(50))), (1.0,) * 8, tuple(1 + 0.75 * i for i in range(8))
 )
 LAYERS = SIZES | {"n_layers": 5}
 SHAPES = {
@@ -79,7 +80,15 @@ def test_every_family_is_compared():
     assert compared == {family.model_type for family in FAMILIES}
 
 
-IN_GGUF = ["qwen2-yarn", "qwen3", "smollm3", "ministral3", "mistral3-of-mistral", "llama-linear"]
+IN_GGUF = [
+    "qwen2-yarn",
+    "qwen3",
+    "smollm3",
+    "ministral3",
+    "mistral3-of-mistral",
+    "llama-linear",
+    "llama-longrope",
+]
 
 
 @pytest.mark.parametrize("shape", IN_GGUF)
@@ -88,17 +97,24 @@ def test_gguf_holds_the_same_model(tmp_path, shape):
     kept = {key: value for key, value in SHAPES[shape].items() if key != "wrapped"}
     file = load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="F32", **kept)))
     folder = load_model(str(make_safetensors_model(tmp_path / "f", dtype="float32", **kept)))
-    assert file.config == folder.config
+    plain = [replace(model.config, rope_scaling=None) for model in (file, folder)]
+    assert plain[0] == plain[1]
+    for one, other in zip(rope(file.config), rope(folder.config), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
     one, other = ReferenceBackend(file), ReferenceBackend(folder)
     got, want = (b.verify(TOKENS[:90], b.new_cache()) for b in (one, other))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", IN_GGUF)
+SHORT = LongRope(512, 1.2, tuple(1 + 0.5 * i for i in range(8)), (1.0,) * 8)
+LLAMA_CPPS = SHAPES | {"llama-longrope-short": SIZES | {"rope": SHORT}}  # mlx-lm never takes the short ones
+
+
+@pytest.mark.parametrize("shape", [*IN_GGUF, "llama-longrope-short"])
 def test_gguf_runs_as_llama_cpp_runs_it(tmp_path, shape):
     """llama.cpp keeps keys and values as float16. It reads yarn's betas for some architectures only."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama.cpp is not installed (uv sync --group oracle)")
-    kept = {key: value for key, value in SHAPES[shape].items() if key not in ("wrapped", "attention_bias")}
+    kept = {k: value for k, value in LLAMA_CPPS[shape].items() if k not in ("wrapped", "attention_bias")}
     if isinstance(kept.get("rope"), YarnRope) and shape != "ministral3":
         kept["rope"] = replace(kept["rope"], beta_fast=32.0)
     file = make_gguf_model(tmp_path / "m.gguf", quant="F32", **kept | {"vocab_size": len(VOCABULARY)})

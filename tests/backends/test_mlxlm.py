@@ -1,7 +1,10 @@
 """mlx-lm's graphs load without mlx-lm's start-up, and mlx-lm itself still works afterwards."""
 
+import json
 import subprocess
 import sys
+
+from tests.models.other_models import make_other_model
 
 
 def run(code: str) -> str:
@@ -37,3 +40,34 @@ def test_mlx_lm_imported_first():
     assert (
         run("import mlx_lm, ruvmlx.backends.mlx.graph as g; print(g._llama is mlx_lm.models.llama)") == "True"
     )
+
+
+def test_other_models_are_loaded_without_transformers(tmp_path):
+    """By mlx-lm's own loader, which finds the model's module under another name; the plain import of that
+    loader still works afterwards."""
+    folder = make_other_model(tmp_path / "m", "mamba")
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(data | {"model_type": "falcon_mamba"}))
+    code = f"""
+import sys
+from ruvmlx.backends.select import open_backend
+from ruvmlx.models.load import load_model
+backend = open_backend("auto", load_model({str(folder)!r}))
+print(backend.prefill([1, 2], backend.new_cache()).logits.shape)
+print({{"transformers", "huggingface_hub"}} & set(sys.modules))
+from mlx_lm.utils import load, load_model
+print(load_model.__module__, callable(load))
+"""
+    assert run(code).splitlines() == ["(320,)", "set()", "mlx_lm.utils True"]
+
+
+def test_a_loader_that_needs_more_is_imported_whole():
+    """Another version of mlx-lm might use at once what loading did without until now."""
+    code = """
+import sys
+from ruvmlx.platform import mlxlm
+mlxlm._NOT_FOR_LOADING["mlx.utils"] = ()
+assert mlxlm.utils() is sys.modules["mlx_lm.utils"]
+print(callable(mlxlm.utils().load_model))
+"""
+    assert run(code) == "True"

@@ -10,7 +10,7 @@ from ruvmlx.settings import Settings
 from tests.models.other_models import ARCHITECTURES, make_other_model
 
 from ..test_runtime import say
-from .test_cli import one_line, run  # noqa: F401 - a fixture
+from .test_cli import one_line, process, run  # noqa: F401 - fixtures
 
 REPLY = ("--max-tokens", "6", "--ignore-eos", "--temp", "0", "--json")
 
@@ -52,6 +52,21 @@ def test_a_chat_goes_on_where_it_was_and_an_adapter_is_exported(verb, tmp_path):
         assert runtime.rate("last", "up").applied
     with Runtime.open(settings) as runtime:
         assert say(runtime, chat, "two").cached_tokens > 64
+    verb("adapters", "export", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "adapter_config.json").is_file()
+
+
+TYPED = "hello\n/rate up\nagain\n/rate down\n/undo\n/quit\n"
+
+
+def test_the_chat_itself_rates_and_takes_back(verb, process, tmp_path):  # noqa: F811 - a fixture
+    """`chat --plain`, fed from a pipe; the ratings are there for the next command."""
+    done = process("chat", "--plain", "--max-tokens", "5", "--temp", "0", stdin=TYPED)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0 and "Traceback" not in err, err
+    assert out.count("Assistant:") == 2 and "mlx-lm's own code" in out + err
+    status = verb("learn", "status", "--json")
+    assert status["ratings"] == 1 and status["kl"] > 0  # the second one was taken back
     verb("adapters", "export", str(tmp_path / "out"))
     assert (tmp_path / "out" / "adapter_config.json").is_file()
 

@@ -21,6 +21,7 @@ from ruvmlx.lora.interchange import (
     places,
 )
 from ruvmlx.lora.merge import HEAD
+from ruvmlx.models.families import FAMILIES
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_model
 from ruvmlx.models.safetensors_file import read_safetensors
@@ -106,6 +107,52 @@ def test_mlx_lm_itself_loads_what_we_export(folder, config, tmp_path, with_micro
     ours.set_lora(load(tmp_path / "out", config))
     got = ours.head(ours.hidden_states(TOKENS))
     np.testing.assert_allclose(got, logits(theirs), atol=1e-4 * np.abs(wanted).max())
+
+
+FAMILY_SHAPES = {family.model_type: {"family": family.model_type} for family in FAMILIES} | {
+    "qwen2": {"family": "qwen2", "n_heads": 4, "head_dim": 16},  # mlx-lm's has heads of hidden_size / n_heads
+    "mistral3 of mistral": {"family": "mistral", "wrapped": True},
+    "mistral3 of ministral3": {"family": "ministral3", "wrapped": True},
+}
+
+
+@pytest.mark.parametrize("shape", FAMILY_SHAPES)
+def test_mlx_lm_loads_the_adapter_of_every_family(tmp_path, shape):
+    """Into its own model; the logits change as ours do, and the file is read back as it was."""
+    from mlx_lm.tuner.utils import load_adapters
+
+    folder = make_safetensors_model(tmp_path / "m", dtype="float32", **FAMILY_SHAPES[shape])
+    model = load_model(str(folder))
+    change = a_change(model.config, np.random.default_rng(2))
+    export(change, model.config, tmp_path / "out", "mlx-lm", wrapped=model.wrapped)
+    theirs = load_adapters(mlx_lm_model(folder), str(tmp_path / "out"))
+    theirs.eval()
+    ours = ReferenceBackend(model)
+    untouched = ours.head(ours.hidden_states(TOKENS))
+    ours.set_lora(load(tmp_path / "out", model.config))
+    got = ours.head(ours.hidden_states(TOKENS))
+    scale = np.abs(got).max()
+    assert np.abs(got - untouched).max() > 0.05 * scale
+    np.testing.assert_allclose(got, logits(theirs), atol=1e-4 * scale)
+
+
+def test_peft_finds_a_wrapped_language_model(tmp_path):
+    """By the names of transformers' model for images, whose vision tower has modules of the same short
+    names."""
+    folder = make_safetensors_model(tmp_path / "m", dtype="float32", **FAMILY_SHAPES["mistral3 of mistral"])
+    model = load_model(str(folder))
+    change = a_change(model.config, np.random.default_rng(2))
+    export(change, model.config, tmp_path / "out", "peft", wrapped=model.wrapped)
+    names = set(read_safetensors(tmp_path / "out" / FILES["peft"]))
+    targets = json.loads((tmp_path / "out" / CONFIG).read_text())["target_modules"]
+    assert "base_model.model.lm_head.lora_A.weight" in names and "lm_head" in targets
+    inside = {target for target in targets if target != "lm_head"}
+    assert inside and all(target.startswith("model.language_model.layers.") for target in inside)
+    assert {f"base_model.model.{target}.lora_B.weight" for target in targets} <= names
+    again = load(tmp_path / "out", model.config)
+    assert deltas(again).keys() == deltas(change).keys()
+    for name, delta in deltas(change).items():
+        np.testing.assert_allclose(deltas(again)[name], delta, atol=1e-6)
 
 
 def test_an_adapter_that_mlx_lm_trained_is_read(folder, config, tmp_path):

@@ -4,6 +4,8 @@ Our kernels, else MLX's own attention with a plain KV cache, else the native dec
 line says so, and `doctor` names what failed.
 """
 
+import functools
+import gc
 import io
 import json
 import time
@@ -16,9 +18,10 @@ from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.cli.output import run_plainly
 
-from ruvmlx.backends.mlx import gpu_check
+from ruvmlx.backends.mlx import any_backend, gpu_check
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.mlx.check_results import GRAPH, Shapes
+from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPUMemory
 from ruvmlx.backends.mlx.kernels import selfcheck, source
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
@@ -30,7 +33,9 @@ from ruvmlx.platform.mx import mx
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings, store_file
 from ruvmlx.store import Store
+from tests.backends.test_wired import Metal
 from tests.models.make_models import make_safetensors_model
+from tests.models.other_models import make_other_model
 
 from .simulated_gpu import HANGS, MODES, SimulatedGPU
 
@@ -43,6 +48,7 @@ CASES = {  # kernel -> the cases that run it
     "gather": ["gather"],
 }
 NAMES = {GRAPH, *(name for names in CASES.values() for name in names)}
+SOUND_NORM = mx.fast.rms_norm
 SHAPES = Shapes(64, 4, 2, "float16")
 QUESTION = "Why is the sky blue in the day, and red in the evening? " * 6  # some 350 tokens: all three tiers
 TIERS = "64,128"
@@ -338,3 +344,71 @@ def test_generate_says_what_ran(machine, folder, monkeypatch, capsys):
     assert json.loads(out)["kernels"] == "metal, plain KV cache"
     assert json.loads(out)["kv"]["policy"] == "f16"
     assert err.count("\n") == 1 and err.startswith("note: Our GPU kernels")
+
+
+# Models that only mlx-lm runs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixtral(tmp_path):
+    """Its context has room for QUESTION."""
+    made = make_other_model(tmp_path / "mixtral", "mixtral")
+    data = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(data | {"max_position_embeddings": 1024}))
+    return made
+
+
+def test_mlx_lms_model_on_a_sound_gpu(machine, mixtral, capsys):
+    """Its memory is wired while it is open, like that of the models that are ours."""
+    machine()
+    tokens, _, runtime = chat(mixtral)
+    assert len(tokens) == 12 and runtime.backend.kernels == "metal, mlx-lm"
+    assert runtime.backend.gpu_memory is not None and runtime.backend.gpu_memory.why_not == ""
+    assert "GPU" not in capsys.readouterr().err
+
+
+def test_memory_that_mlx_lms_model_cannot_wire(machine, mixtral, monkeypatch):
+    """Set for its life, restored afterwards; what cannot be set is said in the one line."""
+    machine()
+    metal = Metal(8 << 30, old_macos=True)
+    monkeypatch.setattr(any_backend, "GPUMemory", functools.partial(GPUMemory, metal=metal))
+    backend = open_backend("auto", load_model(str(mixtral)))
+    assert "paged out" in backend.caveat and "mixtral" in backend.caveat and "\n" not in backend.caveat
+    assert metal.limits["cache"] == LEAST_SPARE
+    del backend
+    gc.collect()
+    assert metal.limits["cache"] == 1 << 40
+
+
+def test_mlx_lms_model_where_the_check_of_the_gpu_fails(machine, mixtral, capsys, monkeypatch):
+    """auto: MLX on the CPU, with one line. mlx: one line that says what to do."""
+    machine(**{GRAPH: "abort"})
+    monkeypatch.setattr(mx.fast, "rms_norm", SOUND_NORM)  # only the verdict can keep it off the GPU
+    tokens, _, runtime = chat(mixtral)
+    assert len(tokens) == 12 and runtime.backend.kernels.startswith("cpu+")
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "MLX cannot compute on this machine's GPU (the process died" in err
+    assert "mixtral models run on mlx-lm's own code" in err and gpu.kind == ""
+
+    monkeypatch.setattr(gpu, "given_up", False)
+    with pytest.raises(GPUFailed, match="--backend auto") as failed:
+        chat(mixtral, backend="mlx")
+    assert "\n" not in str(failed.value)
+
+
+def test_mlx_lms_model_that_fails_only_here(machine, mixtral, monkeypatch):
+    """The check was good, but this model's first evaluation on the GPU raises."""
+    machine()
+
+    def fails(*arguments):
+        if gpu.kind == "metal":
+            raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
+        return SOUND_NORM(*arguments)
+
+    monkeypatch.setattr(mx.fast, "rms_norm", fails)
+    tokens, _, runtime = chat(mixtral)
+    assert len(tokens) == 12 and runtime.backend.kernels.startswith("cpu+")
+    assert "123 bytes" in runtime.backend.caveat
+    monkeypatch.setattr(gpu, "given_up", False)
+    with pytest.raises(GPUFailed, match="123 bytes"):
+        chat(mixtral, backend="mlx")

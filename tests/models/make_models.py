@@ -358,6 +358,11 @@ def gguf_metadata(made: Shape) -> dict[str, Any]:
 def _gguf_scaling(rope: RopeScaling | None) -> dict[str, Any]:
     if isinstance(rope, LinearRope):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": f32(rope.factor)}
+    if isinstance(rope, LongRope):
+        original = u32(rope.original_max_position)
+        out = {"type": "longrope", "original_context_length": original}
+        out["attn_factor"] = f32(rope.attention_factor)
+        return {f"rope.scaling.{key}": value for key, value in out.items()}
     if not isinstance(rope, YarnRope):
         return {}
     out = {"type": "yarn", "factor": f32(rope.factor), "yarn_beta_fast": f32(rope.beta_fast)}
@@ -426,6 +431,10 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
     if made.llama3:
         divisors = llama3_divisors(LLAMA3, made.head_dim, made.rope_theta).astype("<f4")
         out["rope_freqs.weight"] = ("F32", divisors.shape, divisors.tobytes())
+    if isinstance(made.rope, LongRope):
+        for name, factors in (("short", made.rope.short_factor), ("long", made.rope.long_factor)):
+            numbers = np.array(factors, "<f4")
+            out[f"rope_factors_{name}.weight"] = ("F32", numbers.shape, numbers.tobytes())
     return out
 
 

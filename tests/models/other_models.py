@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ruvmlx.backends.mlx import mlxlm
+from ruvmlx.platform import mlxlm
 from ruvmlx.platform.mx import mx, nn
 
 from .make_models import _write_json, write_tokenizer
@@ -37,7 +37,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def make_stored_model(folder: Path, mode: str) -> Path:
-    """A Llama whose weights are stored in MLX's mxfp4, nvfp4 or mxfp8."""
+    """A Llama in MLX's mxfp4, nvfp4 or mxfp8, under a name for them that mlx-lm alone reads."""
     folder.mkdir(parents=True, exist_ok=True)
     how = {"group_size": 16 if mode == "nvfp4" else 32, "bits": 8 if mode == "mxfp8" else 4, "mode": mode}
     config = {
@@ -45,8 +45,11 @@ def make_stored_model(folder: Path, mode: str) -> Path:
         "intermediate_size": 128,
         "model_type": "llama",
         "eos_token_id": 2,
-        "quantization": how,
+        "quantization_config": {"quant_method": mode},
     }
+    if mode == "nvfp4":
+        named = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+        config["quantization_config"] = named
     module = mlxlm.load("models.llama")
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config))

@@ -14,7 +14,7 @@ from ruvmlx.models.gguf_types import TENSOR_TYPES
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
-from ruvmlx.models.rope_scaling import Llama3Rope
+from ruvmlx.models.rope_scaling import Llama3Rope, LongRope
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
 from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights
@@ -168,8 +168,12 @@ def write(tmp_path, tensors=None, **keys):
     return write_gguf(tmp_path / "m.gguf", metadata, tensors or gguf_tensors(made, "F16"))
 
 
+LONG = LongRope(64, 1.25, (1.0,) * 8 + (1.5,) * 8, tuple(1 + 0.5 * i for i in range(16)))
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"sliding_window": 64}, {"tie": True}, {"llama3": True}, {"mlp_bias": True}]
+    "options",
+    [{}, {"sliding_window": 64}, {"tie": True}, {"llama3": True}, {"mlp_bias": True}, {"rope": LONG}],
 )
 def test_config_round_trip(options, tmp_path):
     """Keys and tensors say the same shape that the file was made from."""
@@ -195,7 +199,9 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": f32(4.0)
         ({"llama.attention.layer_norm_rms_epsilon": f32(float("nan"))}, "a number was expected", CorruptFile),
         ({"llama.rope.freq_base": f32(-1.0)}, "rope_theta is -1.0", CorruptFile),
         ({"llama.rope.dimension_count": u32(16)}, "dimension_count is 16", UnsupportedModel),
-        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope'", UnsupportedModel),
+        ({"llama.rope.scaling.type": "su"}, "rope scaling 'su'", UnsupportedModel),
+        ({"llama.rope.scaling.type": "longrope"}, "rope_factors_short.weight' is missing", CorruptFile),
+        ({"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),
         (YARN | {"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),
         (YARN | {"llama.rope.scaling.yarn_ext_factor": f32(0.5)}, "yarn_ext_factor is 0.5", UnsupportedModel),
         (YARN | {"llama.rope.scaling.factor": f32(0.0)}, "does not make sense", CorruptFile),
@@ -231,6 +237,38 @@ def test_foreign_tensors_are_not_ignored(tmp_path):
     made = Shape(n_layers=1, hidden_size=32, intermediate_size=96)
     with pytest.raises(UnsupportedModel, match="attn_q_norm"):
         load_gguf(write(tmp_path, gguf_tensors(made, "F16") | extra))
+
+
+def longrope_tensors(*sizes: int):
+    return {
+        f"rope_factors_{name}.weight": ("F32", (n,), np.ones(n, "<f4").tobytes())
+        for name, n in zip(("short", "long"), sizes, strict=False)
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "keys", "words", "error"),
+    [
+        ((16, 16), {"type": None}, "rope_factors_short.weight' is no part", UnsupportedModel),
+        ((16,), {}, "rope_factors_long.weight' is missing", CorruptFile),
+        ((16, 15), {}, "does not make sense", CorruptFile),
+        ((16, 16), {"factor": f32(4.0)}, "factor is 4 beside longrope", UnsupportedModel),
+        ((16, 16), {"attn_factor": f32(-1.0)}, "does not make sense", CorruptFile),
+    ],
+)
+def test_longrope_that_does_not_fit_is_refused(tmp_path, sizes, keys, words, error):
+    made = Shape(n_layers=1, hidden_size=32, intermediate_size=96)
+    told = {f"llama.rope.scaling.{key}": value for key, value in ({"type": "longrope"} | keys).items()}
+    with pytest.raises(error, match=words) as caught:
+        load_gguf(write(tmp_path, gguf_tensors(made, "F16") | longrope_tensors(*sizes), **told))
+    assert "\n" not in str(caught.value)
+
+
+def test_llama_3_divisors_beside_longrope_are_refused(tmp_path):
+    made = Shape(n_layers=1, hidden_size=32, intermediate_size=96, llama3=True)
+    tensors = gguf_tensors(made, "F16") | longrope_tensors(16, 16)
+    with pytest.raises(UnsupportedModel, match="one of the two"):
+        load_gguf(write(tmp_path, tensors, **{"llama.rope.scaling.type": "longrope"}))
 
 
 # Llama-3 rope -------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ from ...kv.policy import TierPolicy
 from ...lora.base_lora import BaseLoRA
 from ...models.model import Model, without
 from ...platform.mx import BLAS, mx
+from ...progress import QUIET, Watch
 from ..base import Adapters, KVCache, Step, each
 from . import graph
 from .any_cache import AnyCache
 from .any_graph import SplitGraph
-from .any_load import load_graph
+from .any_load import load_graph, one_line
+from .check_results import GPU_ERRORS
+from .gpu_memory import GPUMemory
 from .runner import MLXRunner, default_device
 
 
@@ -28,18 +31,23 @@ class AnyBackend(MLXRunner):
     name = "mlx"
     pool = None
 
-    def __init__(self, model: Model, device: str | None = None, threads: int | None = None):
+    def __init__(
+        self, model: Model, device: str | None = None, threads: int | None = None, watch: Watch = QUIET
+    ):
+        """watch: receives the progress of loading. A GPU's errors are raised as MLX raises them."""
         kind = device or default_device()
         super().__init__(model.shape, kind, threads)
         self.lora: BaseLoRA | None = None
         self.streams = kind != "cpu"  # on a CPU a step ahead would compete with the current step for cores
         self.kernels = f"cpu+{BLAS.name}, mlx-lm" if kind == "cpu" else f"{kind}, mlx-lm"
-        self.caveat = without(model.shape)
-        with mx.stream(self.device):
-            loaded = load_graph(model, float32=kind == "cpu")
+        with mx.stream(self.device), one_line(model, *(() if kind == "cpu" else GPU_ERRORS)):
+            loaded = load_graph(model, kind == "cpu", watch)
             self.nbytes = sum(a.nbytes for a in graph.parameters(loaded).values())
             self._graph = SplitGraph(loaded, model.shape)
             mx.clear_cache()
+        self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
+        told = self.gpu_memory.why_not if self.gpu_memory else ""
+        self.caveat = f"{told}; {without(model.shape)}" if told else without(model.shape)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...kv.cache import Dump, KVStats
 from ...kv.policy import F16
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import mlxlm
 from .plain_cache import SlidingKVCache
 
 FAR = 1 << 30  # tokens: no limit

@@ -1,28 +1,66 @@
 """Lets mlx-lm load a model, and says in one line what went wrong."""
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ...errors import RuvmlxError, UnsupportedModel
 from ...models.model import Model
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import mlxlm
+from ...progress import QUIET, Told, Watch
+from . import graph
+
+PIECE = 256 << 20  # bytes that MLX reads at a time, several tensors at once
 
 
-def load_graph(model: Model, float32: bool) -> nn.Module:
+def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
     """mlx-lm's model with its weights, evaluated. float32: all numbers that are not packed become it, because
-    MLX's products in 16 bits are slow on a CPU."""
-    kind = model.shape.model_type
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing concerns nobody
-    try:
-        graph, _ = mlxlm.load("utils").load_model(model.path, lazy=True)
+    MLX's products in 16 bits are slow on a CPU. watch: is told how many bytes have been read."""
+    with one_line(model):
+        made, _ = mlxlm.utils().load_model(model.path, lazy=True)
         if float32:
-            graph.set_dtype(mx.float32)
-        mx.eval(graph.parameters())
+            made.set_dtype(mx.float32)
+    _read(made, Told(watch, f"Loading {model.name}", model.bytes))
+    return made
+
+
+@contextmanager
+def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
+    """Any error of mlx-lm's or MLX's becomes an UnsupportedModel, but those of the types `through`."""
+    try:
+        yield
     except RuvmlxError:
+        raise
+    except through:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - 120 model files, which raise anything
         line = " ".join(str(error).split())[:160] or type(error).__name__
+        kind = model.shape.model_type
         raise UnsupportedModel(
             f"{model.name}: mlx-lm cannot load this {kind} model ({line}); fetch it again, or choose another."
         ) from None
-    return graph
+
+
+def _read(made: nn.Module, count: Told) -> None:
+    """Evaluate the weights piece by piece; the watch may raise in between to stop."""
+    arrays = list(graph.parameters(made).values())
+    whole = sum(array.nbytes for array in arrays)  # not the file's bytes, where 16 bits become 32
+    done = 0
+    for piece in _pieces(arrays):
+        mx.eval(piece)
+        done += sum(array.nbytes for array in piece)
+        count.add(count.total * done // whole - count.done)
+
+
+def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
+    """Runs of arrays of PIECE bytes or little more."""
+    piece: list[mx.array] = []
+    size = 0
+    for array in arrays:
+        piece.append(array)
+        size += array.nbytes
+        if size >= PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece

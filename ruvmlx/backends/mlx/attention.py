@@ -10,8 +10,8 @@ import numpy as np
 
 from ...models.model import ModelConfig, QueryScale
 from ...models.rope import rope
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import mlxlm
 
 _base = mlxlm.load("models.base")
 

@@ -223,8 +223,11 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
     """The dtype of the embedding or its scales. Norms of another dtype would convert every product to
     theirs. float32 where float16 would round the scales of any matrix."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
-    if any((tensor := stored_tensor(weights, m)) and tensor.type.wide for m in modules):
+    types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
+    if any(kind.wide for kind in types.values()):
         return mx.float32
+    if (embedding := types.get("model.embed_tokens")) and embedding.mode:
+        return mx.bfloat16  # what MLX makes of it
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)

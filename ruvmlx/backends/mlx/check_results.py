@@ -7,6 +7,7 @@ from ...text import one_line
 
 GRAPH = "mlx"  # name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
+GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises where a GPU cannot compute
 LONGEST, BRIEF = 160, 70  # longest reason, in characters: in a row of `doctor`, in the chat's line
 
 

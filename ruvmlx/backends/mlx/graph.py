@@ -5,14 +5,17 @@ What the model's family changes (models/families.py) follows from the configurat
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from ...errors import CorruptFile
+from ...models.mapped import release
 from ...models.model import ModelConfig, Weights
-from ...models.stored import rounded_matrix, stored_tensor
+from ...models.small_floats import MODES, FloatMatrix
+from ...models.stored import rounded_matrix, stored_matrix, stored_tensor
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import mlxlm
 from .attention import Attention
 
 BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
@@ -83,15 +86,21 @@ def slide(model: nn.Module) -> None:
     model.swa_idx = 0
 
 
-def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, int]]:
-    """{module path: {"bits": ..., "group_size": ...}} of the packed tensors, derived from their shapes."""
+Format = dict[str, Any]  # "bits", "group_size", and "mode" if it is not affine
+
+
+def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
+    """{module path: format} of the packed tensors, derived from their shapes."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
 
-def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
     """in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
     if tensor := stored_tensor(weights, path):  # known without converting it
+        if mode := tensor.type.mode:
+            group, bits = MODES[mode]
+            return {"bits": bits, "group_size": group, "mode": mode}
         return {"bits": tensor.type.affine_bits, "group_size": tensor.type.affine_group}
     width = shapes.get(f"{path}.weight", (0,))[-1]
     packed, groups = weights[f"{path}.weight"].shape[-1], weights[f"{path}.scales"].shape[-1]
@@ -108,25 +117,37 @@ def _convert(
 ) -> dict[str, mx.array]:
     """NumPy weights -> MLX arrays under the graph's names, evaluated."""
     formats = quantised_formats(weights, shapes)
-    out = {}
-    for name, value in weights.items():
+    out: dict[str, mx.array] = {}
+    for name in weights:
         path, _, kind = name.rpartition(".")
         if path not in formats or kind == "bias":
-            out[name] = _whole(value, dtype, pause)
+            out[name] = _whole(weights[name], dtype, pause)
+        elif not dequantise and "mode" in formats[path]:
+            out |= _as_mlx_has_it(path, weights) if kind == "weight" else {}
         elif not dequantise:
-            out[name] = _whole(value, None if kind == "weight" else dtype, pause)
+            out[name] = _whole(weights[name], None if kind == "weight" else dtype, pause)
         elif kind == "weight":
             out[name] = dequantised(path, weights, formats[path], dtype, pause)
     return out
 
 
+def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
+    """A matrix in one of the formats that MLX calls a mode."""
+    stored = stored_matrix(weights, path)
+    assert isinstance(stored, FloatMatrix)
+    arrays = {f"{path}.{part}": _array(value, None) for part, value in stored.as_mlx_has_it().items()}
+    mx.eval(arrays)
+    release(stored.codes)
+    return arrays
+
+
 def dequantised(
-    path: str, weights: Weights, fmt: Mapping[str, int], dtype: mx.Dtype, pause: Pause = lambda: None
+    path: str, weights: Weights, fmt: Format, dtype: mx.Dtype, pause: Pause = lambda: None
 ) -> mx.array:
     """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
-    if stored := rounded_matrix(weights, path):
-        shape = len(stored.raw), stored.raw.shape[1] // stored.type.nbytes * stored.type.block
-        return _by_blocks(lambda rows: _array(stored.dequantised(rows), dtype), shape, dtype, pause)
+    stored = stored_matrix(weights, path) if "mode" in fmt else rounded_matrix(weights, path)
+    if stored is not None:
+        return _by_blocks(lambda rows: _array(stored.dequantised(rows), dtype), stored.shape, dtype, pause)
     packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
 
     def block(rows: slice) -> mx.array:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from . import cpu_layers, mlxlm
+from . import cpu_layers
 from .cpu_layers import CPUAttention
 from .plain_cache import MLXCache
 

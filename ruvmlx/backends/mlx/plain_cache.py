@@ -10,8 +10,8 @@ import numpy as np
 from ...kv.cache import Dump, KVStats
 from ...kv.policy import F16
 from ...kv.storage import Bytes
+from ...platform import mlxlm
 from ...platform.mx import mx
-from . import mlxlm
 
 _cache = mlxlm.load("models.cache")
 _base = mlxlm.load("models.base")

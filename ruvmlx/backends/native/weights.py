@@ -20,7 +20,7 @@ from ...models.gguf_codes import q3_k_as_q6_k
 from ...models.layout import matrices, vectors
 from ...models.mapped import release
 from ...models.model import ModelConfig, Weights
-from ...models.stored import stored_matrix, stored_tensor
+from ...models.stored import StoredMatrix, stored_matrix, stored_tensor
 
 Arrays = dict[str, np.ndarray]
 BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # GGUF types that are packed from the file's blocks
@@ -123,7 +123,7 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
 def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
     """GGUF codes of 5 bits: there are kernels for 4 and 8."""
     stored = stored_matrix(weights, module)
-    assert stored is not None
+    assert isinstance(stored, StoredMatrix)
     arrays = stored.eight_bits()
     release(stored.raw)
     _check(f"{module}.weight", (len(arrays[0]), 4 * arrays[0].shape[1]), shape)
@@ -133,7 +133,7 @@ def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> Affine
 def _blocks(weights: Weights, module: str, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
     """GGUF blocks that have kernels of their own; Q3_K in the form of Q6_K."""
     stored = stored_matrix(weights, module)
-    assert stored is not None
+    assert isinstance(stored, StoredMatrix)
     raw, kind = stored.raw, stored.type
     _check(f"{module}.weight", (len(raw), raw.shape[1] // kind.nbytes * kind.block), shape)
     if kind.name in SUPER_BLOCKS:
