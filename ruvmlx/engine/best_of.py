@@ -6,8 +6,8 @@ one that a request for a single reply would have had.
 The judge looks at the replies after CHECKPOINTS tokens. Those more than MARGIN stars behind the best are
 dropped; once one is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994) Beginnings say little
 about whole replies: to drop the worse half at 32 and at 64 tokens costs most of what best of n gains. After
-100 ratings the reply shown beats another one in 49% instead of 83% for someone who likes short replies, in
-54% instead of 72% for a formal tone. MARGIN costs at most 2%, and one star 9%.
+100 ratings the reply shown beats another one in 62% instead of 92% for someone who likes short replies, in
+54% instead of 72% for a formal tone. MARGIN costs at most 3 points, one star up to 12.
 """
 
 import uuid
