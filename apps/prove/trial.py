@@ -144,7 +144,7 @@ def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
     samples of each of 8 prompts earns 3 stars, there is nothing to choose."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
-        requests = [_request(runtime, setting, p, _seed(seed, 2, i)) for i, p in enumerate(asked)]
+        requests = [_request(runtime, setting, p, seed_of(seed, 2, i)) for i, p in enumerate(asked)]
         prompts = {r.request_id: p for r, p in zip(requests, asked, strict=True)}
         replies = (_reply(prompts[r.request_id], r) for r in runtime.answers(requests))
         return any(setting.score(r) >= 3 for r in replies)
@@ -170,7 +170,7 @@ def run(
 def _rated(runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int) -> None:
     """One turn: a reply, and this user's rating."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
-    reply = _kept_reply(runtime, setting, prompt, _seed(seed, 0, done), arm.system)
+    reply = _kept_reply(runtime, setting, prompt, seed_of(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
 
 
@@ -218,7 +218,7 @@ def _checkpoint(
 def heldout_replies(runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int) -> list[TrialReply]:
     """Answers with what was learned so far, in the prompts' order. Nothing is stored or rated."""
     requests = [
-        _request(runtime, setting, p, _seed(seed, 3, i), arm.system) for i, p in enumerate(setting.heldout)
+        _request(runtime, setting, p, seed_of(seed, 3, i), arm.system) for i, p in enumerate(setting.heldout)
     ]
     responses = {r.request_id: r for r in runtime.answers(requests)}
     pairs = zip(setting.heldout, requests, strict=True)
@@ -257,7 +257,7 @@ def _reply(prompt: str, response: GenerationResponse) -> TrialReply:
     return TrialReply(response.request_id, prompt, response.text, finished, response.token_ids)
 
 
-def _seed(seed: int, purpose: int, i: int) -> int:
+def seed_of(seed: int, purpose: int, i: int) -> int:
     """A seed for each purpose, without overlap; the same for all arms, so that their replies can be
     paired."""
     return (seed * 8 + purpose) * 100_003 + i
