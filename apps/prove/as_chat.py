@@ -222,7 +222,9 @@ def table(results: Sequence[ChatResult]) -> str:
     for rater, presses in dict.fromkeys((r.rater, r.presses) for r in results):
         of = [r for r in results if (r.rater, r.presses) == (rater, presses)]
         now, base = (float(np.mean([getattr(r, name) for r in of])) for name in ("words", "words_base"))
-        each = "  ".join(f"{r.words_base:.0f}->{r.words:.0f} ({r.change:+.0%}, {r.pressed}/{r.read})" for r in of)
+        each = "  ".join(
+            f"{r.words_base:.0f}->{r.words:.0f} ({r.change:+.0%}, {r.pressed}/{r.read})" for r in of
+        )
         lines.append(
             f"{rater:<5}  {presses:>7}  {base:5.0f} -> {now:4.0f}  {now / base - 1:+6.0%}  {each}"
             f"  KL {max(r.kl for r in of):.3f}  perplexity {max(r.ppl_change for r in of):+.1%}"

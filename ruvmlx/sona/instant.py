@@ -19,6 +19,11 @@ each other. There are many features, and each moves all tokens, so their noise w
 one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
 lora_a stays as calibrated.
 
+A rating down must not blame a long reply for its end: that it ended was right, that it went on at every
+earlier chance was not. So in such a rating the end token of a reply of T tokens counts end_credit(T), 1 for a
+short reply and near 0 for a long one. What remains, -sum_t p_t(end) u_t, is the gradient of the probability
+that the reply goes on for so long; a push against it makes an end likelier wherever the model considered one.
+
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
 fades faster, in proportion to the trend.
@@ -56,6 +61,7 @@ FADE = 0.005
 TURNED = 1.0  # share of the older evidence that fades at a trend of -1
 LATEST = 8  # ratings in the trend's moving mean
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
+SHORT = 100  # tokens up to which the end of a reply counts in full in a rating down
 LARGEST = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
@@ -112,8 +118,9 @@ def update(
     if not stats.finite:
         raise NotFinite(BROKEN)
     trend = turned(adapter.trend, weight, trace.log_ratio)
+    gradient = stats.gradient if weight > 0 else stats.unended
     evidence, block = probe.coordinates.solver.rated(
-        held(adapter, probe), stats.gradient, stats.information, stats.beside, weight, remembered(trend),
+        held(adapter, probe), gradient, stats.information, stats.beside, weight, remembered(trend),
         RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
     whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
@@ -158,13 +165,23 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
             square / len(u) * expected,
             np.broadcast_to(square, (len(square), probe.coordinates.k)),
         )
+        unended = gradient.copy()
+        if trace.tokens[-1] in probe.eos:
+            unblamed = np.float32(1 - end_credit(len(u))) * scale * u[-1]
+            unended[:, probe.tokens == trace.tokens[-1]] -= unblamed[:, None]
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
+            np.concatenate([unended, unended @ probe.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             probe.coordinates.covers(adapter),
             all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
         )
+
+
+def end_credit(tokens: int) -> float:
+    """Share of its weight that the end of a reply of so many tokens has in a rating down."""
+    return min(1.0, (SHORT / tokens) ** 4)
 
 
 def turned(trend: float, weight: float, log_ratio: float) -> float:
