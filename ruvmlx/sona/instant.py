@@ -23,6 +23,8 @@ A rating down must not blame a long reply for its end: that it ended was right, 
 earlier chance was not. So in such a rating the end token of a reply of T tokens counts end_credit(T), 1 for a
 short reply and near 0 for a long one. What remains, -sum_t p_t(end) u_t, is the gradient of the probability
 that the reply goes on for so long; a push against it makes an end likelier wherever the model considered one.
+A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
+who likes half of all long replies is not asking for shorter ones.
 
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
@@ -118,10 +120,10 @@ def update(
     if not stats.finite:
         raise NotFinite(BROKEN)
     trend = turned(adapter.trend, weight, trace.log_ratio)
-    gradient = stats.gradient if weight > 0 else stats.unended
+    before = held(adapter, probe)
     evidence, block = probe.coordinates.solver.rated(
-        held(adapter, probe), gradient, stats.information, stats.beside, weight, remembered(trend),
-        RULE, probe.answered(adapter), adapter.scale, LARGEST,
+        before, gradient_of(stats, weight, before, probe), stats.information, stats.beside, weight,
+        remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
     whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
     return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
@@ -179,8 +181,16 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
         )
 
 
+def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
+    """The gradient [r, A + k] that a rating of this weight adds to the evidence."""
+    tokens = probe.tokens.size
+    praise = (stats.gradient - stats.unended)[:, :tokens]  # of the end alone
+    likelier = np.vdot(praise, evidence[0, :, :tokens]) > 0
+    return stats.unended if weight < 0 or likelier else stats.gradient
+
+
 def end_credit(tokens: int) -> float:
-    """Share of its weight that the end of a reply of so many tokens has in a rating down."""
+    """Share of a rating that the end of a reply of so many tokens has, where it is not to be praised."""
     return min(1.0, (SHORT / tokens) ** 4)
 
 

@@ -24,7 +24,7 @@ class ReplyStats:
     """Statistics of a reply under an adapter, computed before there is a rating.
 
     gradient, information [r, A + k]: gradient and Fisher information in the coordinates of instant.py, at
-    weight 1. unended: the gradient for a rating down, which blames a long reply less for its end.
+    weight 1. unended: the same without what exceeds end_credit of its end (instant.py).
     beside [r, A + 1]: the part of lora_b that does not follow from earlier ratings, at a gain of 1.
     covered: the adapter moves only tokens that ratings may move. finite: no NaN or Inf in the gradients and
     in lora_a.

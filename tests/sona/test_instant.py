@@ -93,6 +93,21 @@ def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
     assert spared > 0 > blamed
 
 
+def test_a_rating_up_takes_back_what_ratings_down_did_to_the_end(trace, probe, tiny_backend, monkeypatch):
+    """Alone it praises the end of a long reply; after a rating down of the same reply it cancels that."""
+    monkeypatch.setattr(instant, "SHORT", 3)
+    reply = ended(trace, probe, tiny_backend)
+
+    def end_pushed(adapter):
+        return float(np.mean(readings(reply) @ end_of(adapter.evidence[0], probe)))
+
+    up, down = (instant.update(reply.adapter, reply, w, probe).adapter for w in (1.0, -1.0))
+    assert end_pushed(up) > 0 and end_pushed(down) > 0
+    stats = instant.prepare_stats(reply, probe)
+    both = instant.update(down, reply, 1.0, probe, stats=stats).adapter
+    assert abs(end_pushed(both)) < 0.02 * end_pushed(down)
+
+
 def slow_lora_b(rated, probe) -> np.ndarray:
     """instant.py's formula in float64, one coordinate at a time, from the (trace, weight) of every rating.
     Returns lora_b's columns of probe.tokens, [r, A]."""
