@@ -167,13 +167,13 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
             square / len(u) * expected,
             np.broadcast_to(square, (len(square), probe.coordinates.k)),
         )
-        unended = gradient.copy()
+        praise = np.zeros_like(gradient)
         if trace.tokens[-1] in probe.eos:
-            unblamed = np.float32(1 - end_credit(len(u))) * scale * u[-1]
-            unended[:, probe.tokens == trace.tokens[-1]] -= unblamed[:, None]
+            beyond = np.float32(1 - end_credit(len(u))) * scale * u[-1]
+            praise[:, probe.tokens == trace.tokens[-1]] = beyond[:, None]
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
-            np.concatenate([unended, unended @ probe.features], axis=1),
+            np.concatenate([praise, praise @ probe.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             probe.coordinates.covers(adapter),
@@ -184,9 +184,8 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
     """The gradient [r, A + k] that a rating of this weight adds to the evidence."""
     tokens = probe.tokens.size
-    praise = (stats.gradient - stats.unended)[:, :tokens]  # of the end alone
-    likelier = np.vdot(praise, evidence[0, :, :tokens]) > 0
-    return stats.unended if weight < 0 or likelier else stats.gradient
+    likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0  # the end of this reply
+    return stats.gradient - stats.praise if weight < 0 or likelier else stats.gradient
 
 
 def end_credit(tokens: int) -> float:

@@ -70,11 +70,12 @@ def test_a_rating_down_blames_a_long_reply_for_going_on(
     u = readings(reply)
     stats = instant.prepare_stats(reply, probe)
     want = reply.adapter.scale * (credit * u[-1] - p @ u)
-    np.testing.assert_allclose(end_of(stats.unended, probe), want, rtol=1e-4)
-    changed = np.flatnonzero((stats.unended != stats.gradient)[:, : probe.tokens.size].any(axis=0))
+    without = stats.gradient - stats.praise
+    np.testing.assert_allclose(end_of(without, probe), want, rtol=1e-4)
+    changed = np.flatnonzero(stats.praise[:, : probe.tokens.size].any(axis=0))
     assert set(changed) <= set(probe.coordinates.ends) and bool(len(changed)) == (credit < 1)
-    features = stats.unended[:, : probe.tokens.size] @ probe.features
-    np.testing.assert_allclose(stats.unended[:, probe.tokens.size :], features, atol=1e-4)
+    features = without[:, : probe.tokens.size] @ probe.features
+    np.testing.assert_allclose(without[:, probe.tokens.size :], features, atol=1e-4)
 
 
 def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
