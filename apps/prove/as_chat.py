@@ -202,7 +202,7 @@ def mean_words(
         key, _ = micro_of[response.request_id]
         lengths[key].append(len(words_of(response.text)))
         if len(lengths[key]) == len(setup.heldout):
-            log(f"answered {len(setup.heldout)} unseen questions: {key}")
+            log(f"{len(setup.heldout)} unseen questions, {key}: {np.mean(lengths[key]):.0f} words")
             yield key, float(np.mean(lengths[key]))
 
 

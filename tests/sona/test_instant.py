@@ -94,6 +94,36 @@ def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
     assert spared > 0 > blamed
 
 
+@pytest.mark.parametrize("short,scaled", [(10, True), (23, False)])
+def test_a_long_reply_that_passed_many_ends_counts_as_one(
+    trace, probe, tiny_backend, monkeypatch, short, scaled
+):
+    monkeypatch.setattr(instant, "SHORT", short)
+
+    def head(hidden):
+        z = tiny_backend.head(hidden)
+        z[:, probe.eos] += 8
+        return z
+
+    reply = Trace.from_hidden(trace.adapter, 0, trace.hidden, trace.tokens, head, None)
+    went_on = end_of(reply.grad_b.take(probe.tokens, axis=1), probe)
+    passed = -went_on[0] / reply.adapter.scale  # about sum_t p_t(end)
+    assert passed > 2
+    stats = instant.prepare_stats(reply, probe)
+    np.testing.assert_allclose(end_of(stats.gradient, probe), went_on / (passed if scaled else 1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+def test_short_replies_are_rated_without_a_rule_for_their_end(
+    trace, probe, tiny_backend, monkeypatch, weight
+):
+    reply, found = ended(trace, probe, tiny_backend), []
+    for short in (len(trace.tokens), 10**9):
+        monkeypatch.setattr(instant, "SHORT", short)
+        found.append(instant.update(reply.adapter, reply, weight, probe).adapter.lora_b)
+    assert np.array_equal(*found)
+
+
 def test_a_rating_up_takes_back_what_ratings_down_did_to_the_end(trace, probe, tiny_backend, monkeypatch):
     """Alone it praises the end of a long reply; after a rating down of the same reply it cancels that."""
     monkeypatch.setattr(instant, "SHORT", 3)
