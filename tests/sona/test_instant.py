@@ -105,7 +105,8 @@ def test_a_long_reply_that_passed_many_ends_counts_as_one(
         z[:, probe.eos] += 8
         return z
 
-    reply = Trace.from_hidden(trace.adapter, 0, trace.hidden, trace.tokens, head, None)
+    adapter = MicroLoRA.fresh(10 * probe.directions, tiny_backend.config.vocab_size)  # reads 1 or so a token
+    reply = Trace.from_hidden(adapter, 0, trace.hidden, trace.tokens, head, None)
     went_on = end_of(reply.grad_b.take(probe.tokens, axis=1), probe)
     passed = -went_on[0] / reply.adapter.scale  # about sum_t p_t(end)
     assert passed > 2
