@@ -24,8 +24,7 @@ earlier chance was not. So in such a rating the end token of a reply of T tokens
 short reply and near 0 for a long one. What remains, -sum_t p_t(end) u_t, is the gradient of the probability
 that the reply goes on for so long; a push against it makes an end likelier wherever the model considered one.
 A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
-who likes half of all long replies is not asking for shorter ones. A long reply that passed many likely ends,
-such as a list without end, counts as if it had passed one: sum_t p_t(end) is scaled down to at most 1.
+who likes half of all long replies is not asking for shorter ones.
 
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
@@ -171,8 +170,6 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
         ends, praise = probe.coordinates.ends, np.zeros_like(gradient)
         ended = scale * np.outer(u[-1], probe.tokens[ends] == trace.tokens[-1]).astype(np.float32)
         praise[:, ends] = np.float32(1 - end_credit(len(u))) * ended
-        if len(u) > SHORT:
-            gradient[:, ends] = ended + (gradient[:, ends] - ended) / np.maximum(1, expected[ends])
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
             np.concatenate([praise, praise @ probe.features], axis=1),

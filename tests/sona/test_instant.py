@@ -94,26 +94,6 @@ def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
     assert spared > 0 > blamed
 
 
-@pytest.mark.parametrize("short,scaled", [(10, True), (23, False)])
-def test_a_long_reply_that_passed_many_ends_counts_as_one(
-    trace, probe, tiny_backend, monkeypatch, short, scaled
-):
-    monkeypatch.setattr(instant, "SHORT", short)
-
-    def head(hidden):
-        z = tiny_backend.head(hidden)
-        z[:, probe.eos] += 8
-        return z
-
-    adapter = MicroLoRA.fresh(10 * probe.directions, tiny_backend.config.vocab_size)  # reads 1 or so a token
-    reply = Trace.from_hidden(adapter, 0, trace.hidden, trace.tokens, head, None)
-    went_on = end_of(reply.grad_b.take(probe.tokens, axis=1), probe)
-    passed = -went_on[0] / reply.adapter.scale  # about sum_t p_t(end)
-    assert passed > 2
-    stats = instant.prepare_stats(reply, probe)
-    np.testing.assert_allclose(end_of(stats.gradient, probe), went_on / (passed if scaled else 1), rtol=1e-4)
-
-
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 def test_short_replies_are_rated_without_a_rule_for_their_end(
     trace, probe, tiny_backend, monkeypatch, weight
