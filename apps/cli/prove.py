@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
@@ -25,6 +26,17 @@ from .output import json_option, log, print_json, show
     "--every", type=click.IntRange(min=1), help="Test after every N ratings; by default after 30 and all."
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--as-chat",
+    is_flag=True,
+    help="Thumbs alone, at the chat's own settings: raters who press both, only down, only up.",
+)
+@click.option(
+    "--thumbs", type=click.Choice(["all", "both", "down", "up"]), default="all", help="Raters of --as-chat."
+)
+@click.option(
+    "--questions", type=click.IntRange(min=1), default=24, show_default=True, help="Unseen ones of --as-chat."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
 @click.option("--learn", type=click.Choice(["instant", "full", "off"]), default="instant", show_default=True)
@@ -58,6 +70,9 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["suite"]:
         _suite(flags)
         return
+    if flags["as_chat"]:
+        _as_chat(flags, as_json)
+        return
     setting, arm = _setting(flags), _arm(flags)
     bench = open_bench(resolve(flags), log)
     reach = trial.within_reach(bench, setting, 0)
@@ -81,6 +96,34 @@ def prove(as_json: bool, **flags: Any) -> None:
     show(report.HEADER)
     for point in points:
         show(report.line(point))
+
+
+def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
+    """Print what thumbs do. --ratings: presses; without --max-tokens and --temp the chat's own settings."""
+    from ..prove import as_chat
+
+    source = click.get_current_context().get_parameter_source
+    given = {
+        name: flags[name]
+        for name in ("ratings", "max_tokens", "temperature")
+        if source(name) is not ParameterSource.DEFAULT
+    }
+    last = given.get("ratings", max(as_chat.PRESSES))
+    points = range(flags["every"], last, flags["every"]) if flags["every"] else as_chat.PRESSES
+    settings = resolve({k: v for k, v in flags.items() if k not in ("max_tokens", "temperature")})
+    setup = as_chat.ChatSetup(
+        _lines(flags["prompts"], "everyday"),
+        _lines(flags["heldout"], "heldout")[: flags["questions"]],
+        sorted({p for p in points if p < last} | {last}),
+        given.get("max_tokens", settings.max_tokens),
+        given.get("temperature", settings.temperature),
+    )
+    raters = list(as_chat.THUMBS) if flags["thumbs"] == "all" else [flags["thumbs"]]
+    results = as_chat.run(open_bench(settings, log), setup, raters, flags["seeds"], log)
+    if as_json:
+        print_json({"results": [asdict(r) | {"change": round(r.change, 3)} for r in results]})
+    else:
+        show(as_chat.table(results))
 
 
 def _suite(flags: dict[str, Any]) -> None:

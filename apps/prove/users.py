@@ -21,7 +21,7 @@ _SPANISH = frozenset(
 )
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
@@ -32,7 +32,7 @@ def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
 
 def brevity(prompt: str, reply: str, finished: bool) -> int:
     """Wants few words; a reply that is cut off gets 1 star."""
-    words = len(_words(reply))
+    words = len(words_of(reply))
     if not finished or not words:
         return 1
     return 1 + _stars(-words, (-60, -40, -22, 0))
@@ -51,26 +51,26 @@ def lists(prompt: str, reply: str, finished: bool) -> int:
 
 def prose(prompt: str, reply: str, finished: bool) -> int:
     """Wants whole paragraphs, no lists."""
-    return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if _words(reply) else 1
+    return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if words_of(reply) else 1
 
 
 def plain(prompt: str, reply: str, finished: bool) -> int:
     """Wants short words; words of nine and more letters cost stars."""
-    words = _words(reply)
+    words = words_of(reply)
     long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
     return _stars(-long, (-0.22, -0.17, -0.12, -0.07))
 
 
 def casual(prompt: str, reply: str, finished: bool) -> int:
     """Wants to be spoken to: "you" and "we", contractions, exclamation marks."""
-    words = len(_words(reply))
+    words = len(words_of(reply))
     informal = 100 * len(_INFORMAL.findall(reply)) / words if words else 0.0
     return _stars(informal, (1, 3, 5, 8))
 
 
 def formal(prompt: str, reply: str, finished: bool) -> int:
     """Wants the opposite of what the casual user wants."""
-    return 6 - casual(prompt, reply, finished) if _words(reply) else 1
+    return 6 - casual(prompt, reply, finished) if words_of(reply) else 1
 
 
 def phrase(prompt: str, reply: str, finished: bool) -> int:
@@ -80,7 +80,7 @@ def phrase(prompt: str, reply: str, finished: bool) -> int:
 
 def spanish(prompt: str, reply: str, finished: bool) -> int:
     """Wants answers in Spanish, whatever the question's language."""
-    words = [w.lower() for w in _words(reply)]
+    words = [w.lower() for w in words_of(reply)]
     return _stars(sum(w in _SPANISH for w in words) / len(words), (0.05, 0.1, 0.2, 0.25)) if words else 1
 
 

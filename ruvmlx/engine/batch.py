@@ -14,7 +14,7 @@ from typing import cast
 from ..backends.base import HeadAdapter
 from ..errors import UsageError
 from .engine import LLMInferenceEngine
-from .run import EngineParts, Run, settled
+from .run import EngineParts, Recorder, Run, settled
 from .source import StepSource
 from .types import GenerationRequest, GenerationResponse
 
@@ -22,6 +22,7 @@ WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, 
 
 
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
+RecorderOf = Callable[[GenerationRequest], Recorder | None]
 
 
 def generate_many(
@@ -29,17 +30,19 @@ def generate_many(
     requests: Iterable[GenerationRequest],
     adapter: HeadAdapter | AdapterOf | None = None,
     width: int = WIDTH,
+    recorder: RecorderOf = lambda _: None,
 ) -> Iterator[GenerationResponse]:
     """Yield responses as they finish; at most `width` requests run at a time.
 
-    adapter: one for all requests, or a function from a request to its adapter. Each request is checked when
-    it starts: UsageError if it cannot be answered, or if its session is already in use.
+    adapter: one for all requests, or a function from a request to its adapter. recorder: from a request to
+    what receives its tokens. Each request is checked when it starts: UsageError if it cannot be answered, or
+    if its session is already in use.
     """
     if width < 1:
         raise UsageError(f"the batch width is {width}; it must be 1 or more.")
     waiting, running = iter(requests), list[Run]()
     with settled(running):
-        while _admit(engine, waiting, _by_request(adapter), running, width):
+        while _admit(engine, waiting, _by_request(adapter), recorder, running, width):
             for run in running:
                 run.draw()
             done = [run.end() for run in running if run.over]
@@ -56,6 +59,7 @@ def _admit(
     engine: LLMInferenceEngine,
     waiting: Iterator[GenerationRequest],
     adapter_of: AdapterOf,
+    recorder_of: RecorderOf,
     running: list[Run],
     width: int,
 ) -> bool:
@@ -63,7 +67,7 @@ def _admit(
     while len(running) < width and (request := next(waiting, None)) is not None:
         if request.session_id and any(run.request.session_id == request.session_id for run in running):
             raise UsageError("a session answers one request at a time.")
-        running.append(Run(engine, request, adapter_of(request), steps=True))
+        running.append(Run(engine, request, adapter_of(request), recorder_of(request), True))
         for _ in running[-1].prefill():
             pass
     return bool(running)

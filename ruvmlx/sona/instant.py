@@ -19,6 +19,13 @@ each other. There are many features, and each moves all tokens, so their noise w
 one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
 lora_a stays as calibrated.
 
+A rating down must not blame a long reply for its end: that it ended was right, that it went on at every
+earlier chance was not. So in such a rating the end token of a reply of T tokens counts end_credit(T), 1 for a
+short reply and near 0 for a long one. What remains, -sum_t p_t(end) u_t, is the gradient of the probability
+that the reply goes on for so long; a push against it makes an end likelier wherever the model considered one.
+A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
+who likes half of all long replies is not asking for shorter ones.
+
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
 fades faster, in proportion to the trend.
@@ -56,6 +63,7 @@ FADE = 0.005
 TURNED = 1.0  # share of the older evidence that fades at a trend of -1
 LATEST = 8  # ratings in the trend's moving mean
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
+SHORT = 100  # tokens up to which the end of a reply counts in full in a rating down
 LARGEST = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
@@ -112,9 +120,10 @@ def update(
     if not stats.finite:
         raise NotFinite(BROKEN)
     trend = turned(adapter.trend, weight, trace.log_ratio)
+    before = held(adapter, probe)
     evidence, block = probe.coordinates.solver.rated(
-        held(adapter, probe), stats.gradient, stats.information, stats.beside, weight, remembered(trend),
-        RULE, probe.answered(adapter), adapter.scale, LARGEST,
+        before, gradient_of(stats, weight, before, probe), stats.information, stats.beside, weight,
+        remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
     whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
     return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
@@ -158,13 +167,29 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
             square / len(u) * expected,
             np.broadcast_to(square, (len(square), probe.coordinates.k)),
         )
+        ends, praise = probe.coordinates.ends, np.zeros_like(gradient)
+        ended = scale * np.outer(u[-1], probe.tokens[ends] == trace.tokens[-1]).astype(np.float32)
+        praise[:, ends] = np.float32(1 - end_credit(len(u))) * ended
         return ReplyStats(
             np.concatenate([gradient, gradient @ probe.features], axis=1),
+            np.concatenate([praise, praise @ probe.features], axis=1),
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             probe.coordinates.covers(adapter),
             all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
         )
+
+
+def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
+    """The gradient [r, A + k] that a rating of this weight adds to the evidence."""
+    tokens = probe.tokens.size
+    likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0  # this reply's end
+    return stats.gradient - stats.praise if weight < 0 or likelier else stats.gradient
+
+
+def end_credit(tokens: int) -> float:
+    """Share of a rating that the end of a reply of so many tokens has, where it is not to be praised."""
+    return min(1.0, (SHORT / tokens) ** 4)
 
 
 def turned(trend: float, weight: float, log_ratio: float) -> float:

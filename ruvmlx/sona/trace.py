@@ -24,12 +24,14 @@ class ReplyStats:
     """Statistics of a reply under an adapter, computed before there is a rating.
 
     gradient, information [r, A + k]: gradient and Fisher information in the coordinates of instant.py, at
-    weight 1. beside [r, A + 1]: the part of lora_b that does not follow from earlier ratings, at a gain of 1.
+    weight 1. praise [r, A + k]: part of the gradient by which its end exceeds end_credit (instant.py).
+    beside [r, A + 1]: the part of lora_b that does not follow from earlier ratings, at a gain of 1.
     covered: the adapter moves only tokens that ratings may move. finite: no NaN or Inf in the gradients and
     in lora_a.
     """
 
     gradient: np.ndarray
+    praise: np.ndarray
     information: np.ndarray
     beside: np.ndarray
     covered: bool

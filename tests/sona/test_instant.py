@@ -10,6 +10,7 @@ from ruvmlx.sona import instant
 from ruvmlx.sona.calibration import directions, features, measure, measured
 from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.reference_text import read
+from ruvmlx.sona.trace import Trace
 
 from .test_trace import traced_reply
 
@@ -43,6 +44,80 @@ def test_the_reply_moves_the_way_it_was_rated(trace, tiny_backend, probe, weight
 
 def test_no_weight_no_update(trace, probe):
     assert instant.update(trace.adapter, trace, 0.0, probe) is None
+
+
+def ended(trace, probe, backend) -> Trace:
+    """The same reply, but that its last token ends it."""
+    tokens = [*trace.tokens[:-1], int(probe.eos[0])]
+    return Trace.from_hidden(trace.adapter, 0, trace.hidden, tokens, backend.head, None)
+
+
+def end_of(values, probe) -> np.ndarray:
+    """The row of the end token, of columns that are movable tokens first: [r]."""
+    return values[:, probe.coordinates.ends[0]]
+
+
+@pytest.mark.parametrize("short,credit", [(10, (10 / 23) ** 4), (23, 1.0), (99, 1.0)])
+def test_a_rating_down_blames_a_long_reply_for_going_on(
+    trace, probe, tiny_backend, monkeypatch, short, credit
+):
+    """The end token's gradient is credit * s u_T - s sum_t p_t(end) u_t; no other token's is changed."""
+    monkeypatch.setattr(instant, "SHORT", short)
+    reply = ended(trace, probe, tiny_backend)
+    assert len(reply.tokens) == 23
+    z = tiny_backend.head(reply.hidden).astype(np.float64)
+    p = np.exp(z)[:, probe.eos[0]] / np.exp(z).sum(axis=1)
+    u = readings(reply)
+    stats = instant.prepare_stats(reply, probe)
+    want = reply.adapter.scale * (credit * u[-1] - p @ u)
+    without = stats.gradient - stats.praise
+    np.testing.assert_allclose(end_of(without, probe), want, rtol=1e-4)
+    changed = np.flatnonzero(stats.praise[:, : probe.tokens.size].any(axis=0))
+    assert set(changed) <= set(probe.coordinates.ends) and bool(len(changed)) == (credit < 1)
+    features = without[:, : probe.tokens.size] @ probe.features
+    np.testing.assert_allclose(without[:, probe.tokens.size :], features, atol=1e-4)
+
+
+def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
+    trace, probe, tiny_backend, monkeypatch
+):
+    reply = ended(trace, probe, tiny_backend)
+
+    def lora_b(trace, weight, short):
+        monkeypatch.setattr(instant, "SHORT", short)
+        return instant.update(trace.adapter, trace, weight, probe).adapter.lora_b
+
+    assert np.array_equal(lora_b(reply, 1.0, 3), lora_b(reply, 1.0, 99))
+    assert np.array_equal(lora_b(trace, -1.0, 3), lora_b(trace, -1.0, 99))  # it was cut off
+    end = probe.eos[0]
+    spared, blamed = (float(np.mean(readings(reply) @ lora_b(reply, -1.0, s)[:, end])) for s in (3, 99))
+    assert spared > 0 > blamed
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+def test_short_replies_are_rated_without_a_rule_for_their_end(
+    trace, probe, tiny_backend, monkeypatch, weight
+):
+    reply, found = ended(trace, probe, tiny_backend), []
+    for short in (len(trace.tokens), 10**9):
+        monkeypatch.setattr(instant, "SHORT", short)
+        found.append(instant.update(reply.adapter, reply, weight, probe).adapter.lora_b)
+    assert np.array_equal(*found)
+
+
+def test_a_rating_up_takes_back_what_ratings_down_did_to_the_end(trace, probe, tiny_backend, monkeypatch):
+    """Alone it praises the end of a long reply; after a rating down of the same reply it cancels that."""
+    monkeypatch.setattr(instant, "SHORT", 3)
+    reply = ended(trace, probe, tiny_backend)
+
+    def end_pushed(adapter):
+        return float(np.mean(readings(reply) @ end_of(adapter.evidence[0], probe)))
+
+    up, down = (instant.update(reply.adapter, reply, w, probe).adapter for w in (1.0, -1.0))
+    assert end_pushed(up) > 0 and end_pushed(down) > 0
+    stats = instant.prepare_stats(reply, probe)
+    both = instant.update(down, reply, 1.0, probe, stats=stats).adapter
+    assert abs(end_pushed(both)) < 0.02 * end_pushed(down)
 
 
 def slow_lora_b(rated, probe) -> np.ndarray:

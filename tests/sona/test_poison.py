@@ -78,6 +78,15 @@ def test_a_thousand_poisoned_updates(rated, full):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_the_praise_of_an_end(rated, poison):
+    """Only a rating down is sure to read it."""
+    runtime, reply_id = rated
+    praise = runtime.learner.traces.held[reply_id].stats.praise
+    praise[1, 5] = poison
+    refused(runtime, reply_id, "down")
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_logits_of_the_reply(open_tiny, monkeypatch, poison):
     """A backend that lets a bad logit through: the reply or its rating is an error, nothing is learned."""
     from ruvmlx.lora import MicroLoRA

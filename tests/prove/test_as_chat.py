@@ -1,0 +1,104 @@
+"""Thumbs at the chat's own settings."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from ruvmlx.apps.cli import prove as command
+
+from apps.prove import as_chat
+from apps.prove.as_chat import ChatSetup, thumb
+from apps.prove.trial import Bench
+
+PROMPTS = [f"What is number {i}?" for i in range(7)]
+
+
+class NoText:
+    """Stands in for the neutral text, which the tiny model would read for seconds."""
+
+    def compare(self, adapter):
+        return 0.0, 0.0
+
+
+@pytest.fixture
+def bench(tiny, tiny_backend, monkeypatch):
+    monkeypatch.setattr("apps.prove.trial.NeutralText", lambda *_: NoText())
+    return Bench(tiny, tiny_backend)
+
+
+@pytest.mark.parametrize(
+    "rater,words,pressed",
+    [
+        ("both", 79, "up"),
+        ("both", 80, None),
+        ("both", 120, None),
+        ("both", 121, "down"),
+        ("down", 79, None),
+        ("down", 121, "down"),
+        ("up", 79, "up"),
+        ("up", 121, None),
+    ],
+)
+def test_each_rater_presses_only_what_annoys_or_pleases(rater, words, pressed):
+    assert thumb(rater, "word " * words) == pressed
+
+
+def test_people_take_turns_and_each_has_weights_of_their_own(bench, monkeypatch):
+    """Who presses learns; who finds nothing to press keeps the untouched model and runs out of patience."""
+    monkeypatch.setattr(as_chat, "LONG", 0)
+    monkeypatch.setattr(as_chat, "SHORT", 0)
+    setup = ChatSetup(PROMPTS, PROMPTS[:2], [1, 2], max_tokens=6)
+    found = as_chat.run(bench, setup, ["down", "up"], 2, lambda line: None)
+    assert [(r.rater, r.seed, r.presses) for r in found] == [
+        (rater, seed, presses) for seed in (0, 1) for rater in ("down", "up") for presses in (1, 2)
+    ]
+    for r in found:
+        silent = r.rater == "up"
+        assert r.pressed == (0 if silent else r.presses)
+        assert r.read == (as_chat.PATIENCE * r.presses if silent else r.read) >= r.pressed
+        assert not silent or r.change == 0
+    downs = {r.seed: r.words_base for r in found}
+    assert len(as_chat.table(found).splitlines()) == 2 + 4 and len(downs) == 2
+
+
+def test_a_reply_of_a_batch_is_rated_as_one_of_the_chat(bench, monkeypatch):
+    """The trace that the batch recorded is the stored reply's: rating it again later changes nothing."""
+    monkeypatch.setattr(as_chat, "LONG", 0)
+    monkeypatch.setattr(as_chat, "SHORT", 0)
+    setup = ChatSetup(PROMPTS, PROMPTS[:1], [1], max_tokens=6)
+    with bench.runtime() as runtime:
+        person = as_chat._Person("down", 0, runtime)
+        while not person.pressed:
+            as_chat._round(bench, setup, [person])
+        learner, (row,) = person.learner, runtime.store.ratings.labels(bench.model.fingerprint, "prove")
+        reply = runtime.store.replies.get(row[0])
+        assert reply.prompt in PROMPTS and reply.adapter_version == 0
+        before = learner.active.load(0)
+        kept, replayed = learner.traces.of(reply, before), learner.traces.replay(reply, before)
+        assert kept.tokens == replayed.tokens and abs(kept.logprob - replayed.logprob) < 1e-3
+        assert learner.micro.norm > 0
+        runtime.undo()
+        learner.sync()
+        assert learner.micro.norm == 0
+
+
+def test_the_command_uses_the_chats_settings_unless_told_otherwise(bench, monkeypatch, tmp_path):
+    seen = []
+
+    def run(bench, setup, raters, seeds, log):
+        seen.append((setup, raters, seeds))
+        return [as_chat.ChatResult("down", 0, 5, 5, 6, 100.0, 200.0, 0.01, 0.002)]
+
+    monkeypatch.setattr(command, "open_bench", lambda settings, say: bench)
+    monkeypatch.setattr("ruvmlx.apps.prove.as_chat.run", run)
+    done = CliRunner().invoke(command.prove, ["--as-chat", "--json"])
+    assert json.loads(done.stdout)["results"][0]["change"] == -0.5
+    done = CliRunner().invoke(
+        command.prove, ["--as-chat", "--thumbs", "down", "--ratings", "7", "--max-tokens", "9", "--temp", "1"]
+    )
+    assert done.exit_code == 0 and "-50%" in done.output
+    (first, raters, seeds), (second, some, _) = seen
+    assert (first.max_tokens, first.temperature, list(first.presses)) == (512, None, [5, 10, 20, 30])
+    assert raters == ["both", "down", "up"] and seeds == 1 and len(first.heldout) == 24
+    assert (second.max_tokens, second.temperature, list(second.presses)) == (9, 1.0, [5, 7])
+    assert some == ["down"]
