@@ -44,6 +44,14 @@ INLINE void use(const tile_config *c) {
     else _tile_release();
 }
 
+/* The configuration of this thread, to `use` afterwards: llama.cpp sets its own once and expects to find it. */
+INLINE tile_config current(void) {
+    tile_config c;
+    _tile_storeconfig(&c);
+    settle(&c);
+    return c;
+}
+
 /* c = q . codes in the registers PRODUCTS_0, _1 for even parts, _2, _3 for odd ones: one for each plane.
  *   q: [16 tokens][planes][32]   codes: [columns / 4][16 rows][4] */
 INLINE void multiply_part(size_t part, const uint8_t *q, const uint8_t *codes, const size_t planes) {
@@ -263,13 +271,11 @@ static tiles_function *tiles_for(const rvm_matrix_spec *spec, size_t planes) {
     return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
-/* The full panels among `tokens`. Other users of tiles in this thread find their configuration as they left it. */
+/* The full panels among `tokens`. */
 static void full_panels(const rvm_matrix *m, size_t planes, const void *a, size_t tokens, size_t tile_begin,
                         size_t tile_end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &m->spec;
-    const tile_config ours = config_for(spec->kind == RVM_Q6_K ? 16 : 32);
-    tile_config before;
-    _tile_storeconfig(&before);
+    const tile_config ours = config_for(spec->kind == RVM_Q6_K ? 16 : 32), before = current();
     use(&ours);
     for (size_t t = 0; t + PANEL <= tokens; t += PANELS * PANEL) {
         const size_t panels = min_size((tokens - t) / PANEL, PANELS), step = PANEL * panels * act_bytes(planes);
@@ -280,7 +286,6 @@ static void full_panels(const rvm_matrix *m, size_t planes, const void *a, size_
             tiles_for(spec, planes)(s, m, tile_begin, tile_end);
         }
     }
-    settle(&before);
     use(&before);
 }
 
@@ -298,13 +303,13 @@ static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *
 static uint64_t peak_in_tiles(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t q[1024], codes[512];
     _Alignas(64) int32_t c[512];
-    const tile_config ours = config_for(32), none = {0};
+    const tile_config ours = config_for(32), before = current();
     for (size_t i = 0; i < sizeof q; i++) q[i] = (uint8_t)(11 * i), codes[i % 512] = (uint8_t)(37 * i);
     use(&ours);
     settle(q), settle(codes);
     for (uint64_t i = 0; i < rounds; i++) multiply_part(i % 2, q, codes, 2);
     store_part(0, c, 2);
-    use(&none);
+    use(&before);
     *sum = c[0] ^ c[256];
     return rounds * 2 * PANEL * TILE * 32;
 }
