@@ -77,7 +77,7 @@ class ReplyWriter:
                 requests,
                 learner.micro if learner and not untouched else None,
                 [self._recorder(request, trace) for trace in traces.values()],
-                self._score(request),
+                self._score(request) if len(requests) > 1 else None,
             )
             for chunk in replies.chunks():
                 if chunk.response is not None:

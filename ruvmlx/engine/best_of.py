@@ -20,7 +20,8 @@ import numpy as np
 from ..backends.base import HeadAdapter
 from ..platform.cpu import physical_cores
 from .batch import decode_one
-from .run import EngineParts, Recorder, Run, settled
+from .engine import LLMInferenceEngine
+from .run import Recorder, Run, settled
 from .types import Chunk, GenerationRequest
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
@@ -53,7 +54,7 @@ class BestOf:
 
     def __init__(
         self,
-        engine: EngineParts,
+        engine: LLMInferenceEngine,
         requests: Sequence[GenerationRequest],
         adapter: HeadAdapter | None,
         recorders: Sequence[Recorder | None],
@@ -63,7 +64,11 @@ class BestOf:
         chosen and streams, and all are written to their ends."""
         self._engine, self._requests, self._recorders = engine, requests, recorders
         self._score = score
-        self.leader = Run(engine, requests[0], adapter, recorders[0], steps=len(requests) > 1)
+        self.leader = (
+            engine.run(requests[0], adapter, recorders[0])
+            if len(requests) == 1
+            else Run(engine, requests[0], adapter, recorders[0], steps=True)
+        )
         self._runs = [self.leader]
         self._chosen = score is None  # the leader will not change any more
         self._shown = 0  # pieces of the leader's text that were sent
