@@ -69,15 +69,17 @@ class ReplyWriter:
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
         learner = self._learning.learner
         saved_at = time.monotonic()
+        requests = requests_for(request, self._count(request))
+        # Before the block, which may take the base away: a trace installs it.
+        traces = {r.request_id: self._new_trace(untouched) for r in requests}
+        score = self._score(request) if len(requests) > 1 else None
         with made_by(learner, untouched):
-            requests = requests_for(request, self._count(request))
-            traces = {r.request_id: self._new_trace(untouched) for r in requests}
             replies = BestOf(
                 self.engine,
                 requests,
                 learner.micro if learner and not untouched else None,
                 [self._recorder(request, trace) for trace in traces.values()],
-                self._score(request) if len(requests) > 1 else None,
+                score,
             )
             for chunk in replies.chunks():
                 if chunk.response is not None:
