@@ -12,13 +12,11 @@ about whole replies: to drop the worse half at 32 and at 64 tokens costs most of
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from ..backends.base import HeadAdapter
-from ..platform.cpu import physical_cores
 from .batch import decode_one
 from .engine import LLMInferenceEngine
 from .run import Recorder, Run, settled
@@ -78,13 +76,12 @@ class BestOf:
         if len(self._requests) == 1:
             yield from self.leader.chunks()
             return
-        threads = min(len(self._requests), physical_cores())
-        with settled(self._runs), ThreadPoolExecutor(threads) as pool:  # the list of runs grows inside
+        with settled(self._runs):  # the list grows inside
             yield from self.leader.prefill()
             if not self.leader.over:
                 rest = zip(self._requests[1:], self._recorders[1:], strict=True)
                 self._runs += [self.leader.fork(request, recorder) for request, recorder in rest]
-            yield from self._decode(pool)
+            yield from self._decode()
         yield self._end()
 
     @property
@@ -94,12 +91,12 @@ class BestOf:
 
     # Decoding
 
-    def _decode(self, pool: ThreadPoolExecutor) -> Iterator[Chunk]:
-        """pool: draws a token of each reply at a time; sampling and traces are as long as a decode step."""
+    def _decode(self) -> Iterator[Chunk]:
         running = [run for run in self._runs if not run.over]
         drawn = 0
         while running:
-            list(pool.map(Run.draw, running))
+            for run in running:
+                run.draw()
             if self.leader.request.cancel.is_set():
                 self._interrupted = running
             drawn += 1
