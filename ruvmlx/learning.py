@@ -152,7 +152,7 @@ class Learning:
         return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
     def judge(self) -> Judge | None:
-        """What the ratings say of the user's taste; None while they say nothing."""
+        """A judge that scores replies by the user's ratings; None before the first rating."""
         taste = self.learner.taste.model if self.learner is not None else None
         return TasteJudge(taste) if taste is not None and taste.ratings else None
 

@@ -70,7 +70,7 @@ class ReplyWriter:
         learner = self._learning.learner
         saved_at = time.monotonic()
         requests = requests_for(request, self._count(request))
-        # Before the block, which may take the base away: a trace installs it.
+        # Creating a trace installs the base LoRA, and the block below may remove it: create traces first.
         traces = {r.request_id: self._new_trace(untouched) for r in requests}
         score = self._score(request) if len(requests) > 1 else None
         with made_by(learner, untouched):
@@ -95,7 +95,7 @@ class ReplyWriter:
         return 1 if alone else request.best_of or self._settings.best_of
 
     def _score(self, request: GenerationRequest) -> Score | None:
-        """What the user's taste makes of replies; None while nothing is known of it."""
+        """A function that predicts the user's stars for replies; None before the first rating."""
         judge, question = self._learning.judge(), question_of(request)
         if judge is None:
             return None

@@ -199,7 +199,8 @@ def _question(runtime: Any) -> Row:
 
 
 def _taste() -> list[Row]:
-    """The taste model at 1,000 ratings of made-up replies of 30 to 200 words; the user likes four things."""
+    """Time the taste model with 1,000 ratings. Replies of 30 to 200 words are generated; the stars follow the
+    sum of four of their measures."""
     rng = np.random.default_rng(0)
     words = np.array(["".join(rng.choice(list("aeionrstlm"), n)) for n in rng.integers(2, 11, 3000)])
     texts = [

@@ -24,7 +24,7 @@ def branch(number: int, of: int) -> str:
 
 
 def best_of(count: int, knows: bool) -> str:
-    """How many replies a question gets. knows: the ratings say something of the user's taste."""
+    """Say how many replies are written to a question. knows: there are ratings to choose by."""
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
     shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"

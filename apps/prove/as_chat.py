@@ -1,8 +1,9 @@
-"""Thumbs as people press them: at the chat's own settings, often only one of the two, not on every reply.
+"""`prove --as-chat`: simulated users who press thumbs, with the chat's own settings.
 
 A simulated person reads replies to our prompts, presses a thumb where the length of one pleases or annoys
-them, and says nothing of the others. Unseen questions are then answered by the weights of each checkpoint.
-All people take turns: their replies are written as one batch, each with that person's own weights.
+them, and does not rate the others. Some press only up, or only down. Unseen questions are then answered by
+the weights of each checkpoint. All people take turns: their replies are written as one batch, each with that
+person's own weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # what each
 
 @dataclass(frozen=True)
 class ChatSetup:
-    """What stays the same for all raters. temperature: None is the model's own, as in the chat."""
+    """Settings shared by all raters. temperature: None is the model's own, as in the chat."""
 
     prompts: Sequence[str]
     heldout: Sequence[str]
@@ -44,7 +45,7 @@ class ChatSetup:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A rater's weights after a checkpoint. pressed, read: thumbs and replies so far; fewer thumbs than
+    """A rater's weights at a checkpoint. pressed, read: thumbs and replies so far; fewer thumbs than
     `presses` if this rater found nothing more to press. kl, ppl_change: on neutral text."""
 
     presses: int
@@ -76,7 +77,7 @@ class ChatResult:
 
 
 def thumb(rater: str, reply: str) -> str | None:
-    """What this rater presses: up, down or nothing."""
+    """The thumb that this rater presses for a reply: up, down or none."""
     n = len(words_of(reply))
     wanted = "up" if n < SHORT else "down" if n > LONG else None
     return wanted if wanted in THUMBS[rater] else None
@@ -99,7 +100,7 @@ class _Person:
         return self.runtime.learner
 
     def request(self, setup: ChatSetup) -> GenerationRequest:
-        """The next question. Each seed asks in an order of its own."""
+        """A request for the next question. The order of the questions depends on the seed."""
         order = np.random.default_rng([self.seed, 4]).permutation(len(setup.prompts))
         prompt = setup.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
@@ -207,7 +208,7 @@ def mean_words(
 
 
 def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
-    """A question as the chat asks it, with the chat's own sampling."""
+    """A request for a reply, with the chat's own sampling."""
     request = GenerationRequest(
         messages=[Message("user", prompt)],
         max_new_tokens=setup.max_tokens,

@@ -1,4 +1,4 @@
-"""Models of a user's taste that the study compares with the taste model: a ridge and Gaussian processes.
+"""Baselines for the study of the taste model: ridge regression and Gaussian processes.
 
 Each predicts (mean, standard deviation) of the stars of all R replies from the stars of some. The scales of
 tokens, words and hidden states are taken from all replies to the rated questions, which favours these models

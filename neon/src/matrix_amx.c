@@ -2,8 +2,9 @@
  * weights go through the kernels of AVX-512 with VNNI. The bits are the same: both sum integers, and add the sums of
  * blocks in the same order.
  *
- * A part shares a scale: a block of 32 columns, or its half in Q6_K. Weights are unpacked once for up to PANELS panels.
- * The products of a part are formed in tile registers, stored, and added to the sums by vectors, LAG parts later.
+ * A part is the columns that share a scale: a block of 32, or half a block in Q6_K. Weights are unpacked once for up
+ * to PANELS panels. The products of a part are formed in tile registers, stored, and added to the sums by vectors,
+ * LAG parts later.
  * Activations are read in slices of columns that stay in the L2 cache. */
 #include "matrix_512vnni.h"
 

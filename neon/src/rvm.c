@@ -40,7 +40,7 @@ static inline int has_avx512(void) {
 
 static inline int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
-/* Tiles of bytes. A process has to ask the system for their registers. */
+/* A Linux process has to request permission to use the tile registers. */
 static inline int has_amx(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     const int request = 0x1023, tile_data = 18, tile = 24, int8 = 25; /* ARCH_REQ_XCOMP_PERM; bits of edx */

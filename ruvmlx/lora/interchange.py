@@ -157,7 +157,8 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: b
 
 
 def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> dict[str, Any]:
-    """Keys are names within a layer; the head's is its whole name."""
+    """mlx-lm's adapter_config.json. `keys` names a module by its path within a layer, and the output head by
+    its full path."""
     modules = {module for module, _ in change.pairs}
     keys = sorted(prefix + m if m == HEAD[0] else _short_name(m) for m in modules)
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
@@ -199,7 +200,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
 
 
 def _in_transformers(name: str) -> str:
-    """A language model's module, by the name that it has in transformers' model for images."""
+    """The name that a language model's module has inside transformers' vision model."""
     return re.sub(r"^model\.", "model.language_model.", name)
 
 

@@ -47,7 +47,7 @@ class OtherFolder:
 
     @property
     def wrapped(self) -> bool:
-        """Is it a model for images around a language model?"""
+        """Is the model a vision model that contains a language model?"""
         return isinstance(self.data.get("text_config"), dict)
 
     def load_weights(self) -> Weights:

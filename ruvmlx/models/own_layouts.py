@@ -1,4 +1,4 @@
-"""Folders as Mistral and Meta publish them, beside or instead of Hugging Face's layout: not read."""
+"""Recognises folders in Mistral's or Meta's own layout, which are not supported, and refuses them."""
 
 from pathlib import Path
 

@@ -36,7 +36,8 @@ MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # MLX's: weights
 
 
 class FloatFormat(NamedTuple):
-    """How the files hold one matrix. scales: the tensor's name; block: weights that share a scale."""
+    """The stored format of one matrix. scales: name of the tensor of scales; block: (rows, columns) of the
+    weights that share one scale."""
 
     type: TensorType
     scales: str
@@ -70,7 +71,7 @@ class FloatMatrix:
         return w
 
     def eight_bits(self, pause: Callable[[], None] = lambda: None) -> AffineArrays:
-        """In MLX's affine layout."""
+        """The matrix in MLX's affine layout, 8 bits."""
         rows, width = self.shape
         words, factors = np.empty((rows, width // 4), np.uint32), []
         step = max(1, PIECE // width)
@@ -184,7 +185,7 @@ def is_fp8(data: Mapping[str, Any]) -> bool:
 
 
 def has_small_floats(data: Mapping[str, Any]) -> bool:
-    """Does config.json name any of these formats, or one that nobody knows?"""
+    """Does config.json name one of these formats, or an unknown one?"""
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [value for table in tables if isinstance(table, dict) for value in table.values()]
     return is_fp8(data) or any(isinstance(t, dict) and t.get("mode", "affine") != "affine" for t in tables)

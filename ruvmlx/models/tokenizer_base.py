@@ -110,7 +110,7 @@ class BaseTokenizer(ABC):
         return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
 
     def _gap(self) -> str:
-        """The space that stands in front of a text but not in front of a run inside it."""
+        """The space that encoding adds before a whole text, but not after a special token; else ""."""
         if not self.strips_leading_space:
             return ""
         first, later = (

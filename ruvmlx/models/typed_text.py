@@ -14,7 +14,7 @@ _WORD = re.compile(r"[\w.-]*")
 
 
 class Guard:
-    """Marks typed text so that no special token's string is left in it, nor can form at its edges.
+    """Marks typed text so that it contains no special token's string, and none can form at its edges.
 
     Thought tags get no mark: templates look for them, to leave old thoughts out.
     """
@@ -37,8 +37,8 @@ class Guard:
         return marked[:head] + GUARD + marked[head:]
 
     def inside(self, value: Any) -> Any:
-        """The same in tools and their calls: JSON with any depth. Templates compare words of it ("function",
-        "string") and look keys up, so words without a whole special token in them stay as they are."""
+        """Mark the text in tools and in their calls, nested JSON. Templates compare words of it
+        ("function", "string") and look keys up: a word that contains no special token is not marked."""
         if isinstance(value, str):
             innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
             return value if innocent else self(value)

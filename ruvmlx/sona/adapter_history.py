@@ -80,11 +80,11 @@ class AdapterHistory:
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
-        """What the taste model reads of the rated replies."""
+        """The taste model's columns of the rated replies."""
         return self._store.ratings.words(*self._key)
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
-        """The same of the newest replies without a rating."""
+        """The taste model's columns of the newest replies without a rating."""
         return self._store.replies.unrated(*self._key, limit)
 
     def commit(

@@ -1,4 +1,4 @@
-"""Judges replies to one question by what is known of the user's taste, for best of n."""
+"""Scores replies to one question by the stars that the user would probably give, for best of n."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class CandidateReply:
 
 class Judge(Protocol):
     def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
-        """[n]: the stars that the user would give, as far as is known."""
+        """[n]: the predicted stars of each reply."""
 
 
 class TasteJudge:

@@ -36,7 +36,7 @@ class RatedFeatures:
 
 
 def background_counts(ratings: Sequence[RatedFeatures]) -> bool:
-    """Are the ratings so one-sided that replies without one say something?"""
+    """Should unrated replies count as evidence, because the ratings are nearly all up or nearly all down?"""
     return missing_side(np.array([STARS[r.rating] - NEUTRAL for r in ratings])) > 0
 
 
@@ -66,7 +66,7 @@ class TasteModel:
 
     @property
     def has_words(self) -> bool:
-        """Does a column need a text to name its word?"""
+        """Is a column selected whose word can be named only from the texts of replies?"""
         return any(c.word is not None or c.opener is not None for c in self.fitted.columns)
 
     @property

@@ -49,8 +49,8 @@ class Scale:
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
-        """As if there were USUAL more replies with the centre and spread of taste_measures.py. Never narrower
-        than that: what hardly varies says little."""
+        """The replies, and USUAL more with the centre and spread of taste_measures.py. The spread is never
+        below that one: a measure that hardly varies says little."""
         found = _stacked(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
@@ -133,7 +133,7 @@ def _common_openers(begun: np.ndarray) -> list[int]:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All parts one after the other, also if there are none."""
+    """Concatenate the parts; there may be none."""
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 

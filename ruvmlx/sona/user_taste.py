@@ -79,5 +79,5 @@ def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeature
 
 
 def _computed(row: ReplyWords) -> ReplyFeatures | None:
-    """For replies of before there were features; None if the words were deleted."""
+    """Features of a reply that was stored without them; None if its text was deleted."""
     return reply_features(row.prompt, row.text, row.finish_reason) if row.text else None

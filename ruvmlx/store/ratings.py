@@ -131,7 +131,7 @@ class Ratings:
         return [(row["prompt"], row["text"], row["rating"]) for row in rows]
 
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """What the taste model reads of the replies with a rating in force, oldest rating first."""
+        """The taste model's columns of all replies with a rating in force, oldest rating first."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",

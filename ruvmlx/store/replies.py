@@ -59,7 +59,7 @@ class ReplyRow:
 
 @dataclass(frozen=True)
 class ReplyWords:
-    """What the taste model reads of a reply. prompt and text are empty if the reply was deleted."""
+    """A reply as the taste model reads it. prompt and text are empty if the reply was deleted."""
 
     id: str
     features: bytes | None
@@ -135,7 +135,7 @@ class Replies:
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """The newest replies made with an adapter that were shown, without a rating of it in force."""
+        """The newest replies of an adapter that were shown to the user and have no rating in force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL"

@@ -1,4 +1,4 @@
-"""ruvmlx and llama.cpp in one thread: each finds its configuration of AMX tiles, where there are some."""
+"""In one thread, neither ruvmlx nor llama.cpp changes the AMX tile configuration that the other has set."""
 
 import subprocess
 import sys

@@ -8,31 +8,13 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
-from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.micro_lora import MicroLoRA
-from ruvmlx.models.load import load_model
 from ruvmlx.tiers import PAGE
-from tests.models.make_models import make_safetensors_model
 
 from .test_engine import request
 
 SEEDED = Sampling(1.5, top_p=0.98, seed=7)
 PROMPT = "tell me " * 30  # not a whole number of pages
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """A 4-bit model: with it, a row of the native backend's batch has the same bits as alone."""
-    folder = tmp_path_factory.mktemp("packed") / "m"
-    return load_model(str(make_safetensors_model(folder, max_context=512, bits=4, group_size=32)))
-
-
-@pytest.fixture(params=["reference", "native", "native-tiered"])
-def each(request, engine, packed):
-    if request.param == "reference":
-        return engine
-    policy = TierPolicy("tiered", (64, 128)) if request.param == "native-tiered" else None
-    return LLMInferenceEngine(packed, NativeBackend(packed, threads=2, chunk=32), policy)
 
 
 def seeded(**fields):

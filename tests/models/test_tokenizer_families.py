@@ -161,7 +161,8 @@ def family(request, starter_file, tmp_path):
 
 
 def test_ids_are_the_tokenizers_librarys(family):
-    """A thousand texts, special tokens matched: tokenizer.json as it is, GGUF on texts in the normal form."""
+    """On 1,000 texts with special tokens, tokenizer.json and the GGUF file give the library's ids. The GGUF
+    tokenizer does not normalise Unicode, so it is compared on normalised texts."""
     library, from_json, from_gguf, form = family
     specials = [*from_json.special_tokens, *PLAIN_ADDED.values()]
     for text in varied_texts(specials):

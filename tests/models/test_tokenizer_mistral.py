@@ -93,7 +93,7 @@ def test_llama_cpp_reads_the_same_vocabulary_alike(tmp_path):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.name[-24:])
 def test_tokenizer_model_in_a_folder(file, tmp_path):
-    """The same files beside a safetensors model: ids, texts and conversations are mistral-common's."""
+    """With tokenizer.model in a folder, ids, decoded texts and chat prompts equal mistral-common's."""
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
 
     (tmp_path / "tokenizer.model").write_bytes(file.read_bytes())

@@ -1,5 +1,6 @@
-"""What every MLX backend does alike: chunks of a prompt, evaluation, the adapter on the logits."""
+"""The shared part of the MLX backends: prompts in chunks, evaluation, the adapter on the logits."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -22,7 +23,7 @@ def default_device() -> str:
     return gpu.kind or "cpu"
 
 
-class MLXRunner:
+class MLXRunner(ABC):
     """Implements the computing half of base.Backend. A subclass provides the graph and its caches."""
 
     def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
@@ -37,24 +38,25 @@ class MLXRunner:
 
     # -- the subclass's ------------------------------------------------------------------------------
 
+    @abstractmethod
     def new_cache(self) -> Any:
-        raise NotImplementedError
+        """An empty cache, as in base.Backend."""
 
+    @abstractmethod
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
         """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def output_head(self, hidden: mx.array) -> mx.array:
         """hidden [T, D] -> logits [T, V]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
         """Context for a step of n tokens in each cache."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute_dtype(self) -> mx.Dtype:
-        """Of the hidden states."""
-        raise NotImplementedError
+        """The dtype of the hidden states."""
 
     # -- base.Backend --------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class MLXRunner:
     # -- inside ------------------------------------------------------------------------------------
 
     def adapt_threads(self) -> None:
-        """Leave the CPU cores that other processes use now to them."""
+        """Use only the CPU cores that other processes leave free."""
         if self._on_cpu:
             BLAS.adapt(self._load.cores())
 
