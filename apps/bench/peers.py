@@ -14,6 +14,8 @@ from ruvmlx.models.load import load_model
 from .stage import OnStage
 
 NAMES = ("llama.cpp", "mlx-lm")
+# llama.cpp is measured with several settings: which one is its fastest differs between processors and builds.
+LAYOUTS: dict[str, dict[str, Any]] = {"": {}, " without repacking": {"repack": False}}
 CACHES: dict[str, dict[str, Any]] = {
     "": {},
     " flash": {"flash": True},
@@ -30,11 +32,12 @@ class Peers:
 
     @contextmanager
     def on_stage(self, context: int, caches: bool = False) -> Iterator[dict[str, OnStage]]:
-        """Players with room for `context` tokens. caches: llama.cpp with each of its caches."""
+        """Players with room for `context` tokens. caches: llama.cpp with each of its caches, else with each
+        of its layouts of the weights."""
         players: dict[str, OnStage] = {}
         room = {"threads": self._threads, "context": context}
         try:
-            for name, more in CACHES.items() if caches else [("", CACHES[""])]:
+            for name, more in (CACHES if caches else LAYOUTS).items():
                 self._join(players, "llama.cpp", name, self._gguf, room | more)
             self._join(players, "mlx-lm", "", self._mlx, {})
             yield players
@@ -50,7 +53,7 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # a kind of cache that it lacks is no reason to leave it out
+            if not suffix:  # a setting that it lacks is no reason to leave it out
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:

@@ -169,14 +169,25 @@ def _steps(times: Sequence[float]) -> tuple[float, list[float]]:
 class LlamaCpp:
     """llama.cpp through its C API: llama_decode alone, no sampling, no Python loop over the vocabulary."""
 
-    def __init__(self, model: str, threads: int, context: int, flash: bool | None = None, kv: str = "f16"):
+    def __init__(
+        self,
+        model: str,
+        threads: int,
+        context: int,
+        flash: bool | None = None,
+        kv: str = "f16",
+        repack: bool = True,
+    ):
+        """repack: it may arrange the weights for its fastest instructions, as it does by default."""
         import llama_cpp as lib
 
         self._lib = lib
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, None)
         started = time.perf_counter()
-        self._model = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
+        loading = lib.llama_model_default_params()
+        loading.use_extra_bufts = repack
+        self._model = lib.llama_model_load_from_file(model.encode(), loading)
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 512, 512
         params.n_threads = params.n_threads_batch = threads
