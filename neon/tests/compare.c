@@ -12,7 +12,7 @@ typedef struct {
     size_t tokens, dim, vocab, rank;
 } sizes;
 
-enum { N_ARRAYS = 16, N_SCALARS = 8 };
+enum { N_ARRAYS = 16, N_SCALARS = 8, N_DRAWN = 6 };
 enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, HELD, MORE, THETA, PLACED };
 
 /* The inputs and outputs of one round of all kernels. */
@@ -22,7 +22,8 @@ typedef struct {
     size_t len[N_ARRAYS];
     int32_t *y;
     double *logprob, trace[2], scalar[N_SCALARS];
-    int rc[14];
+    int rc[14 + N_DRAWN];
+    int32_t drawn[N_DRAWN];
 } world;
 
 static uint32_t state;
@@ -59,6 +60,10 @@ static void destroy(world *w) {
     free(w->logprob);
 }
 
+/* Each way to draw, from logits whose last is -inf. */
+static const rvm_drawing drawing[N_DRAWN] = {{0.7, 1, 0, 0.31, 0},  {0.2, 0.9, 0, 0.999, 0}, {1.3, 0.99999, 0.01, 0.77, 40},
+                                             {1.5, 1, 0, 0.95, 7},  {2, 1, 0.3, 0.5, 0},     {1e-300, 0.5, 0, 0.5, 0}};
+
 static void run(const rvm_kernels *k, world *w) {
     float **x = w->x;
     const sizes n = w->n;
@@ -80,6 +85,9 @@ static void run(const rvm_kernels *k, world *w) {
     *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e8f, x[PLACED]);
     *rc++ = k->micro_place(x[B], 1.5f, x[U], w->y, 0.8f, n.rank, n.vocab, n.tokens, n.tokens, 1e-9f, x[THETA]);
     *rc++ = k->logprobs(x[Z], w->y, n.tokens, n.vocab, w->logprob);
+    uint64_t *scratch = malloc(2 * n.vocab * sizeof *scratch);
+    for (int i = 0; i < N_DRAWN; i++) *rc++ = k->draw(x[Z], n.vocab, drawing + i, scratch, w->drawn + i);
+    free(scratch);
     w->scalar[2] = w->trace[0], w->scalar[3] = w->trace[1], w->scalar[4] = w->logprob[n.tokens - 1];
 }
 
@@ -99,6 +107,9 @@ static int compare(const char *impl, const world *got, const world *want) {
     for (int i = 0; i < N_SCALARS; i++)
         if (differ(got->scalar[i], want->scalar[i]) && bad++ < 10)
             printf("%s: scalar %d is %g, scalar says %g\n", impl, i, got->scalar[i], want->scalar[i]);
+    for (int i = 0; i < N_DRAWN; i++)
+        if (got->drawn[i] != want->drawn[i] && bad++ < 10)
+            printf("%s: draw %d is %d, scalar says %d\n", impl, i, got->drawn[i], want->drawn[i]);
     if (memcmp(got->rc, want->rc, sizeof got->rc) != 0 && bad++ < 10)
         printf("%s: return codes differ (V=%zu r=%zu)\n", impl, got->n.vocab, got->n.rank);
     return bad;
