@@ -146,7 +146,7 @@ static float weigh(const distribution *d, const float *logits, float slope, floa
     SIMD(reduction(+ : s))
     for (size_t i = 0; i < n; i++) {
         const float x = logits[i] - d->max, e = exp_f32(x * slope);
-        w[i] = x - d->log_sum >= least ? e : 0.0f;
+        w[i] = x - d->log_sum < least ? 0.0f : e; /* NaN stays */
         s += w[i];
     }
     return s;
