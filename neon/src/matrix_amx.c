@@ -1,5 +1,5 @@
-/* AMX: integer products of 16 tokens x 16 rows in one instruction, for panels of 16 tokens. Fewer tokens and float
- * weights go through the kernels of AVX-512 with VNNI. The bits are the same: both sum integers, and add the sums of
+/* AMX: integer products of 16 tokens x 16 rows in one instruction, for panels of 16 tokens; for 3 to 15 tokens, both
+ * planes of up to 8. One or two tokens and float weights go through the kernels of AVX-512 with VNNI. The bits are the same: both sum integers, and add the sums of
  * blocks in the same order.
  *
  * A part is the columns that share a scale: a block of 32, or half a block in Q6_K. Weights are unpacked once for up
@@ -131,27 +131,31 @@ INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, siz
 /* ---- sums ---- */
 
 /* The products of a part as floats, exactly as from one integer: without Q8 their parts are below 2^24.
- * from: [planes][16 tokens][16 rows]   start: the token's, as in start_of */
-INLINE f32x exact_sum(const int32_t *from, size_t t, const size_t planes, int32_t start, const uint32_t kind) {
-    const i32x first = _mm512_load_si512(from + TILE * t);
+ * from: a token's [16 rows], the second plane's `plane` behind   start: the token's, as in start_of */
+INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t planes, int32_t start,
+                      const uint32_t kind) {
+    const i32x first = _mm512_load_si512(from);
     if (planes == 1) return f_of(i_add(first, i_all(start)));
-    const i32x low = i_add(_mm512_load_si512(from + 256 + TILE * t), i_all(start));
+    const i32x low = i_add(_mm512_load_si512(from + plane), i_all(start));
     if (kind == RVM_Q8) return f_of(i_join(first, low));
     return f_fma(f_all(HIGH), f_of(first), f_of(low));
 }
 
-/* sum[t] += a part.   d: what follows the integers of its block */
-INLINE void add_part(f32x *sum, const int32_t *from, const unpacked *w, size_t part, const uint8_t *d,
-                     const size_t planes, const uint32_t kind, const int affine) {
+/* sum[t] += a part, for the `some` <= T first tokens.   d: what follows the integers of its block, in a panel of n
+ * from: the products; a token's are `token` apart, its planes `plane` */
+INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const size_t plane, const unpacked *w,
+                     size_t part, const uint8_t *d, size_t n, size_t some, const size_t T, const size_t planes,
+                     const uint32_t kind, const int affine) {
     const size_t halves = kind == RVM_Q6_K ? 2 : 1, second = part % halves;
     const f32x s = _mm512_load_ps(w->scale[part]), b = _mm512_load_ps(w->bias[affine ? part : 0]);
-    UNROLL for (size_t t = 0; t < PANEL; t++, d += 4) {
+    UNROLL for (size_t t = 0; t < T; t++, d += 4) {
         int32_t start = 0;
-        if (kind == RVM_Q6_K)
-            start = second ? 4 * act_i32(d + 8 * PANEL) - act_i32(d + 16 * PANEL) : act_i32(d + 16 * PANEL);
-        else if (!affine) start = act_i32(d + (kind == RVM_Q4 ? 8 : 12) * PANEL);
-        sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), exact_sum(from, t, planes, start, kind), sum[t]);
-        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * PANEL)), sum[t]);
+        if (t >= some) break;
+        if (kind == RVM_Q6_K) start = second ? 4 * act_i32(d + 8 * n) - act_i32(d + 16 * n) : act_i32(d + 16 * n);
+        else if (!affine) start = act_i32(d + (kind == RVM_Q4 ? 8 : 12) * n);
+        const f32x dot = exact_sum(from + token * t, plane, planes, start, kind);
+        sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), dot, sum[t]);
+        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n)), sum[t]);
     }
 }
 
@@ -190,7 +194,8 @@ INLINE void multiply_units(const unit *units, size_t count, size_t parts, const 
         }
         if (i >= LAG) {
             const uint8_t *d = adding->act + added / halves * block_acts + 32 * planes * PANEL;
-            add_part(sum, c[(i - LAG) % RING], adding->w, added, d, planes, kind, affine);
+            add_part(sum, c[(i - LAG) % RING], TILE, 256, adding->w, added, d, PANEL, PANEL, PANEL, planes, kind,
+                     affine);
             if (++added < parts) continue;
             UNROLL for (size_t t = 0; t < PANEL; t++) _mm512_store_ps(adding->sums + TILE * t, sum[t]);
             added = 0;
@@ -290,6 +295,123 @@ static void full_panels(const rvm_matrix *m, size_t planes, const void *a, size_
     use(&before);
 }
 
+/* ---- few tokens ----
+ *
+ * The planes of a token are rows below each other, as they lie in a panel: [tokens][planes][32]. */
+
+enum { LEAST = 3, MOST = 8 };
+
+static tile_config config_for_few(uint8_t n, uint8_t rows) {
+    return (tile_config){.palette = 1, .row_bytes = {64, 64, 0, 0, n, 0, 64}, .rows = {rows, rows, 0, 0, rows, 0, n / 4}};
+}
+
+/* c = q . codes in the register PRODUCTS_0 for even parts, PRODUCTS_1 for odd ones. */
+INLINE void multiply_few(size_t part, const uint8_t *q, const uint8_t *codes) {
+    _tile_loadd(ACTS_0, q, 32);
+    _tile_loadd(CODES, codes, 64);
+    if (part % 2 == 0) {
+        _tile_zero(PRODUCTS_0);
+        _tile_dpbsud(PRODUCTS_0, ACTS_0, CODES);
+    } else {
+        _tile_zero(PRODUCTS_1);
+        _tile_dpbsud(PRODUCTS_1, ACTS_0, CODES);
+    }
+}
+
+INLINE void store_few(size_t part, int32_t *to) {
+    if (part % 2 == 0) _tile_stored(PRODUCTS_0, to, 64);
+    else _tile_stored(PRODUCTS_1, to, 64);
+}
+
+/* As quantised_tile, for tokens i .. i + some of a panel of n; some <= T. */
+INLINE void few_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,
+                     size_t some, const size_t T, const size_t planes, const uint32_t kind, const int affine, float *y,
+                     size_t y_stride, size_t rows) {
+    const size_t halves = kind == RVM_Q6_K ? 2 : 1, block_acts = n * act_bytes(planes);
+    const size_t bytes = tile_bytes(spec) * BLOCK_COLS / spec->cols; /* of a block with its scales, about */
+    const uint8_t *soon = tile + AHEAD;
+    _Alignas(64) int32_t c[RING][256];
+    unpacked w;
+    f32x sum[MOST];
+    UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
+    for (size_t k = 0; k < spec->cols; k += SUPER_COLS) {
+        const size_t blocks = min_size(spec->cols - k, SUPER_COLS) / BLOCK_COLS, parts = halves * blocks;
+        unpack_columns(spec, tile, k, blocks, kind, affine, &w);
+        settle(&w);
+        for (size_t part = 0; part < parts + LAG; part++) {
+            if (part && part <= parts) store_few(part - 1, c[(part - 1) % RING]);
+            if (part < parts) {
+                const size_t block = part / halves, quad = part % halves * 4;
+                const uint8_t *codes = (const uint8_t *)(w.block[block].v + quad);
+                multiply_few(part, act + block * block_acts + 32 * planes * i + 4 * quad, codes);
+                for (size_t at = 0; at < bytes / halves; at += 64) prefetch_line(soon + at);
+                soon += bytes / halves;
+            }
+            if (part < LAG) continue;
+            const uint8_t *d = act + (part - LAG) / halves * block_acts + 32 * planes * n + 4 * i;
+            add_part(sum, c[(part - LAG) % RING], TILE * planes, TILE, &w, part - LAG, d, n, some, T, planes, kind,
+                     affine);
+        }
+        act += blocks * block_acts;
+    }
+    UNROLL for (size_t t = 0; t < T; t++)
+        if (t < some) f_store(y + t * y_stride, sum[t], rows);
+}
+
+#define FEW_TOKENS(name, planes, kind, affine)                                                                      \
+    static void name(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,     \
+                     size_t some, float *y, size_t y_stride, size_t rows) {                                         \
+        if (some <= 4) few_tile(spec, tile, act, n, i, some, 4, planes, kind, affine, y, y_stride, rows);           \
+        else few_tile(spec, tile, act, n, i, some, MOST, planes, kind, affine, y, y_stride, rows);                  \
+    }
+
+FEW_TOKENS(few_8_q4_affine, 1, RVM_Q4, 1)
+FEW_TOKENS(few_8_q4_symmetric, 1, RVM_Q4, 0)
+FEW_TOKENS(few_8_q8_affine, 1, RVM_Q8, 1)
+FEW_TOKENS(few_8_q8_symmetric, 1, RVM_Q8, 0)
+FEW_TOKENS(few_16_q4_affine, 2, RVM_Q4, 1)
+FEW_TOKENS(few_16_q4_symmetric, 2, RVM_Q4, 0)
+FEW_TOKENS(few_16_q8_affine, 2, RVM_Q8, 1)
+FEW_TOKENS(few_16_q8_symmetric, 2, RVM_Q8, 0)
+FEW_TOKENS(few_8_q4_k, 1, RVM_Q4_K, 1)
+FEW_TOKENS(few_8_q5_k, 1, RVM_Q5_K, 1)
+FEW_TOKENS(few_8_q6_k, 1, RVM_Q6_K, 0)
+FEW_TOKENS(few_16_q4_k, 2, RVM_Q4_K, 1)
+FEW_TOKENS(few_16_q5_k, 2, RVM_Q5_K, 1)
+FEW_TOKENS(few_16_q6_k, 2, RVM_Q6_K, 0)
+
+typedef void few_function(const rvm_matrix_spec *, const uint8_t *, const uint8_t *, size_t, size_t, size_t, float *,
+                          size_t, size_t);
+
+static few_function *few_for(const rvm_matrix_spec *spec, size_t planes) {
+    static few_function *const all[2][2][2] = {
+        {{few_8_q4_symmetric, few_8_q4_affine}, {few_8_q8_symmetric, few_8_q8_affine}},
+        {{few_16_q4_symmetric, few_16_q4_affine}, {few_16_q8_symmetric, few_16_q8_affine}}};
+    static few_function *const super[2][3] = {{few_8_q4_k, few_8_q5_k, few_8_q6_k},
+                                              {few_16_q4_k, few_16_q5_k, few_16_q6_k}};
+    if (is_super(spec->kind)) return super[planes - 1][spec->kind - RVM_Q4_K];
+    return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
+}
+
+/* A panel of LEAST to 15 tokens. */
+static void few_tokens(const rvm_matrix *m, size_t planes, const uint8_t *act, size_t n, size_t tile_begin,
+                       size_t tile_end, float *y, size_t y_stride) {
+    const rvm_matrix_spec *spec = &m->spec;
+    few_function *few = few_for(spec, planes);
+    const size_t apart = tile_bytes(spec);
+    const tile_config before = current();
+    for (size_t i = 0, some; i < n; i += some) {
+        some = min_size(n - i, MOST);
+        const tile_config ours = config_for_few(spec->kind == RVM_Q6_K ? 16 : 32, (uint8_t)(some * planes));
+        const uint8_t *p = tile_at(m, tile_begin);
+        use(&ours);
+        for (size_t tile = tile_begin; tile < tile_end; tile++, p += apart)
+            few(spec, p, act, n, i, some, y + i * y_stride + tile * TILE, y_stride,
+                min_size(TILE, spec->rows - tile * TILE));
+    }
+    use(&before);
+}
+
 static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *a, size_t tokens, size_t tile_begin,
                            size_t tile_end, float *y, size_t y_stride) {
     const size_t planes = act_planes(kind), full = kind == RVM_ACTS_FLOAT ? 0 : tokens / PANEL * PANEL;
@@ -297,6 +419,10 @@ static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *
     if (full) full_panels(m, planes, a, full, tile_begin, tile_end, y, y_stride);
     if (full == tokens) return RVM_OK;
     const void *rest = full ? acts_panel(a, planes, m->spec.cols, full) : a;
+    if (kind != RVM_ACTS_FLOAT && tokens - full >= LEAST) {
+        few_tokens(m, planes, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
+        return RVM_OK;
+    }
     return matmul(m, kind, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
 }
 
