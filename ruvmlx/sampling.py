@@ -1,10 +1,10 @@
 """Draw the next token from logits.
 
 `FILTERS` and top_k say which ids may be drawn, by the distribution at temperature 1; one of those is drawn at
-the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and a seed must give the same reply
-whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on the GPU.
-C draws with the options in IN_C (neon/src/draw.c); what is here in NumPy is its slow twin, and draws with any
-other filter.
+the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and a seed must give the same
+reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on
+the GPU. C draws with the options in IN_C (neon/src/draw.c); what is here in NumPy is its slow twin, and draws
+with any other filter.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import numpy as np
 
 from .errors import UsageError
 from .kernels.draw import TokenDrawing
+from .kernels.replies import ReplyWork
 
 # Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
 # e^7 = 1,096 ids can have over e^-7.
@@ -211,3 +212,8 @@ class Sampler:
             return int(np.argmax(logits))
         u = self._rng.random()
         return self._kernel(logits, u) if self._kernel else drawn(logits, self.sampling, u)
+
+    def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
+        """A call, to be done together with other replies' work; `drawn` then receives the token. None where
+        C does not draw."""
+        return self._kernel.work(logits, self._rng.random(), drawn) if self._kernel else None

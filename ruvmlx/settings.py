@@ -174,8 +174,8 @@ class Settings:
     best_of: int | str = _setting(
         int,
         1,
-        "replies that are written at once to a question; your taste, known from your ratings, picks one; auto: up "
-        "to 4, as many as cost at most half as much again as one",
+        "replies that are written at once to a question; your taste, known from your ratings, picks one; "
+        "auto: up to 4, as many as take at most half as long again as one",
         least=1,
         most=16,
         word="auto",

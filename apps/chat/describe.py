@@ -25,11 +25,14 @@ def branch(number: int, of: int) -> str:
 
 
 def best_of(count: int | str, knows: bool) -> str:
-    """Say how many replies are written to a question. count: or "auto". knows: there are ratings to choose by."""
+    """Say how many replies are written to a question; "auto" is a count, too. knows: there are ratings to
+    choose by."""
     if count == AUTO:
         if not knows:
             return "A question gets one reply until you have rated one, then as many as cost little more."
-        return f"A question gets up to {MOST} replies, as many as cost little more than one. /best 1 ends this."
+        return (
+            f"A question gets up to {MOST} replies, as many as cost little more than one. /best 1 ends this."
+        )
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
     shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"

@@ -1,5 +1,5 @@
-"""How many replies best of n writes when it is set to "auto": as many as one machine decodes at little more cost
-than one.
+"""How many replies best of n writes when it is set to "auto": as many as this machine decodes at little more
+cost than one.
 
 A step for n replies is timed beside a step for one, on the model that is open, and the times are kept in
 DATA/batch_costs.json:
@@ -20,7 +20,8 @@ from .engine import LLMInferenceEngine
 
 AUTO = "auto"  # a value of `best_of`
 MOST, LIMIT = 4, 1.5  # replies; times the cost of one
-PROMPT, LEAST_ROUNDS, ROUNDS, SECONDS = 32, 3, 15, 1.0  # tokens; rounds of steps, after SECONDS only the least
+PROMPT = 32  # tokens
+ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0  # rounds of steps; so few are enough after so many seconds
 FORMAT, KEPT = 1, 32  # models in the file
 
 

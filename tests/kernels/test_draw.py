@@ -46,7 +46,7 @@ def in_c(impl, s: Sampling) -> TokenDrawing:
 
 
 def is_near(token, z, s: Sampling, u):
-    """Is the token one that the twin draws where each sum is a rounding error further, or between two such?"""
+    """Does the twin draw it where each sum is a rounding error further, or is it between two such tokens?"""
     by_rank = s.top_p < 1 or s.top_k > 0
     order = np.argsort(-z, kind="stable") if by_rank else np.arange(z.size)
     place = {int(i): at for at, i in enumerate(order)}

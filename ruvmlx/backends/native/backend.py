@@ -14,6 +14,7 @@ import numpy as np
 
 from ...kernels.decoder import Decoder, DecoderShape, matmul_implementations
 from ...kernels.micro import NotFinite, all_finite
+from ...kernels.replies import ReplyWork
 from ...kv.cache import PagedCache, room_for
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
@@ -127,6 +128,11 @@ class NativeBackend:
             if pause:
                 pause()
         return np.concatenate(states)
+
+    def together(self, some: Sequence[ReplyWork]) -> None:
+        """As Together.together."""
+        if some:
+            self.decoder.together(some)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)
