@@ -7,13 +7,15 @@ them take turns.
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
+from ruvmlx.backends.base import Backend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import perplexity
 from ruvmlx.kv.disk import CacheFolder
@@ -128,22 +130,27 @@ class Ruvmlx:
         np.argmax(step.logits)
         return _steps([*times, time.perf_counter()])
 
-    def best_of(self, tokens: list[int], count: int, n: int) -> float:
-        """Seconds to read a prompt and to write `count` replies of n tokens each, as one batch: sampled,
-        under an adapter, with their traces, as in a chat."""
+    def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
+        """Read a prompt and write `count` replies of n tokens each, as one batch: sampled, under an adapter,
+        with their traces, as in a chat. Seconds of all, and of it of the prompt and of the decode steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
 
-        engine, shape = LLMInferenceEngine(self._model, self._backend, self._policy), self._model.shape
+        clocked = _Clocked(self._backend)
+        engine, shape = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy), self._model.shape
         noise = np.random.default_rng(0).standard_normal
         a, b = noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
         adapter, sampling = MicroLoRA(a, b), Sampling(0.2, top_p=0.9, seed=1)
         request = GenerationRequest(input_ids=tokens, max_new_tokens=n, sampling=sampling, ignore_eos=True)
         traces = [Trace(adapter, 0) for _ in range(count)]
         replies = BestOf(engine, requests_for(request, count), adapter, traces)
-        started = time.perf_counter()
-        for _ in replies.chunks():
-            pass
-        return time.perf_counter() - started
+        started = read = time.perf_counter()
+        for chunk in replies.chunks():
+            read = read if chunk.generated else time.perf_counter()
+        return {
+            "seconds": time.perf_counter() - started,
+            "prompt": read - started,
+            "decode": clocked.seconds,
+        }
 
     def _policy_of(self, kv: str) -> TierPolicy | None:
         from ruvmlx.backends.select import cache_policy
@@ -158,6 +165,24 @@ class Ruvmlx:
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
+
+
+class _Clocked:
+    """A backend that adds up the seconds of its decode steps."""
+
+    def __init__(self, backend: Backend):
+        self._backend, self.seconds = backend, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        return partial(self._clocked, found) if name in ("decode", "decode_batch") else found
+
+    def _clocked(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return step(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 def _steps(times: Sequence[float]) -> tuple[float, list[float]]:
