@@ -7,21 +7,21 @@ them take turns.
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from ruvmlx.backends.base import Backend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import perplexity
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona.trace import Trace
+
+from .clocked import Clocked
 
 
 class Decoding(Protocol):
@@ -135,7 +135,7 @@ class Ruvmlx:
         with their traces, as in a chat. Seconds of all, and of it of the prompt and of the decode steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
 
-        clocked = _Clocked(self._backend)
+        clocked = Clocked(self._backend)
         engine, shape = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy), self._model.shape
         noise = np.random.default_rng(0).standard_normal
         a, b = noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
@@ -165,24 +165,6 @@ class Ruvmlx:
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
-
-
-class _Clocked:
-    """A backend that adds up the seconds of its decode steps."""
-
-    def __init__(self, backend: Backend):
-        self._backend, self.seconds = backend, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._backend, name)
-        return partial(self._clocked, found) if name in ("decode", "decode_batch") else found
-
-    def _clocked(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return step(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - started
 
 
 def _steps(times: Sequence[float]) -> tuple[float, list[float]]:
