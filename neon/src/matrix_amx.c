@@ -148,15 +148,15 @@ INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const s
                      const uint32_t kind, const int affine) {
     const size_t halves = kind == RVM_Q6_K ? 2 : 1, second = part % halves;
     const f32x s = _mm512_load_ps(w->scale[part]), b = _mm512_load_ps(w->bias[affine ? part : 0]);
-    UNROLL for (size_t t = 0; t < T; t++, d += 4) {
-        int32_t start = 0;
-        if (t >= some) break;
-        if (kind == RVM_Q6_K) start = second ? 4 * act_i32(d + 8 * n) - act_i32(d + 16 * n) : act_i32(d + 16 * n);
-        else if (!affine) start = act_i32(d + (kind == RVM_Q4 ? 8 : 12) * n);
-        const f32x dot = exact_sum(from + token * t, plane, planes, start, kind);
-        sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), dot, sum[t]);
-        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n)), sum[t]);
-    }
+    UNROLL for (size_t t = 0; t < T; t++, d += 4)
+        if (t < some) {
+            int32_t start = 0;
+            if (kind == RVM_Q6_K) start = second ? 4 * act_i32(d + 8 * n) - act_i32(d + 16 * n) : act_i32(d + 16 * n);
+            else if (!affine) start = act_i32(d + (kind == RVM_Q4 ? 8 : 12) * n);
+            const f32x dot = exact_sum(from + token * t, plane, planes, start, kind);
+            sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), dot, sum[t]);
+            if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n)), sum[t]);
+        }
 }
 
 /* ---- the matrix ---- */
