@@ -71,7 +71,7 @@ class Conversations:
         cancel: threading.Event,
         instead_of: int | None = None,
         untouched: bool = False,
-        best_of: int | None = None,
+        best_of: int | str | None = None,
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The message is committed before the first token.
 
@@ -101,7 +101,7 @@ class Conversations:
         cancel: threading.Event,
         message: int | None = None,
         untouched: bool = False,
-        best_of: int | None = None,
+        best_of: int | str | None = None,
     ) -> Iterator[Chunk]:
         """Another reply to the same question, beside the reply `message` (None: the last one).
 
@@ -185,7 +185,7 @@ class Conversations:
         max_new_tokens: int,
         cancel: threading.Event,
         untouched: bool = False,
-        best_of: int | None = None,
+        best_of: int | str | None = None,
     ) -> GenerationRequest:
         """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
         sampling = sampling or self._writer.sampling()

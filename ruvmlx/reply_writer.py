@@ -10,6 +10,7 @@ import numpy as np
 
 from .context_window import ContextWindow, question_of
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.affordable import AUTO, affordable
 from .engine.batch import generate_many
 from .engine.best_of import BestOf, Score, requests_for
 from .engine.run import Run
@@ -92,7 +93,10 @@ class ReplyWriter:
     def _count(self, request: GenerationRequest) -> int:
         """Number of replies to write; one where all would be equal, or where a reply is continued."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
-        return 1 if alone else request.best_of or self._settings.best_of
+        count = 1 if alone else request.best_of or self._settings.best_of
+        if count != AUTO:
+            return int(count)
+        return affordable(self.engine) if self._learning.judge() is not None else 1
 
     def _score(self, request: GenerationRequest) -> Score | None:
         """A function that predicts the user's stars for replies; None before the first rating."""

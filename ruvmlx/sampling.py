@@ -1,9 +1,10 @@
 """Draw the next token from logits.
 
 `FILTERS` and top_k say which ids may be drawn, by the distribution at temperature 1; one of those is drawn at
-the given temperature. NumPy rather than mlx-lm's sampler: the native backend has no MLX, and a seed must give
-the same reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same
-filters on the GPU.
+the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and a seed must give the same
+reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on
+the GPU. C draws with the options in IN_C (neon/src/draw.c); what is here in NumPy is its slow twin, and draws
+with any other filter.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from .errors import UsageError
+from .kernels.draw import TokenDrawing
+from .kernels.replies import ReplyWork
 
 # Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
 # e^7 = 1,096 ids can have over e^-7.
@@ -108,6 +111,9 @@ def _min_p(d: Distribution, share: float) -> Any:
 FILTERS = (Filter("top_p", 1, _top_p, sorts=True), Filter("min_p", 0, _min_p))
 
 
+IN_C = ("top_p", "min_p")  # filters that the C kernel knows
+
+
 def filters_of(sampling: Sampling, sorts: bool) -> list[tuple[Filter, Any]]:
     """The filters in force that do or do not need sorted ids, each with its value."""
     values = [(f, getattr(sampling, f.option)) for f in FILTERS if f.sorts == sorts]
@@ -175,6 +181,20 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     return ids, logprobs[ids]
 
 
+def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
+    """The candidate at which the sum of probabilities exceeds u of the whole sum; u: 0 <= u < 1."""
+    ids, logprobs = candidates(logits, sampling)
+    scaled = logprobs.astype(np.float64) / sampling.temperature
+    mass = np.cumsum(np.exp(scaled - scaled.max()))
+    at = int(np.searchsorted(mass, u * mass[-1], side="right"))
+    return int(ids[min(at, ids.size - 1)])
+
+
+def is_drawn_in_c(sampling: Sampling) -> bool:
+    """Does the C kernel know every filter in force?"""
+    return all(f.option in IN_C for sorts in (True, False) for f, _ in filters_of(sampling, sorts))
+
+
 class Sampler:
     """Draws tokens for one reply; the same seed gives the same draws."""
 
@@ -182,13 +202,18 @@ class Sampler:
         check_sampling(sampling)
         self.sampling = sampling
         self._rng = np.random.default_rng(sampling.seed)
+        s = sampling
+        in_c = s.temperature > 0 and is_drawn_in_c(s)
+        self._kernel = TokenDrawing(s.temperature, s.top_p, s.min_p, s.top_k) if in_c else None
 
     def __call__(self, logits: np.ndarray) -> int:
         """logits [V] -> token id."""
         if self.sampling.temperature == 0:
             return int(np.argmax(logits))
-        ids, logprobs = candidates(logits, self.sampling)
-        scaled = logprobs.astype(np.float64) / self.sampling.temperature
-        mass = np.cumsum(np.exp(scaled - scaled.max()))
-        drawn = int(np.searchsorted(mass, self._rng.random() * mass[-1], side="right"))
-        return int(ids[min(drawn, ids.size - 1)])
+        u = self._rng.random()
+        return self._kernel(logits, u) if self._kernel else drawn(logits, self.sampling, u)
+
+    def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
+        """A call, to be done together with other replies' work; `drawn` then receives the token. None where
+        C does not draw."""
+        return self._kernel.work(logits, self._rng.random(), drawn) if self._kernel else None

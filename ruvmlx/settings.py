@@ -31,8 +31,8 @@ class SettingSpec:
     """What one setting accepts.
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
-    expected: the pattern in words. least, most: bounds of a number. flag: the flag's name where it is not the
-    setting's own. sampling: a field of `sampling.Sampling` by the same name. witnessed: changes go into the
+    expected: the pattern in words. least, most: bounds of a number. word: a text that is allowed instead of
+    a number. flag: the flag's name where it is not the setting's own. sampling: a field of `sampling.Sampling` by the same name. witnessed: changes go into the
     witness log. public: values identify nobody, so reports may contain them.
     """
 
@@ -43,6 +43,7 @@ class SettingSpec:
     expected: str = ""
     least: int | None = None
     most: int | None = None
+    word: str = ""
     flag: str = ""
     sampling: bool = False
     witnessed: bool = False
@@ -52,12 +53,14 @@ class SettingSpec:
         """The value in the setting's type; ValueError, with what was expected, if it is not allowed."""
         if self.kind is bool:
             return self._switch(value)
+        if self.word and value == self.word:
+            return value
         try:
             if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
                 raise ValueError
             parsed = self.kind(value)
         except (TypeError, ValueError):
-            raise ValueError(self.kind.__name__) from None
+            raise ValueError(self.allowed if self.word else self.kind.__name__) from None
         if not self._allows(parsed):
             raise ValueError(self.allowed)
         return parsed
@@ -87,7 +90,8 @@ class SettingSpec:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.least is not None:
-            return f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+            words = f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+            return f"{self.word}, or {words}" if self.word else words
         return self.expected
 
 
@@ -166,12 +170,14 @@ class Settings:
         float, None, "least share of the likeliest token's probability; 0 is off", sampling=True
     )
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
-    best_of: int = _setting(
+    best_of: int | str = _setting(
         int,
         1,
-        "replies that are written at once to a question; your taste, known from your ratings, picks one",
+        "replies that are written at once to a question; your taste, known from your ratings, picks one; "
+        "auto: up to 4, as many as take at most half as long again as one",
         least=1,
         most=16,
+        word="auto",
         witnessed=True,
         public=True,
     )

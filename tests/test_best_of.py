@@ -188,3 +188,14 @@ def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
         best = say(runtime, chat, max_new_tokens=40)
     assert kept[-1].id == best.request_id and best.text.startswith(kept[-1].text)
     assert Settings().best_of == 1
+
+
+def test_auto_asks_the_machine_once_there_is_a_taste(open_tiny, judged, monkeypatch):
+    monkeypatch.setattr("ruvmlx.reply_writer.affordable", lambda engine: 3)
+    with open_tiny(best_of="auto") as runtime:
+        judged(1.0, 2.0, 1.5)
+        assert len(say(runtime, runtime.chats.new_chat(), best_of=None).others) == 2
+        judged(1.0, 2.0)
+        assert len(say(runtime, runtime.chats.new_chat(), best_of=2).others) == 1
+        monkeypatch.setattr(Learning, "judge", lambda self: None)
+        assert say(runtime, runtime.chats.new_chat(), best_of="auto").others == ()

@@ -154,12 +154,27 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
 
 
 def best_of(ours: OnStage, rounds: int) -> Row:
-    """Seconds of four replies in one batch / seconds of one, turn by turn; each reads the prompt."""
+    """Seconds of four replies in one batch / seconds of one, turn by turn; each reads the prompt. The note
+    has the medians of their parts."""
     name = f"best of 4, {REPLY} tokens at {PROMPT}: / one reply"
     if ours.facts["max_context"] < PROMPT + REPLY:
         return left_out(name, "x", "the model's context is shorter")
-    four, one = (partial(ours.call, "best_of", prompt(PROMPT), count, REPLY) for count in (4, 1))
-    return measured(name, [four() / one() for _ in range(rounds)], "x", 1.6, better="lower")
+    turns = {"four": list[dict[str, float]](), "one": list[dict[str, float]]()}
+    for _ in range(rounds):
+        for who, count in (("four", 4), ("one", 1)):
+            turns[who].append(ours.call("best_of", prompt(PROMPT), count, REPLY))
+    ratios = [a["seconds"] / b["seconds"] for a, b in zip(turns["four"], turns["one"], strict=True)]
+    note = "; ".join(f"{who}: {_parts(seconds)}" for who, seconds in turns.items())
+    return measured(name, ratios, "x", 1.6, better="lower", note=note)
+
+
+def _parts(turns: Sequence[Mapping[str, float]]) -> str:
+    """Medians of `best_of` of players.py; the rest of a token is drawing, its trace and its text."""
+    whole, read, decode = (
+        1e3 * statistics.median(t[part] for t in turns) for part in ("seconds", "prompt", "decode")
+    )
+    rest = (whole - read - decode) / REPLY
+    return f"prompt {read:.0f} ms, a step {decode / REPLY:.2f} ms, the rest of a token {rest:.2f} ms"
 
 
 def resident(ours: OnStage) -> Row:

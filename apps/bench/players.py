@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona.trace import Trace
+
+from .clocked import Clocked
 
 
 class Decoding(Protocol):
@@ -128,22 +130,27 @@ class Ruvmlx:
         np.argmax(step.logits)
         return _steps([*times, time.perf_counter()])
 
-    def best_of(self, tokens: list[int], count: int, n: int) -> float:
-        """Seconds to read a prompt and to write `count` replies of n tokens each, as one batch: sampled,
-        under an adapter, with their traces, as in a chat."""
+    def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
+        """Read a prompt and write `count` replies of n tokens each, as one batch: sampled, under an adapter,
+        with their traces, as in a chat. Seconds of all, and of it of the prompt and of the decode steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
 
-        engine, shape = LLMInferenceEngine(self._model, self._backend, self._policy), self._model.shape
+        clocked = Clocked(self._backend)
+        engine, shape = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy), self._model.shape
         noise = np.random.default_rng(0).standard_normal
         a, b = noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
         adapter, sampling = MicroLoRA(a, b), Sampling(0.2, top_p=0.9, seed=1)
         request = GenerationRequest(input_ids=tokens, max_new_tokens=n, sampling=sampling, ignore_eos=True)
         traces = [Trace(adapter, 0) for _ in range(count)]
         replies = BestOf(engine, requests_for(request, count), adapter, traces)
-        started = time.perf_counter()
-        for _ in replies.chunks():
-            pass
-        return time.perf_counter() - started
+        started = read = time.perf_counter()
+        for chunk in replies.chunks():
+            read = read if chunk.generated else time.perf_counter()
+        return {
+            "seconds": time.perf_counter() - started,
+            "prompt": read - started,
+            "decode": clocked.seconds,
+        }
 
     def _policy_of(self, kv: str) -> TierPolicy | None:
         from ruvmlx.backends.select import cache_policy

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ruvmlx.engine.affordable import AUTO, MOST
 from ruvmlx.models.thinking import Thought
 from ruvmlx.runtime import LearnStatus, RatingResult, Runtime
 from ruvmlx.text import one_line
@@ -23,8 +24,15 @@ def branch(number: int, of: int) -> str:
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 
-def best_of(count: int, knows: bool) -> str:
-    """Say how many replies are written to a question. knows: there are ratings to choose by."""
+def best_of(count: int | str, knows: bool) -> str:
+    """Say how many replies are written to a question; "auto" is a count, too. knows: there are ratings to
+    choose by."""
+    if count == AUTO:
+        if not knows:
+            return "A question gets one reply until you have rated one, then as many as cost little more."
+        return (
+            f"A question gets up to {MOST} replies, as many as cost little more than one. /best 1 ends this."
+        )
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
     shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"

@@ -21,7 +21,7 @@ class ChatOptions:
     theme: str = "auto"
     motion: bool = True
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
-    best_of: int | None = None  # as /best says; None: the setting
+    best_of: int | str | None = None  # as /best says; None: the setting
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
         """Keyword arguments for `Conversations.say` and similar methods. cancel: ends the reply."""

@@ -100,6 +100,23 @@ RVM_API int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const
  * RVM_LM_HEAD only if asked for. */
 RVM_API int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits);
 
+/* Work on one token of a reply: `draw` or `trace_accumulate` of rvm_kernels, whose arguments the fields are. */
+typedef enum { RVM_REPLY_DRAW, RVM_REPLY_TRACE } rvm_reply_work;
+typedef struct {
+    int what, status; /* an rvm_reply_work; what the kernel returned */
+    int32_t token;    /* drawn, or to be traced */
+    float scale;
+    const float *hidden, *logits, *lora_a, *lora_b;
+    float *e_a, *e_b;
+    uint64_t *scratch;
+    size_t dim, vocab, rank;
+    rvm_drawing drawing;
+    double logprob[2];
+} rvm_reply;
+
+/* The work on n replies, which share no array that is written, on the decoder's threads. Not beside another call. */
+RVM_API int rvm_decoder_replies(rvm_decoder *d, rvm_reply *replies, size_t n);
+
 /* y += scale * (x A) B at one linear layer from the next call on; both are copied. rank 0 takes it off.
  * A: [in, rank]   B: [rank, out]   layer: ignored for RVM_LM_HEAD */
 RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module, const float *lora_a,

@@ -12,6 +12,14 @@ typedef struct {
     size_t n;
 } rvm_param;
 
+/* How a token is drawn (ruvmlx/sampling.py). The filters look at the distribution p at temperature 1.
+ * temperature: over 0   top_p, 1 is off: the fewest most likely ids whose p reach it   min_p, 0 is off: least share
+ * of the largest p   top_k, 0 is off: the k most likely   u: from 0 to below 1, the token's place in the sum */
+typedef struct {
+    double temperature, top_p, min_p, u;
+    size_t top_k;
+} rvm_drawing;
+
 typedef struct rvm_layers rvm_layers;
 
 /* One implementation of every kernel.  T tokens, D hidden, V vocabulary, R rank.
@@ -74,6 +82,11 @@ typedef struct {
 
     /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
+
+    /* *token = the first id, of those that the filters keep, at which the sum of p^(1 / temperature) exceeds u times
+     * the whole sum. The ids come most likely first, ties by id, if top_p or top_k is in force; else in their order.
+     * logits: [V]   scratch: [2 V] */
+    int (*draw)(const float *logits, size_t vocab, const rvm_drawing *how, uint64_t *scratch, int32_t *token);
 
     const rvm_layers *layers; /* of the same instruction set: "Layers", below */
 } rvm_kernels;

@@ -59,11 +59,13 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
+/* Tokens of one chunk: of few, one, or a single thread would prepare them all while the others wait. */
+static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
+
 void prepare_phase(const stage *s, role r) {
-    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
-    for (uint32_t i; pool_next(s->w, blocks, &i);)
-        if (!stopped(s->c))
-            prepare(s, r, &s->c->d->shared, i * TOKEN_BLOCK, min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+    const size_t step = token_block(s->n);
+    for (uint32_t i; pool_next(s->w, (uint32_t)((s->n + step - 1) / step), &i);)
+        if (!stopped(s->c)) prepare(s, r, &s->c->d->shared, i * step, min_size(s->n, (i + 1) * step));
 }
 
 /* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
@@ -172,10 +174,9 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
 void head_phases(const stage *s) {
     rvm_decoder *d = s->c->d;
     const linear *l = &d->head;
-    const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
-    const size_t chunks = min_size(l->tiles, (size_t)CHUNKS * pool_threads(d->pool));
-    for (uint32_t i; pool_next(s->w, blocks, &i);)
-        prepare_head(s, i * TOKEN_BLOCK, min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK));
+    const size_t chunks = min_size(l->tiles, (size_t)CHUNKS * pool_threads(d->pool)), step = token_block(s->n);
+    for (uint32_t i; pool_next(s->w, (uint32_t)((s->n + step - 1) / step), &i);)
+        prepare_head(s, i * step, min_size(s->n, (i + 1) * step));
     for (uint32_t i; pool_next(s->w, (uint32_t)chunks, &i);)
         do_head(s, l, &d->shared, i * l->tiles / chunks, (i + 1) * l->tiles / chunks);
 }

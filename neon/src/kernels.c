@@ -1,5 +1,6 @@
 /* All functions of rvm_kernels; formulas in rvm.h.  Compiled once per instruction set, with -DRVM_IMPL=<name>;
  * exports only the table rvm_impl_<name>. */
+#include "draw.h"
 #include "rvm.h"
 #include "vec.h"
 
@@ -362,5 +363,6 @@ const rvm_kernels JOIN(rvm_impl_, RVM_IMPL) = {
     .evidence_push = k_evidence_push,
     .micro_place = k_micro_place,
     .logprobs = k_logprobs,
+    .draw = DRAW,
     .layers = &JOIN(rvm_layers_, RVM_IMPL),
 };

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import RuvmlxError, UsageError
+from ..kernels.replies import ReplyWork
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base_lora import BaseLoRA
@@ -131,6 +132,14 @@ class Backend(Protocol):
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """One vector for a text: the mean hidden state, [D] float32."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A backend whose threads can also draw the tokens of several replies, and record their traces."""
+
+    def together(self, some: Sequence[ReplyWork]) -> None:
+        """Do the work of several replies at once."""
 
 
 class TokenStream(Protocol):

@@ -11,7 +11,7 @@ equals the reply without batching, up to rounding; with quantised weights on the
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
-from ..backends.base import HeadAdapter
+from ..backends.base import HeadAdapter, Together
 from ..errors import UsageError
 from .engine import LLMInferenceEngine
 from .run import EngineParts, Recorder, Run, settled
@@ -43,8 +43,7 @@ def generate_many(
     waiting, running = iter(requests), list[Run]()
     with settled(running):
         while _admit(engine, waiting, _by_request(adapter), recorder, running, width):
-            for run in running:
-                run.draw()
+            draw_all(engine, running)
             done = [run.end() for run in running if run.over]
             running[:] = [run for run in running if not run.over]
             yield from (chunk.response for chunk in done if chunk.response is not None)
@@ -71,6 +70,20 @@ def _admit(
         for _ in running[-1].prefill():
             pass
     return bool(running)
+
+
+def draw_all(engine: EngineParts, running: Sequence[Run]) -> None:
+    """Draw the next token of every run, and record it: of several runs at once, if the backend has threads
+    for that."""
+    backend = engine.backend
+    if len(running) < 2 or not isinstance(backend, Together):
+        for run in running:
+            run.draw()
+        return
+    backend.together([work for run in running if (work := run.draw_work()) is not None])
+    for run in running:
+        run.draw(record=False)
+    backend.together([work for run in running for work in run.record_work()])
 
 
 def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..backends.base import HeadAdapter
-from .batch import decode_one
+from .batch import decode_one, draw_all
 from .engine import LLMInferenceEngine
 from .run import Recorder, Run, settled
 from .types import Chunk, GenerationRequest
@@ -95,8 +95,7 @@ class BestOf:
         running = [run for run in self._runs if not run.over]
         drawn = 0
         while running:
-            for run in running:
-                run.draw()
+            draw_all(self._engine, running)
             if self.leader.request.cancel.is_set():
                 self._interrupted = running
             drawn += 1

@@ -6,12 +6,13 @@ A run holds all state of its request, so that several runs can take turns (batch
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..errors import UsageError
+from ..kernels.replies import ReplyWork
 from ..models.model import Model
 from ..models.thinking import opened_by
 from ..sampling import check_sampling, log_softmax, top_ids
@@ -29,6 +30,12 @@ class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """Receive a token, with the hidden state [D] and the logits [V], adapter applied, that it was drawn
         from. Called once per token: at once if the backend returns logits, else at `Run.record`."""
+
+
+@runtime_checkable
+class WorkRecorder(Protocol):
+    def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
+        """As Recorder.add, but returns what has to be done, at most one piece for each recorder."""
 
 
 class EngineParts(Protocol):
@@ -124,8 +131,9 @@ class Run:
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
         return min(max(wanted, LEAST_PIECE), self.engine.backend.chunk)
 
-    def draw(self) -> Chunk | None:
-        """Draw the next token; returns its text, or None if the run is over."""
+    def draw(self, record: bool = True) -> Chunk | None:
+        """Draw the next token; returns its text, or None if the run is over. record: False: the caller
+        records the token (batch.py)."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
@@ -140,7 +148,7 @@ class Run:
             self.finish_reason = "stop"
         else:
             self.ids.append(token)
-        if self.source.at_once:
+        if self.source.at_once and record:
             self.record()
         return None if self.over else self._accepted(token)
 
@@ -154,17 +162,37 @@ class Run:
             self.finish_reason = "length"
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
+    def draw_work(self) -> ReplyWork | None:
+        """What `draw` will draw, to be done together with other runs'; None where that cannot be."""
+        if self.over or self.request.cancel.is_set() or not isinstance(self.source, StepSource):
+            return None
+        return self.source.draw_work()
+
     def record(self) -> None:
         """Pass the tokens drawn since the last call to the recorder, and add their logprobs."""
+        for drawn in self._unrecorded():
+            if self.recorder is not None:
+                self.recorder.add(*drawn)
+
+    def record_work(self) -> list[ReplyWork]:
+        """`record`, but a recorder that can returns its work, to be done together with other runs'."""
+        work: list[ReplyWork] = []
+        for drawn in self._unrecorded():
+            if isinstance(self.recorder, WorkRecorder):
+                work += self.recorder.work(*drawn)
+            elif self.recorder is not None:
+                self.recorder.add(*drawn)
+        return work
+
+    def _unrecorded(self) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         if self.recorder is None and not self.request.logprobs:
             return
         for hidden, logits in self.source.drawn_from():
             token = self.drawn[self.recorded]
-            if self.recorder is not None:
-                self.recorder.add(hidden, logits, token)
             if self.request.logprobs and self.recorded < len(self.ids):
                 self.logprobs.append(_token_logprob(logits, token, self.request.logprobs))
             self.recorded += 1
+            yield hidden, logits, token
 
     def end(self) -> Chunk:
         """Finish the run: returns the text that was held back, with the response."""

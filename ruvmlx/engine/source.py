@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step, Streaming, TokenStream, adapted_logits
+from ..kernels.replies import ReplyWork
 from ..sampling import Sampler
 from .types import Sampling
 
@@ -43,6 +44,7 @@ class StepSource:
         self._sampler = Sampler(sampling)
         self._step: Step | None = None  # output of the last step
         self._token: int | None = None  # drawn from `_step`
+        self._ahead: int | None = None  # drawn from `_step` already, for the next `read`
         self._fresh: Step | None = None  # the step of the newest token, until `drawn_from` returns it
         self.prefilled_at = time.perf_counter()
 
@@ -54,8 +56,21 @@ class StepSource:
         if self._token is not None:
             self.take(self._backend.decode(self._token, self._cache, self._adapter))
         assert self._step is not None  # `prefill` comes first
-        self._token, self._fresh = self._sampler(self._step.logits), self._step
+        ahead, self._ahead = self._ahead, None
+        self._token = self._sampler(self._step.logits) if ahead is None else ahead
+        self._fresh = self._step
         return self._token
+
+    def draw_work(self) -> ReplyWork | None:
+        """What `read` would draw, to be done together with other replies' work: `read` then returns it. None
+        where that cannot be."""
+        if self._token is not None or self._step is None or self._ahead is not None:
+            return None
+
+        def drawn(token: int) -> None:
+            self._ahead = token
+
+        return self._sampler.work(self._step.logits, drawn)
 
     def fork(self, cache: KVCache, sampling: Sampling) -> "StepSource":
         """A source that continues after the same prompt, with a sampler of its own. cache: a fork of this

@@ -36,7 +36,8 @@ class GenerationRequest:
     logprobs: int = 0  # how many of the most likely tokens to report with every token
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
     untouched: bool = False  # answer without any adapter
-    best_of: int | None = None  # replies to write, of which a judge picks one; None: as the settings say
+    # Replies to write, of which a judge picks one; "auto": affordable.py; None: as the settings say.
+    best_of: int | str | None = None
     examples: tuple[str, ...] = ()  # ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None without a router
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop

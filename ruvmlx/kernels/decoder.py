@@ -18,6 +18,7 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
 from ruvmlx.kernels.micro import NotFinite, _in, _inout
 from ruvmlx.kernels.page_table import NativePageTable, row
+from ruvmlx.kernels.replies import ReplyStruct, ReplyWork
 
 Array = NDArray[np.float32]
 
@@ -88,6 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_step": (_I, [_P, _P, _N, _P, _P, _P]),
     "rvm_decoder_page_bytes": (_N, [_P, _I]),
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
+    "rvm_decoder_replies": (_I, [_P, _P, _N]),
     "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
     "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _N, _F]),
     "rvm_matmul_impl_name": (C.c_char_p, [_N]),
@@ -296,6 +298,13 @@ class Decoder:
         )
         _done("step", rc)
         return hidden, logits
+
+    def together(self, some: Sequence[ReplyWork]) -> None:
+        """Do the work of several replies on this decoder's threads."""
+        structs = (ReplyStruct * len(some))(*(work.fields for work in some))
+        _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
+        for work, fields in zip(some, structs, strict=True):
+            work.done(fields)
 
     def head(self, hidden: Array, lora: bool = False) -> Array:
         """The output head: [T, D] -> [T, V]; with the LoRA of LM_HEAD only if asked for."""

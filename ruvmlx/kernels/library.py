@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 
@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "evidence_push": [_P, _P, _F, _F, _F, _N, _N, _N, _N, _P],
     "micro_place": [_P, _F, _P, _P, _F, _N, _N, _N, _N, _F, _P],
     "logprobs": [_P, _P, _N, _N, _P],
+    "draw": [_P, _N, _P, _P, _P],
 }
 KERNELS = tuple(_SIGNATURES)
 

@@ -10,12 +10,13 @@ accumulators are as they were; head_add and the two of evidence pass it on.
 """
 
 import ctypes as C
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ruvmlx.kernels.library import BAD_ARGUMENT, MAX_RANK, NOT_FINITE, OK, Param, functions
+from ruvmlx.kernels.replies import TRACE, ReplyStruct, ReplyWork
 
 Array = NDArray[np.float32]
 Step = tuple[Array, Array | None, Array]  # weights, velocity or None, gradient
@@ -119,6 +120,31 @@ def trace_accumulate(
     rc = functions(impl).trace_accumulate(*args, _inout(e_a), _inout(e_b), _address(out))
     _done("trace_accumulate", rc)
     return out[0], out[1]
+
+
+def trace_work(
+    h: Array,
+    logits: Array,
+    y: int,
+    lora_a: Array,
+    lora_b: Array,
+    s: float,
+    e_a: Array,
+    e_b: Array,
+    traced: Callable[[float, float], None],
+) -> ReplyWork:
+    """trace_accumulate, to be done together with other replies' work; `traced` then receives both logprobs.
+    The shapes are the caller's to check."""
+    dim, rank = lora_a.shape
+    fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
+    fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)
+    fields.e_a, fields.e_b = _inout(e_a), _inout(e_b)
+
+    def done(after: ReplyStruct) -> None:
+        _done("trace_accumulate", after.status)
+        traced(*after.logprob)
+
+    return ReplyWork(fields, done, h, logits, lora_a, lora_b, e_a, e_b)
 
 
 def trace_accumulate_ref(

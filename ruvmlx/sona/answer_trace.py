@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..kernels.replies import ReplyWork
 from ..models.thinking import ThoughtCounter
 from .trace import Trace
 
@@ -17,16 +18,29 @@ class AnswerTrace:
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """As Trace.add."""
+        for drawn in self._decided(hidden, logits, token):
+            self._trace.add(*drawn)
+
+    def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
+        """As Trace.work. Two tokens of one trace may not be added at the same time: all but the last are
+        added here."""
+        decided = self._decided(hidden, logits, token)
+        for drawn in decided[:-1]:
+            self._trace.add(*drawn)
+        return [work for drawn in decided[-1:] for work in self._trace.work(*drawn)]
+
+    def _decided(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[_Drawn]:
+        """Tokens of the answer that are known to be so with this one."""
         in_thought = self._counter.in_thought
         self._counter.add(token)
         if in_thought or self._counter.in_thought:
             self._waiting = []
-            return
+            return []
         self._waiting.append((hidden, logits, token))
-        if self._counter.is_decided:
-            for drawn in self._waiting:
-                self._trace.add(*drawn)
-            self._waiting = []
+        if not self._counter.is_decided:
+            return []
+        decided, self._waiting = self._waiting, []
+        return decided
 
     @property
     def thought(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..backends.base import adapted_logits
 from ..kernels import micro as kernels
+from ..kernels.replies import ReplyWork
 from ..lora import MicroLoRA
 
 
@@ -91,6 +92,19 @@ class Trace:
             self.grad_a,
             self.grad_b,
         )
+        self._added(hidden, token, logprob, frozen)
+
+    def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
+        """`add`, to be done together with other replies' work."""
+        a = self.adapter
+        return [
+            kernels.trace_work(
+                hidden, logits, token, a.lora_a, a.lora_b, a.scale, self.grad_a, self.grad_b,
+                lambda logprob, frozen: self._added(hidden, token, logprob, frozen),
+            )
+        ]  # fmt: skip
+
+    def _added(self, hidden: np.ndarray, token: int, logprob: float, frozen: float) -> None:
         self.logprob += logprob
         self.frozen_logprob += frozen
         self.tokens.append(token)

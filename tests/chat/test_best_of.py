@@ -47,3 +47,11 @@ def test_plain_mode_says_how_many_there_are(open_tiny):
     assert "(2 of 2 replies in this place; /next, /prev)" in said
     assert "(1 of 2 replies in this place; /next, /prev)" in said
     assert said.count("A question gets 2 replies") == 2  # 17 was refused
+
+
+def test_auto_in_words(open_tiny, capsys):
+    sink, source = io.StringIO(), io.StringIO("/best auto\n/best much\n")
+    with open_tiny() as runtime:
+        assert PlainChat(runtime, ChatOptions(), source, sink).run() == 2
+    assert "A question gets one reply until you have rated one" in sink.getvalue()
+    assert "expected auto, or from 1 to 16" in capsys.readouterr().err

@@ -8,7 +8,9 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
+from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.sona.trace import Trace
 from ruvmlx.tiers import PAGE
 
 from .test_engine import request
@@ -94,6 +96,31 @@ def test_every_token_is_recorded_with_what_it_was_drawn_from(each):
             assert got[2] == single[2]
             np.testing.assert_allclose(got[0], single[0], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(got[1], single[1], rtol=1e-4, atol=1e-4)
+
+
+def test_traces_of_a_batch_are_those_of_each_reply_alone(packed):
+    """Bit for bit, though the decoder's threads draw and record them at the same time."""
+    engine, rng = LLMInferenceEngine(packed, NativeBackend(packed, threads=3)), np.random.default_rng(4)
+    c = packed.config
+    a, b = rng.normal(size=(c.hidden_size, 2)), 0.1 * rng.normal(size=(2, c.vocab_size))
+    adapter = MicroLoRA(a.astype(np.float32), b.astype(np.float32))
+    some, traces = requests_for(seeded(max_new_tokens=20), 5), [Trace(adapter, 0) for _ in range(5)]
+    written(engine, some, adapter, recorders=traces)
+    for r, trace in zip(some, traces, strict=True):
+        single = Trace(adapter, 0)
+        engine.generate(r, adapter, single)
+        assert trace.tokens == single.tokens and len(trace.tokens) == 20
+        assert (trace.logprob, trace.frozen_logprob) == (single.logprob, single.frozen_logprob)
+        for name in ("grad_a", "grad_b", "hidden"):
+            np.testing.assert_array_equal(getattr(trace, name), getattr(single, name))
+
+
+def test_a_trace_that_is_not_finite_is_an_error_in_a_batch_too(packed):
+    engine, c = LLMInferenceEngine(packed, NativeBackend(packed, threads=2)), packed.config
+    adapter = MicroLoRA(np.zeros((c.hidden_size, 2), np.float32), np.zeros((2, c.vocab_size), np.float32))
+    broken = replace(adapter, lora_a=np.full_like(adapter.lora_a, np.inf))
+    with pytest.raises(NotFinite):
+        written(engine, requests_for(seeded(), 2), adapter, recorders=[Trace(adapter, 0), Trace(broken, 0)])
 
 
 def test_without_a_judge_reply_0_streams_and_all_are_written(engine):

@@ -13,7 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from ...kernels.decoder import Decoder, DecoderShape, matmul_implementations
-from ...kernels.micro import NotFinite
+from ...kernels.micro import NotFinite, all_finite
+from ...kernels.replies import ReplyWork
 from ...kv.cache import PagedCache, room_for
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
@@ -99,11 +100,10 @@ class NativeBackend:
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
             hidden, logits = self._step(part, [cast(PagedCache, cache) for cache in held])
+            own = each(adapter, tokens)[len(steps) : len(steps) + len(part)]
+            for first, last in _runs(own):
+                _adapt(own[first], logits[first:last], hidden[first:last])
             steps += map(Step, logits, hidden)
-        for step, own in zip(steps, each(adapter, tokens), strict=True):
-            if own is not None:
-                own.add_to_logits(step.logits, step.hidden)
-                finite(step.logits)
         return steps
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
@@ -128,6 +128,11 @@ class NativeBackend:
             if pause:
                 pause()
         return np.concatenate(states)
+
+    def together(self, some: Sequence[ReplyWork]) -> None:
+        """As Together.together."""
+        if some:
+            self.decoder.together(some)
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         x = np.ascontiguousarray(hidden, np.float32)
@@ -240,7 +245,22 @@ def _settle(result: Future[Any], call: Callable[[C.c_int | None], Any], cancel: 
 
 
 def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -> Step:
+    _adapt(adapter, logits, hidden)
+    return Step(logits, hidden)
+
+
+def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) -> None:
+    """Add the adapter's part in place; without an adapter, C has checked that the logits are finite."""
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
-        finite(logits)
-    return Step(logits, hidden)
+        if not all_finite(logits):
+            raise not_finite()
+
+
+def _runs(items: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each longest stretch of the same object."""
+    first = 0
+    for end in range(1, len(items) + 1):
+        if end == len(items) or items[end] is not items[first]:
+            yield first, end
+            first = end

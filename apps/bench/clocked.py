@@ -1,0 +1,26 @@
+"""A clock around the decode steps of a backend."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ruvmlx.backends.base import Backend
+
+
+class Clocked:
+    """A backend that adds up the seconds of its decode steps."""
+
+    def __init__(self, backend: Backend):
+        self._backend, self.seconds = backend, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        return partial(self._clocked, found) if name in ("decode", "decode_batch") else found
+
+    def _clocked(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return step(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - started

@@ -1,0 +1,37 @@
+"""Work on one token of several replies at once, on the threads of a decoder (neon/src/replies.c)."""
+
+import ctypes as C
+from collections.abc import Callable
+
+DRAW, TRACE = 0, 1  # what a reply's work is
+
+_P, _N, _D = C.c_void_p, C.c_size_t, C.c_double
+
+
+class Drawing(C.Structure):
+    """struct rvm_drawing"""
+
+    _fields_ = [("temperature", _D), ("top_p", _D), ("min_p", _D), ("u", _D), ("top_k", _N)]
+
+
+class ReplyStruct(C.Structure):
+    """struct rvm_reply"""
+
+    _fields_ = [
+        ("what", C.c_int),
+        ("status", C.c_int),
+        ("token", C.c_int32),
+        ("scale", C.c_float),
+        *((name, _P) for name in ("hidden", "logits", "lora_a", "lora_b", "e_a", "e_b", "scratch")),
+        *((name, _N) for name in ("dim", "vocab", "rank")),
+        ("drawing", Drawing),
+        ("logprob", _D * 2),
+    ]
+
+
+class ReplyWork:
+    """fields: what C does. done: receives the fields afterwards; it raises what their status says. held:
+    arrays that must outlive the work."""
+
+    def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):
+        self.fields, self.done, self._held = fields, done, held
