@@ -32,8 +32,9 @@ class SettingSpec:
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
     expected: the pattern in words. least, most: bounds of a number. word: a text that is allowed instead of
-    a number. flag: the flag's name where it is not the setting's own. sampling: a field of `sampling.Sampling` by the same name. witnessed: changes go into the
-    witness log. public: values identify nobody, so reports may contain them.
+    a number. flag: the flag's name where it is not the setting's own. sampling: a field of
+    `sampling.Sampling` by the same name. witnessed: changes go into the witness log. public: values identify
+    nobody, so reports may contain them.
     """
 
     kind: type
