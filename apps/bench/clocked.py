@@ -1,7 +1,8 @@
-"""A clock around the decode steps of a backend."""
+"""Clocks of decode steps."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,3 +25,9 @@ class Clocked:
             return step(*arguments)
         finally:
             self.seconds += time.perf_counter() - started
+
+
+def steps(times: Sequence[float]) -> tuple[float, list[float]]:
+    """Points in time -> the first step, and the others."""
+    first, *others = (after - before for before, after in itertools.pairwise(times))
+    return first, others

@@ -1,0 +1,163 @@
+"""Other runtimes as players: llama.cpp and mlx-lm (players.py)."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from .clocked import steps
+
+
+class LlamaCpp:
+    """llama.cpp through its C API: llama_decode alone, no sampling, no Python loop over the vocabulary."""
+
+    def __init__(
+        self,
+        model: str,
+        threads: int,
+        context: int,
+        flash: bool | None = None,
+        kv: str = "f16",
+        repack: bool = True,
+    ):
+        """repack: it may arrange the weights for its fastest instructions, as it does by default."""
+        import llama_cpp as lib
+
+        self._lib = lib
+        self._log = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self._log, None)
+        started = time.perf_counter()
+        loading = lib.llama_model_default_params()
+        loading.use_extra_bufts = repack
+        self._model = lib.llama_model_load_from_file(model.encode(), loading)
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = context, 512, 512
+        params.n_threads = params.n_threads_batch = threads
+        if flash is not None:
+            params.flash_attn_type = (
+                lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            )
+        if kv == "q8_0":
+            params.type_k = params.type_v = lib.GGML_TYPE_Q8_0
+        self._context = lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp refused this combination of cache and attention")
+        self._memory = lib.llama_get_memory(self._context)
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._batch = lib.llama_batch_init(512, 0, 1)
+        self._length = 0
+        self.facts = {
+            "name": "llama.cpp",
+            "kernels": lib.llama_print_system_info().decode(),
+            "load_s": time.perf_counter() - started,
+        }
+
+    def prefill(self, tokens: list[int]) -> float:
+        self._lib.llama_memory_clear(self._memory, True)
+        started = time.perf_counter()
+        for at in range(0, len(tokens), 512):
+            self._run(tokens[at : at + 512], at)
+        return time.perf_counter() - started
+
+    def first(self, tokens: list[int], known: int) -> float:
+        self._lib.llama_memory_clear(self._memory, True)
+        seconds = 0.0
+        for at in [*range(0, known, 512), *range(known, len(tokens), 512)]:
+            started = time.perf_counter()
+            self._run(tokens[at : min(at + 512, known if at < known else len(tokens))], at)
+            seconds += (time.perf_counter() - started) * (at >= known)
+        started = time.perf_counter()
+        logits = self._lib.llama_get_logits_ith(self._context, -1)
+        int(np.argmax(np.ctypeslib.as_array(logits, (self._vocab_size,))))
+        return seconds + time.perf_counter() - started
+
+    def fill(self, tokens: list[int]) -> float:
+        seconds = self.prefill(tokens)
+        self._length = len(tokens)
+        return seconds
+
+    def decode(self, tokens: list[int]) -> list[float]:
+        start = self._length
+        times = self.go_on(tokens)
+        self._lib.llama_memory_seq_rm(self._memory, 0, start, -1)
+        self._length = start
+        return times
+
+    def go_on(self, tokens: list[int]) -> list[float]:
+        times = []
+        for token in tokens:
+            started = time.perf_counter()
+            self._run([token], self._length)
+            times.append(time.perf_counter() - started)
+            self._length += 1
+        return times
+
+    def _run(self, tokens: list[int], position: int) -> None:
+        """Decode one batch; logits of its last token only, as ours."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, position + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = i == len(tokens) - 1
+        if self._lib.llama_decode(self._context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        self._lib.llama_synchronize(self._context)
+
+
+class MlxLm:
+    """mlx-lm's own model and cache, called as its generator calls them, on as many threads as MLX uses."""
+
+    PATIENCE = 20.0  # seconds for 256 tokens of prompt; a slower runtime is left out
+
+    def __init__(self, model: str, patience: float | None = PATIENCE):
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+        from mlx_lm.utils import load_model
+
+        self._mx, self._new, self._trim = mx, make_prompt_cache, trim_prompt_cache
+        started = time.perf_counter()
+        self._model = load_model(Path(model))[0]
+        self.facts = {"name": "mlx-lm", "kernels": str(mx.default_device()), "load_s": 0.0}
+        self.prefill([1, 2])
+        self.facts["load_s"] = time.perf_counter() - started
+        each = self.prefill(list(range(8))) / 8
+        if patience is not None and 256 * each > patience:
+            raise RuntimeError(f"it reads {1 / each:.0f} tokens a second here")
+
+    def prefill(self, tokens: list[int]) -> float:
+        self._cache = self._new(self._model)
+        return self._run(tokens)
+
+    def first(self, tokens: list[int], known: int) -> float:
+        self._cache = self._new(self._model)
+        if known:
+            self._run(tokens[:known])
+        return self._run(tokens[known:])
+
+    def fill(self, tokens: list[int]) -> float:
+        return self.prefill(tokens)
+
+    def decode(self, tokens: list[int]) -> list[float]:
+        times = self.go_on(tokens)
+        self._trim(self._cache, len(tokens))
+        return times
+
+    def go_on(self, tokens: list[int]) -> list[float]:
+        return [self._run([token]) for token in tokens]
+
+    def generate(self, tokens: list[int], n: int, kv: str = "") -> tuple[float, list[float]]:
+        """As `Ruvmlx.generate`, by mlx-lm's own loop, which submits a step before it reads the last one."""
+        from mlx_lm.generate import generate_step, wired_limit
+
+        with wired_limit(self._model):
+            times = [time.perf_counter()]
+            for _ in generate_step(self._mx.array(tokens), self._model, max_tokens=n):
+                times.append(time.perf_counter())
+        return steps(times)
+
+    def _run(self, tokens: list[int]) -> float:
+        started = time.perf_counter()
+        logits = self._model(self._mx.array([tokens]), cache=self._cache)[:, -1]
+        self._mx.eval(self._mx.argmax(logits))
+        return time.perf_counter() - started
