@@ -92,7 +92,7 @@ COMMANDS = {
         "Compare with the original model", takes_argument=True,
     ),
     "choose": CommandSpec(
-        "/choose 1|2", "choose the better reply; it is rated up", compare.choose, "compare.choose",
+        "/choose 1|2", "choose the better of the two replies", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
     ),
     "copy": CommandSpec(

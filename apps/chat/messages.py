@@ -10,7 +10,7 @@ from textual.reactive import var
 from textual.widgets import Markdown, Static
 
 from ruvmlx.models.thinking import split
-from ruvmlx.runtime import RatingResult, Turn
+from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 
 from . import describe
@@ -155,6 +155,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def rated(self, result: RatingResult) -> None:
         self.rating, self.effect = result.rating, describe.effect(result)
         self._effect_of = result.adapter_version
+
+    def preferred(self, result: PreferenceResult) -> None:
+        self.effect, self._effect_of = describe.preference(result), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
         """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version

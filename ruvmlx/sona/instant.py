@@ -40,7 +40,7 @@ the next rating starts from it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,6 +68,16 @@ LARGEST = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 SLACK = 1.2  # a gain is accepted if this many times as much would be over a cap
+
+
+@dataclass(frozen=True)
+class ReplyPush:
+    """One reply's part in an update. weight: above 0 makes it likelier. log_ratio: to the frozen model, nats
+    per token."""
+
+    stats: ReplyStats
+    weight: float
+    log_ratio: float
 
 
 @dataclass(frozen=True)
@@ -114,28 +124,49 @@ def update(
     """
     if weight == 0:
         return None
-    if not math.isfinite(weight):
-        raise NotFinite(f"the rating's weight is {weight}")
     stats = stats or prepare_stats(trace, probe)
-    if not stats.finite:
-        raise NotFinite(BROKEN)
-    trend = turned(adapter.trend, weight, trace.log_ratio)
-    before = held(adapter, probe)
-    evidence, block = probe.coordinates.solver.rated(
-        before, gradient_of(stats, weight, before, probe), stats.information, stats.beside, weight,
-        remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
-    )  # fmt: skip
-    whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
+    return updated(adapter, [ReplyPush(stats, weight, trace.log_ratio)], probe, kl, reserve)
+
+
+def updated(
+    adapter: MicroLoRA, pushes: Sequence[ReplyPush], probe: KLProbe, kl: float = 0.0, reserve: float = 0.0
+) -> Update | None:
+    """The adapter after one or more pushes, which together may add as much KL as one rating; as in `update`.
+
+    The statistics are of traces under this adapter.
+    """
+    evidence, trend, block = held(adapter, probe), adapter.trend, None
+    for push in pushes:
+        weight, stats = push.weight, push.stats
+        if weight == 0:
+            continue
+        _require_weight(weight)
+        if not stats.finite:
+            raise NotFinite(BROKEN)
+        trend = turned(trend, weight, push.log_ratio)
+        evidence, block = probe.coordinates.solver.rated(
+            evidence, gradient_of(stats, weight, evidence, probe), stats.information, stats.beside, weight,
+            remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
+        )  # fmt: skip
+    if block is None:
+        return None
+    whole = UncappedUpdate(adapter, block, evidence, pushes[0].stats.covered, trend)
     return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
 
 
-def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update | None:
-    """Update the trend alone, for a rating that must not change the head."""
-    if weight == 0:
-        return None
+def noted(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
+    """Update the trend alone, for feedback that must not change the head."""
+    given = [push for push in pushes if push.weight != 0]
+    trend = adapter.trend
+    for push in given:
+        _require_weight(push.weight)
+        trend = turned(trend, push.weight, push.log_ratio)
+    return Update(replace(adapter, trend=trend), kl) if given else None
+
+
+def _require_weight(weight: float) -> None:
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    return Update(replace(adapter, trend=turned(adapter.trend, weight, trace.log_ratio)), kl)
 
 
 def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:

@@ -20,7 +20,7 @@ import numpy as np
 from .taste_columns import design
 from .taste_features import ReplyFeatures
 from .taste_fit import Rows, TasteFit, fit, missing_side
-from .taste_words import Preference, preferences, sentence
+from .taste_words import Liking, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
@@ -74,7 +74,7 @@ class TasteModel:
         """Ratings before the newest turn of the taste, which count no more; 0: it never turned."""
         return self.fitted.turned
 
-    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Preference]:
+    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
         """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
         which words get their names; without them only measures are told."""
         return preferences(self.fitted, self.ratings, rated)

@@ -7,7 +7,7 @@ from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
-from .taste_words import Preference, sentence
+from .taste_words import Liking, sentence
 
 BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
 
@@ -19,7 +19,7 @@ class TasteStatus:
 
     ratings: int
     turned: int
-    preferences: tuple[Preference, ...]
+    preferences: tuple[Liking, ...]
 
     @property
     def sentence(self) -> str:
