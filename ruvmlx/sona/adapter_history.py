@@ -78,9 +78,9 @@ class AdapterHistory:
         """(prompt, reply, rating) of every rating in force."""
         return self._store.ratings.texts(*self._key)
 
-    def labels(self) -> list[tuple[str, str]]:
-        """(reply id, rating) of every rating in force, the oldest first."""
-        return self._store.ratings.labels(*self._key)
+    def labels(self) -> list[tuple[str, str, int]]:
+        """(reply id, rating, version that it made) of every rating in force, the oldest first."""
+        return self._store.ratings.dated(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
         """The taste model's columns of the rated replies."""

@@ -124,6 +124,16 @@ class Ratings:
         )
         return [(row["reply_id"], row["rating"]) for row in rows]
 
+    def dated(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
+        """(reply id, rating, version that it made) of the ratings in force, oldest first."""
+        rows = self._db.rows(
+            "SELECT reply_id, rating, version FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
+            " ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [(row["reply_id"], row["rating"], row["version"]) for row in rows]
+
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
         rows = self._db.rows(

@@ -136,12 +136,17 @@ class Replies:
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """The newest replies that an adapter wrote, the user saw, and no rating in force is of."""
+        """The newest replies that an adapter wrote and the user saw, without a rating or preference in
+        force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL AND edited IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = replies.id AND t.fingerprint = ?1"
-            " AND t.adapter = ?2 AND t.in_force) ORDER BY seq DESC LIMIT ?3",
+            " AND t.adapter = ?2 AND t.in_force)"
+            " AND NOT EXISTS (SELECT 1 FROM preferences p WHERE p.better = replies.id AND p.fingerprint = ?1"
+            " AND p.adapter = ?2 AND p.in_force)"
+            " AND NOT EXISTS (SELECT 1 FROM preferences p WHERE p.worse = replies.id AND p.fingerprint = ?1"
+            " AND p.adapter = ?2 AND p.in_force) ORDER BY seq DESC LIMIT ?3",
             fingerprint,
             adapter,
             limit,
