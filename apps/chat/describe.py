@@ -88,6 +88,10 @@ def preference(result: PreferenceResult) -> str:
     ))  # fmt: skip
 
 
+YOUR_VERSION = "your version"
+NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was learned"
+
+
 def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
     """What the user prefers, and the key that takes it back."""
     if not result.applied:
@@ -150,10 +154,12 @@ def undone(status: LearnStatus) -> str:
 
 def given(status: LearnStatus) -> str:
     """ "3 ratings", "3 ratings and 1 preference"."""
-    said = f"{status.ratings} rating{'' if status.ratings == 1 else 's'}"
-    if not status.preferences:
-        return said
-    return f"{said} and {status.preferences} preference{'' if status.preferences == 1 else 's'}"
+    return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
+
+
+def _and_preferences(status: LearnStatus) -> str:
+    count = status.preferences
+    return f" and {count} preference{'' if count == 1 else 's'}" if count else ""
 
 
 def rolled_back(status: LearnStatus) -> str:
@@ -172,7 +178,7 @@ def status_lines(runtime: Runtime) -> list[str]:
         return [*lines, "learning  off: this chat uses no adapter"]
     return [
         *lines,
-        f"learned   from {given(known)}; {known.updates} changed the model",
+        f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
         f"version   {known.adapter_version} (adapter's norm {known.micro_norm:.3g})",
         f"change    {share(known.kl, known.kl_cap):.0%} of what is allowed "
         f"(KL {known.kl:.4f} of {known.kl_cap:g} nats per token)",

@@ -60,6 +60,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         Binding("r", "app.do('write.again')", "Again", key_display="r"),
         Binding("m", "app.do('write.more')", "More", key_display="m"),
         Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
+        Binding("E", "app.do('rewrite.begin')", "Rewrite", key_display="E"),
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
         Binding("t", "unfold", "Thought", show=False),
         Binding("y", "app.do('command', 'copy')", "Copy", show=False),

@@ -19,7 +19,7 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
     if not answer.strip():
         raise UsageError("the edited reply is empty; give some text.")
     before = thinking.split(original.text).answer
-    if answer == before:
+    if answer.strip() == before.strip():
         raise UsageError("the edited reply is the same as before; nothing was saved.")
     head = original.text[: len(original.text) - len(before)]
     thought = _thought(tokenizer, original)

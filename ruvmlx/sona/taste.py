@@ -30,7 +30,7 @@ STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 NEWEST = 1000  # ratings that are used at most
-GAP = 1.5  # stars that a preferred reply is better than the other
+GAP = 2.0  # stars that a preferred reply is better than the other
 PAIR = 0.5  # of a rating: a difference of two replies has the noise of both
 
 
