@@ -84,7 +84,7 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
         await pilot.press("tab", "E")
         await until(pilot, lambda: app.chat.prompt.text == reply.text)
         await pilot.press("enter")
-        await until(pilot, lambda: "same as before" in screen_text(app))
+        await until(pilot, lambda: "same as before" in screen_text(app) and not reply.progress)
         runtime = app.host.holder.opened
 
         def busy(*_):
@@ -94,7 +94,7 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
             patched.setattr(runtime.store.replies, "add", busy)
             app.chat.prompt.text = "Mine."
             await pilot.press("enter")
-            await until(pilot, lambda: "locked by a test" in screen_text(app))
+            await until(pilot, lambda: "locked by a test" in screen_text(app) and not reply.progress)
         assert app.chat.prompt.text == "Mine." and app.chat.editing is reply
         await pilot.press("enter")
         await until(pilot, lambda: LEARNED in screen_text(app))
