@@ -83,20 +83,29 @@ def test_a_weaker_preference_is_less_evidence(open_tiny):
     assert np.linalg.norm(evidence[1]) == pytest.approx(0.3 * np.linalg.norm(evidence[0]), rel=0.02)
 
 
-def test_a_preference_is_a_rating_down_and_a_rating_up_of_the_same_size(open_tiny):
-    """The evidence of a preference is that of two ratings of the weights +1 and -1, one after the other."""
+def test_a_preference_is_one_piece_of_evidence(open_tiny):
+    """G and L are those of a rating up and a rating down; S is the square of the difference, in which what
+    both replies share cancels."""
     with open_tiny() as runtime:
         better, worse = reply(runtime, seed=1), reply(runtime, seed=2)
-        learner = runtime.learner
-        base = learner.state
+        learner, base = runtime.learner, runtime.learner.state
         traces = [learner.traces.of(runtime.store.replies.get(i), base) for i in (better, worse)]
         pushes = [learner._push(trace, weight) for trace, weight in zip(traces, (1.0, -1.0), strict=True)]
-        both = instant.updated(base.micro, pushes, learner.probe)
-        up = instant.updated(base.micro, pushes[:1], learner.probe)
-        down = instant.updated(base.micro, pushes[1:], learner.probe)
-        alone = [u.adapter.evidence for u in (up, down)]
-        kept = instant.remembered(both.adapter.trend)
-        np.testing.assert_allclose(both.adapter.evidence, alone[0] * kept + alone[1], rtol=1e-4, atol=1e-6)
+        given = (pushes, pushes[:1], pushes[1:])
+        both, up, down = (instant.updated(base.micro, p, learner.probe).adapter.evidence for p in given)
+        np.testing.assert_allclose(both[0], up[0] + down[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(both[1], (up[0] + down[0]) ** 2, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(both[2], up[2] + down[2], rtol=1e-4, atol=1e-5)
+
+
+def test_a_reply_is_no_better_than_itself(open_tiny):
+    """The same text on both sides cancels: a preference learns from differences alone."""
+    with open_tiny() as runtime:
+        learner, base = runtime.learner, runtime.learner.state
+        trace = learner.traces.of(runtime.store.replies.get(reply(runtime)), base)
+        pushes = [learner._push(trace, weight) for weight in (1.0, -1.0)]
+        update = instant.updated(base.micro, pushes, learner.probe)
+        np.testing.assert_allclose(update.adapter.lora_b, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("ratios,expected", [
