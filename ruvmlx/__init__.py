@@ -22,13 +22,12 @@ if TYPE_CHECKING:
         Reply,
         ReplyStream,
         embed,
-        list_adapters,
-        list_models,
         open,
     )
-    from .api_types import AdapterInfo, ModelInfo, Rating
+    from .api_types import AdapterInfo, ModelInfo, Preference, Rating
     from .context_window import Turn
     from .errors import RuvmlxError
+    from .listing import list_adapters, list_models
     from .sampling import ReplyOptions
     from .sona.adapter_history import LearnStatus
 
@@ -43,6 +42,7 @@ __all__ = [
     "LearnStatus",
     "LocalModel",
     "ModelInfo",
+    "Preference",
     "Rating",
     "Reply",
     "ReplyOptions",
@@ -59,6 +59,7 @@ __all__ = [
 _MODULES = {
     "AdapterInfo": "api_types",
     "ModelInfo": "api_types",
+    "Preference": "api_types",
     "Rating": "api_types",
     "ReplyOptions": "sampling",
     "AsyncChat": "aio",
@@ -68,6 +69,8 @@ _MODULES = {
     "RuvmlxError": "errors",
     "Turn": "context_window",
     "aopen": "aio",
+    "list_adapters": "listing",
+    "list_models": "listing",
 }  # all other names are in api
 
 

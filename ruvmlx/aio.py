@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .api import Chat, LocalModel, Prompt, Reply, ReplyStream, open
-from .api_types import Rating
+from .api_types import Preference, Rating
 from .context_window import Turn
 from .sampling import ReplyOptions
 
@@ -84,6 +84,14 @@ class AsyncModel:
     async def rate(self, reply: Reply | str, rating: str | int, note: str = "") -> Rating:
         """See `LocalModel.rate`."""
         return await asyncio.to_thread(self._model.rate, reply, rating, note)
+
+    async def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
+        """See `LocalModel.prefer`."""
+        return await asyncio.to_thread(self._model.prefer, better, worse)
+
+    async def edit(self, reply: Reply | str, text: str) -> Preference:
+        """See `LocalModel.edit`."""
+        return await asyncio.to_thread(self._model.edit, reply, text)
 
     async def undo(self) -> "LearnStatus":
         """See `LocalModel.undo`."""

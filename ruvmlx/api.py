@@ -19,14 +19,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from .api_types import AdapterInfo, ModelInfo, Rating
+from .api_types import Preference, Rating
 from .context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
 from .models.thinking import split
 from .sampling import ReplyOptions, Sampling
-from .settings import SPECS, Settings, load, store_file
+from .settings import SPECS, Settings, load
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -182,15 +182,30 @@ class LocalModel:
         A reply can be rated again: the newest rating counts. Raises NotFound for an unknown reply, or without
         an adapter; UsageError for another rating.
         """
-        reply_id = reply.id if isinstance(reply, Reply) else reply
-        done = self._call(lambda runtime: runtime.rate(reply_id, str(rating), note))
-        return Rating(
-            done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
-            done.kl, done.kl_cap, done.adapter_version, done.total_us / 1e6,
-        )  # fmt: skip
+        reply_id = _id_of(reply)
+        return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note)))
+
+    def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
+        """Say which of two replies to one question, or their ids, is better. The weights change at once.
+
+        Raises UsageError unless they are two replies to one question, NotFound without an adapter.
+        """
+        pair = [_id_of(reply) for reply in (better, worse)]
+        return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair)))
+
+    def edit(self, reply: Reply | str, text: str) -> Preference:
+        """Rewrite a reply: your text becomes a reply beside it, in its chat, and is preferred to it.
+
+        Raises UsageError for an empty, unchanged or too long text, NotFound without an adapter.
+        """
+        reply_id = _id_of(reply)
+        return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text)))
 
     def undo(self) -> "LearnStatus":
-        """Take the newest rating back, bit for bit; returns the new status. NotFound if there is none."""
+        """Take the newest rating or preference back, bit for bit; returns the new status.
+
+        NotFound if there is none.
+        """
         return self._call(lambda runtime: runtime.undo())
 
     def learned(self) -> "LearnStatus":
@@ -321,22 +336,6 @@ def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
     return LocalModel(_settings(model, settings))
 
 
-def list_models() -> list[ModelInfo]:
-    """The starter model, then the models in the Hugging Face cache, of ollama and of LM Studio; no weights
-    are read."""
-    from .models.local import list_local_models
-
-    return [ModelInfo(**row | {"path": Path(row["path"])}) for row in list_local_models()]
-
-
-def list_adapters() -> list[AdapterInfo]:
-    """The adapters of all models."""
-    from .store import Store
-
-    rows = Store(store_file()).adapters.all()
-    return [AdapterInfo(row.name, row.model or row.fingerprint, row.version, row.bytes) for row in rows]
-
-
 def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[list[float]]:
     """`LocalModel.embed` with a model that is opened for this call; for several calls, keep a model open."""
     with open(model, adapter="none") as opened:
@@ -376,6 +375,10 @@ def _writer(
             chunks.put(None)
 
     return write
+
+
+def _id_of(reply: Reply | str) -> str:
+    return reply.id if isinstance(reply, Reply) else reply
 
 
 def _reply_of(done: GenerationResponse, model: LocalModel) -> Reply:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .sona.state import PreferenceResult, RatingResult
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,42 @@ class Rating:
     kl_cap: float
     adapter_version: int
     seconds: float
+
+    @classmethod
+    def of(cls, done: "RatingResult") -> "Rating":
+        return cls(
+            done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
+            done.kl, done.kl_cap, done.adapter_version, done.total_us / 1e6,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Preference:
+    """What a preference between two replies did to the weights.
+
+    better, worse: ids of the replies; of an edit, `better` is the user's version. kind: "compare", "edit"
+    or "regenerated". strength: 1 for a clear preference. margin_before, margin_after: mean log-probability
+    per token of the better reply minus that of the worse one, nats. All else as in Rating.
+    """
+
+    better: str
+    worse: str
+    kind: str
+    strength: float
+    applied: bool
+    margin_before: float
+    margin_after: float
+    kl: float
+    kl_cap: float
+    adapter_version: int
+    seconds: float
+
+    @classmethod
+    def of(cls, done: "PreferenceResult") -> "Preference":
+        return cls(
+            done.better, done.worse, done.kind, done.strength, done.applied, done.margin_before,
+            done.margin_after, done.kl, done.kl_cap, done.adapter_version, done.total_us / 1e6,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

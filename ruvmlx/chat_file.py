@@ -1,9 +1,10 @@
 """Chats as files: JSON with every branch, for import; Markdown of the current branch, for people.
 
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
-"parent", "role", "content", "rating", "finish_reason", "created"}]}. `parse` reads such files, and any object
-or list of {"role", "content"} messages, as other programs write them. Only words are imported: imported
-replies cannot be rated or continued.
+"parent", "role", "content", "rating", "finish_reason", "created"}], "preferences": [{"better", "worse",
+"kind"}]}; better and worse are ids of messages. `parse` reads such files, and any object or list of {"role",
+"content"} messages, as other programs write them. Only words are imported: imported replies cannot be rated
+or continued.
 """
 
 import json
@@ -47,7 +48,15 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
             }
             for m in messages
         ],
+        "preferences": _preferences(store, session_id, messages),
     }
+
+
+def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> list[dict[str, Any]]:
+    """The preferences in force between the chat's replies, by their messages."""
+    ids = {m.reply_id: m.id for m in messages if m.reply_id}
+    given = store.preferences.of_chat(session_id)
+    return [{"better": ids[better], "worse": ids[worse], "kind": kind} for better, worse, kind in given]
 
 
 def as_markdown(store: Store, session_id: str) -> str:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 
+from .choices import Choices, EditedReply
 from .context_window import Turn, alternating
 from .engine import Chunk, GenerationRequest, Sampling
 from .engine.types import Begun
@@ -11,7 +12,7 @@ from .learning import Learning
 from .models.model import Message
 from .reply_writer import ReplyWriter
 from .sampling import check_sampling
-from .sona.state import RatingResult
+from .sona.state import PreferenceResult
 from .store import Store
 
 TAIL = 8  # tokens: more than any character consists of
@@ -20,9 +21,11 @@ TAIL = 8  # tokens: more than any character consists of
 class Conversations:
     """The user's chats. A chat is a tree of messages; calls work on the current branch."""
 
-    def __init__(self, store: Store, writer: ReplyWriter, learning: Learning, implicit: bool):
+    def __init__(
+        self, store: Store, writer: ReplyWriter, learning: Learning, choices: Choices, implicit: bool
+    ):
         """implicit: record implicit feedback on unrated replies."""
-        self._store, self._writer, self._learning = store, writer, learning
+        self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
         self._model, self._implicit = writer.engine.model, implicit
 
     def new_chat(self, system: str | None = None) -> str:
@@ -87,6 +90,8 @@ class Conversations:
         # An empty or too long message is refused here, before it is saved.
         request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of)
         self._notice_next(turns, before)
+        if before:
+            self._choices.continued(session_id, before[-1])
         if instead_of is not None:
             self._store.messages.set_head(session_id, before[-1].id if before else None)
         self._store.messages.add_user(session_id, text)
@@ -168,14 +173,22 @@ class Conversations:
         assert shown.id is not None
         return self._store.messages.next_sibling(session_id, shown.id, step)
 
-    def prefer(self, session_id: str, message: int) -> RatingResult:
-        """Choose the best of several replies to one question: show it from now on, and rate it up."""
+    def prefer(self, session_id: str, better: int, worse: int) -> PreferenceResult:
+        """Choose one of two replies to one question: show it from now on, and learn that it is better."""
+        chosen, other = (self._reply_of(session_id, message) for message in (better, worse))
+        self._store.messages.set_head(session_id, better)
+        return self._choices.prefer(chosen, other)
+
+    def edit_reply(self, session_id: str, message: int, text: str) -> EditedReply:
+        """Put the user's version of a reply beside it, and learn that it is better: `Choices.edit`."""
+        return self._choices.edit(self._reply_of(session_id, message), text, (session_id, message))
+
+    def _reply_of(self, session_id: str, message: int) -> str:
         known = {row.id: row.reply_id for row in self._store.messages.all(session_id)}
         reply_id = known.get(message)
         if reply_id is None:
             raise NotFound(f"message {message} is not a reply of this chat.")
-        self._store.messages.set_head(session_id, message)
-        return self._learning.required().rate(reply_id, "up")
+        return reply_id
 
     def _request(
         self,

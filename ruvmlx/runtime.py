@@ -14,6 +14,7 @@ from . import settings as config
 from . import soft_delete
 from .backends.base import Backend
 from .backends.select import describe, open_backend
+from .choices import Choices, EditedReply
 from .context_window import Turn
 from .conversations import Conversations
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
@@ -30,21 +31,31 @@ from .sona import embedding
 from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
 from .sona.rating_index import MemoryStatus
-from .sona.state import RatingResult
+from .sona.state import PreferenceResult, RatingResult
 from .store import NamedRow, Store
 from .tier_review import TierReview
 
 if TYPE_CHECKING:
     from .sona.background import TrainingSettings as Training
 
-__all__ = ["LearnStatus", "LearningState", "MemoryStatus", "RatingResult", "Runtime", "Turn"]
+__all__ = [
+    "EditedReply",
+    "LearnStatus",
+    "LearningState",
+    "MemoryStatus",
+    "PreferenceResult",
+    "RatingResult",
+    "Runtime",
+    "Turn",
+]
 
 
 class Runtime:
     """An open model with its store. Made by `Runtime.open`; close it, or use it in a `with` block.
 
     chats: conversations. deleted_chats: those that can be restored. writer: replies outside of chats.
-    learning: adapters and the loops that train them. tiers: the KV cache's policy.
+    choices: preferences between replies. learning: adapters and the loops that train them. tiers: the KV
+    cache's policy.
     """
 
     def __init__(
@@ -64,7 +75,10 @@ class Runtime:
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn, watch)
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
-        self.chats = Conversations(store, self.writer, self.learning, settings.implicit_feedback)
+        self.choices = Choices(store, model, self.learning)
+        self.chats = Conversations(
+            store, self.writer, self.learning, self.choices, settings.implicit_feedback
+        )
         self.deleted_chats = DeletedChats(store, self.engine.sessions)
         soft_delete.tidy(store, folder)
 
@@ -162,7 +176,7 @@ class Runtime:
         return self.learning.required().rate(reply_id, rating, note)
 
     def undo(self) -> LearnStatus:
-        """Take the newest rating back, bit for bit. NotFound if there is none."""
+        """Take the newest rating or preference back, bit for bit. NotFound if there is none."""
         return self.learning.required().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:

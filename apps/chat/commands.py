@@ -82,6 +82,10 @@ COMMANDS = {
         "/edit [TEXT]", "edit your last question", write.edit, "write.edit_as_typed",
         "Edit the question", takes_argument=True,
     ),
+    "rewrite": CommandSpec(
+        "/rewrite [TEXT]", "rewrite the reply; it learns from that", write.rewrite, "rewrite.as_typed",
+        "Rewrite the reply", takes_argument=True,
+    ),
     "next": CommandSpec(
         "/next, /prev", "switch between the replies in this place", write.next_reply, "write.next",
         "Next reply in this place",
@@ -92,7 +96,7 @@ COMMANDS = {
         "Compare with the original model", takes_argument=True,
     ),
     "choose": CommandSpec(
-        "/choose 1|2", "choose the better reply; it is rated up", compare.choose, "compare.choose",
+        "/choose 1|2", "choose the better of the two replies", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
     ),
     "copy": CommandSpec(
@@ -161,6 +165,7 @@ KEYS_HELP = (
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
     ("Tab, then r m e ← →", "again, more, edit the question, switch"),
+    ("Tab, then E", "rewrite the reply; it learns from your version"),
     ("Tab, then y c t", "copy the reply, its code; show its thought"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first or last line: earlier messages"),

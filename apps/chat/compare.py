@@ -1,4 +1,4 @@
-"""A comparison: one question, answered with and without what was learned. The chosen reply is rated up.
+"""A comparison: one question, answered with and without what was learned. The choice is a preference.
 
 The user learns which is which only afterwards. Both replies stay in the chat as alternatives in one place.
 """
@@ -66,14 +66,14 @@ def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     return Candidate(message, with_learned)
 
 
-def choice(argument: str, candidates: list[Candidate]) -> Candidate:
-    """ "1" or "2" -> that reply."""
+def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candidate]:
+    """ "1" or "2" -> that reply, and the other one."""
     if len(candidates) < 2:
         raise NotFound("there are no two replies to choose from; /compare writes two")
     if argument not in ("1", "2"):
         raise UsageError(f"choose 1 or 2, got {argument[:20]!r}")
-    return candidates[int(argument) - 1]
+    return candidates[int(argument) - 1], candidates[2 - int(argument)]
 
 
 def told(chosen: Candidate) -> str:
-    return f"You chose the reply {chosen.made}; it is rated up"
+    return f"the reply {chosen.made}"

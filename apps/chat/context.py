@@ -44,7 +44,7 @@ class ChatContext:
         self.state = ChatState(options)
         self.model = ""  # its name
         self.caveat = ""  # which part of the machine is not used, and why
-        self.editing: UserMessage | None = None  # the message that is being edited
+        self.editing: UserMessage | ReplyMessage | None = None  # the message that is being edited
         self.waiting = ""  # a message sent while the model was opening
 
     @property

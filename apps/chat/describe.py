@@ -5,7 +5,7 @@ from typing import Any
 
 from ruvmlx.engine.affordable import AUTO, MOST
 from ruvmlx.models.thinking import Thought
-from ruvmlx.runtime import LearnStatus, RatingResult, Runtime
+from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import one_line
 
 from .view_model import learn_status
@@ -83,6 +83,42 @@ def effect_words(result: RatingResult) -> str:
     )
 
 
+def preference(result: PreferenceResult) -> str:
+    """One line: what a preference changed. It fits a terminal of 80 columns."""
+    if not result.applied:
+        return f"◆ preferred · kept; it changed nothing · v{result.adapter_version}"
+    return " · ".join((
+        "◆ preferred",
+        f"lead (log-prob) {result.margin_before:+.3f} → {result.margin_after:+.3f}",
+        f"change {share(result.kl, result.kl_cap):.0%}",
+        milliseconds(result.apply_us),
+        f"v{result.adapter_version}",
+    ))  # fmt: skip
+
+
+YOUR_VERSION = "your version"
+NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was learned"
+
+
+def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
+    """What the user prefers, and the key that takes it back."""
+    if not result.applied:
+        return f"Kept that you prefer {what}; it changed nothing"
+    return f"Learned that you prefer {what}; {key} takes it back"
+
+
+def preference_words(result: PreferenceResult, what: str) -> str:
+    """The same in sentences, to be read aloud."""
+    said = learned_choice(result, what, "/undo")
+    if not result.applied:
+        return f"{said}."
+    return (
+        f"{said}. Its log-probability per token leads the other reply's by {result.margin_after:.3f} now, by "
+        f"{result.margin_before:.3f} before. {changed(result.kl, result.kl_cap)} "
+        f"{milliseconds(result.apply_us)}, version {result.adapter_version}."
+    )
+
+
 def likelier(result: RatingResult) -> str:
     return "likelier" if result.logprob_after >= result.logprob_before else "less likely"
 
@@ -120,11 +156,22 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
-    return f"Last rating taken back: {status.ratings} left, version {status.adapter_version}."
+    left = given(status) if status.preferences else status.ratings
+    return f"Last {status.undone or 'rating'} taken back: {left} left, version {status.adapter_version}."
+
+
+def given(status: LearnStatus) -> str:
+    """ "3 ratings", "3 ratings and 1 preference"."""
+    return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
+
+
+def _and_preferences(status: LearnStatus) -> str:
+    count = status.preferences
+    return f" and {count} preference{'' if count == 1 else 's'}" if count else ""
 
 
 def rolled_back(status: LearnStatus) -> str:
-    return f"Version {status.adapter_version} is in use; it learned from {status.ratings} ratings."
+    return f"Version {status.adapter_version} is in use; it learned from {given(status)}."
 
 
 def status_lines(runtime: Runtime) -> list[str]:
@@ -139,7 +186,7 @@ def status_lines(runtime: Runtime) -> list[str]:
         return [*lines, "learning  off: this chat uses no adapter"]
     return [
         *lines,
-        f"ratings   {known.ratings}, {known.updates} of them changed the model",
+        f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
         f"version   {known.adapter_version} (adapter's norm {known.micro_norm:.3g})",
         f"change    {share(known.kl, known.kl_cap):.0%} of what is allowed "
         f"(KL {known.kl:.4f} of {known.kl_cap:g} nats per token)",

@@ -10,7 +10,7 @@ from textual.reactive import var
 from textual.widgets import Markdown, Static
 
 from ruvmlx.models.thinking import split
-from ruvmlx.runtime import RatingResult, Turn
+from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 
 from . import describe
@@ -60,6 +60,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         Binding("r", "app.do('write.again')", "Again", key_display="r"),
         Binding("m", "app.do('write.more')", "More", key_display="m"),
         Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
+        Binding("E", "app.do('rewrite.begin')", "Rewrite", key_display="E"),
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
         Binding("t", "unfold", "Thought", show=False),
         Binding("y", "app.do('command', 'copy')", "Copy", show=False),
@@ -155,6 +156,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def rated(self, result: RatingResult) -> None:
         self.rating, self.effect = result.rating, describe.effect(result)
         self._effect_of = result.adapter_version
+
+    def preferred(self, result: PreferenceResult) -> None:
+        self.effect, self._effect_of = describe.preference(result), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
         """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version

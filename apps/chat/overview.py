@@ -50,9 +50,10 @@ Sections = list[tuple[str, Rows]]
 def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
     change = share(status.kl, status.kl_cap)
+    pairs = f" + {status.preferences} pairs" if status.preferences else ""
     return [
         ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
-        ("ratings", f"{status.ratings}, {status.updates} used"),
+        ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
         ("change", f"{bar(change)} {change:.0%} (KL {status.kl:.3f})"),
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),

@@ -14,6 +14,7 @@ from textual.widgets import TextArea
 
 from ruvmlx.text import sanitize
 
+EDITING = "Editing your question · Enter sends, Esc cancels"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
 
 
@@ -118,11 +119,11 @@ class Prompt(TextArea):
         self.earlier.insert(0, text)
         self.text, self._at = "", -1
 
-    def begin_edit(self, text: str) -> None:
+    def begin_edit(self, text: str, heading: str = EDITING) -> None:
         """Show an earlier message for editing; the draft is kept until the end."""
         self._draft, self._at = self.text, -1
         self.text = text
-        self._head("Editing your question · Enter sends, Esc cancels")
+        self._head(heading)
         self.move_cursor(self.document.end)
         self.focus()
 

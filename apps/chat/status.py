@@ -113,7 +113,7 @@ class KeyHints(Static):
 
     ORDER = (
         "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Switch", "More", "Again",
-        "Edit", "Copy code", "Take back", "Back", "Quit", "Chats", "Write again",
+        "Edit", "Rewrite", "Copy code", "Take back", "Back", "Quit", "Chats", "Write again",
     )  # fmt: skip
 
     can_take_back: reactive[bool] = reactive(False)  # shows the key, which works anyway: others may rate

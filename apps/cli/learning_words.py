@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ruvmlx.runtime import RatingResult
+from ruvmlx.runtime import PreferenceResult, RatingResult
 
 # (share of the allowed distance, how much replies differ below it)
 DIFFERENCE = (
@@ -35,14 +35,32 @@ def rating_line(result: RatingResult) -> str:
     )
 
 
+def preference_line(result: PreferenceResult) -> str:
+    """What one preference did."""
+    if not result.applied:
+        return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"
+    return (
+        f"Learned from your preference: the better reply leads the other by {result.margin_after:.3f} in "
+        f"log-probability per token now, by {result.margin_before:.3f} before. "
+        f"{_difference(result.kl, result.kl_cap)} {_version(result.adapter_version)}"
+    )
+
+
 def _learned(facts: dict[str, Any]) -> str:
-    ratings, used = facts["ratings"], facts["updates"]
+    ratings, pairs, used = facts["ratings"], facts.get("preferences", 0), facts["updates"]
     if not facts["adapter_version"]:
-        given = f"{_ratings(ratings)} given, none in use" if ratings else "No ratings yet"
+        given = f"{_given(ratings, pairs)} given, none in use" if ratings + pairs else "No ratings yet"
         return f"{given}: {STILL_THE_ORIGINAL}"
-    unused = ratings - used
+    unused = ratings + pairs - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
-    return f"Learned from {_ratings(ratings)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+    return f"Learned from {_given(ratings, pairs)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+
+
+def _given(ratings: int, pairs: int) -> str:
+    if not pairs:
+        return _ratings(ratings)
+    said = f"{pairs} preference{'' if pairs == 1 else 's'}"
+    return f"{_ratings(ratings)} and {said}" if ratings else said
 
 
 def _liked(facts: dict[str, Any]) -> str:
@@ -71,7 +89,8 @@ def _way_back(facts: dict[str, Any]) -> str:
         kept = [v for v in facts["versions"] if v]
         return f"`ruvmlx learn rollback {max(kept)}` uses what was learned before." if kept else ""
     return (
-        f"{_version(facts['adapter_version'])} `ruvmlx learn undo` takes the last rating back; "
+        f"{_version(facts['adapter_version'])} "
+        f"`ruvmlx learn undo` takes the last {_kinds(facts, 'or')} back; "
         "`ruvmlx learn rollback V` returns to version V (0: the original model)."
     )
 
@@ -89,8 +108,14 @@ def _training(facts: dict[str, Any]) -> str:
         said = f"{said} {outcome}: {facts['reason']}."
     if waiting:
         wait = "waits" if waiting == 1 else "wait"
-        said = f"{said} {_ratings(waiting)} {wait} for training: `ruvmlx learn consolidate` begins it now."
+        what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
+        said = f"{said} {what} {wait} for training: `ruvmlx learn consolidate` begins it now."
     return said.strip()
+
+
+def _kinds(facts: dict[str, Any], between: str, ending: str = "") -> str:
+    """ "rating", or "rating or preference" where there are both."""
+    return f"rating{ending} {between} preference{ending}" if facts.get("preferences") else f"rating{ending}"
 
 
 def _ratings(count: int) -> str:

@@ -4,7 +4,7 @@ It needs only the store, no weights: `learn status` and `learn undo` answer with
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import NotFound
@@ -12,6 +12,7 @@ from ..lora.base_lora import BaseLoRA
 from ..store import Attempt, RatedReply, RatingRow, ReplyWords, Store, VersionRow
 from .deep_history import DeepHistory
 from .instant import KL_CAP
+from .pair_history import PairHistory
 
 MINIMUM = 10  # ratings that the background loop needs
 DUE = 16  # new ratings after which it starts by itself
@@ -19,9 +20,9 @@ DUE = 16  # new ratings after which it starts by itself
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """updates: ratings that moved the weights. pending: ratings that no consolidation has trained on yet.
-    kl, kl_cap: nats per token on the reference text. versions: those that rollback accepts. last: the newest
-    attempt to consolidate.
+    """updates: ratings and preferences that moved the weights. pending: those that no consolidation has
+    trained on yet. kl, kl_cap: nats per token on the reference text. versions: those that rollback accepts.
+    last: the newest attempt to consolidate. undone: what `undo` took back, "rating" or "preference".
     """
 
     ratings: int
@@ -34,6 +35,8 @@ class LearnStatus:
     pending: int = 0
     consolidations: int = 0
     last: Attempt | None = None
+    preferences: int = 0
+    undone: str = ""
 
 
 class AdapterHistory:
@@ -43,7 +46,7 @@ class AdapterHistory:
         """trains: whether the background loop can train this model."""
         self._store, self._key = store, (fingerprint, name)
         self.fingerprint, self.name, self.trains = fingerprint, name, trains
-        self.deep = DeepHistory(store, self._key)
+        self.deep, self.pairs = DeepHistory(store, self._key), PairHistory(store, self._key)
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
@@ -75,9 +78,9 @@ class AdapterHistory:
         """(prompt, reply, rating) of every rating in force."""
         return self._store.ratings.texts(*self._key)
 
-    def labels(self) -> list[tuple[str, str]]:
-        """(reply id, rating) of every rating in force, the oldest first."""
-        return self._store.ratings.labels(*self._key)
+    def labels(self) -> list[tuple[str, str, int]]:
+        """(reply id, rating, version that it made) of every rating in force, the oldest first."""
+        return self._store.ratings.dated(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
         """The taste model's columns of the rated replies."""
@@ -138,8 +141,9 @@ class AdapterHistory:
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """The newest `limit` rated replies, for the background loop."""
-        return self._store.ratings.replies(*self._key, limit)
+        """The newest `limit` replies with a rating or preference, for the background loop."""
+        found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
+        return sorted(found, key=lambda row: row.version)[-limit:]
 
     def last_promotion(self) -> int:
         """The newest promotion among the ancestors of the version in use; 0: none."""
@@ -151,12 +155,17 @@ class AdapterHistory:
         return self.trains and self.missing() == 0
 
     def missing(self) -> int:
-        """How many more ratings the background loop waits for."""
-        ratings, attempts = self.ratings(), self.attempts()
+        """How many more ratings or preferences the background loop waits for."""
+        given, attempts = self._versions_given(), self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
-        new = sum(r.version_after > seen for r in ratings)
+        new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
-        return max(MINIMUM - len(ratings), enough - new, 0)
+        return max(MINIMUM - len(given), enough - new, 0)
+
+    def _versions_given(self) -> list[int]:
+        """The versions that the ratings and preferences in force made."""
+        rated = [rating.version_after for rating in self.ratings()]
+        return rated + [preference.version for preference in self.pairs.in_force()]
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)
@@ -171,32 +180,33 @@ class AdapterHistory:
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take the last rating back: the adapter is bit for bit what it was before it.
+        """Take the last rating or preference back: the adapter is bit for bit what it was before it.
 
-        A consolidation after that rating is undone, too. NotFound if there is no rating.
+        A consolidation after it is undone, too. NotFound if there is neither.
         """
         with self._store.transaction():
-            version = self._store.ratings.last_version(*self._key, self.version())
+            rated = self._store.ratings.last_version(*self._key, self.version())
+            version = max(rated, self.pairs.last_version())
             if version == 0:
                 raise NotFound("there is no rating to take back.")
             self._store.versions.move_head(*self._key, self.adapter(version).parent, "undo")
-        return self.status()
+        return replace(self.status(), undone="rating" if version == rated else "preference")
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use another version; 0 is the untouched model. Only ratings that led to it still count."""
+        """Use another version; 0 is the untouched model. Only feedback that led to it still counts."""
         with self._store.transaction():
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
     def status(self) -> LearnStatus:
-        ratings, version = self.ratings(), self.version()
+        ratings, pairs, version = self.ratings(), self.pairs.in_force(), self.version()
         row = self.adapter(version) if version else None
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
             ratings=len(ratings),
-            updates=sum(r.weight != 0 for r in ratings),
-            pending=sum(r.version_after > read for r in ratings) if self.trains else 0,
+            updates=sum(r.weight != 0 for r in ratings) + sum(p.weight != 0 for p in pairs),
+            pending=sum(given > read for given in self._versions_given()) if self.trains else 0,
             consolidations=len(promotions),
             adapter_version=version,
             kl=row.kl if row else 0.0,
@@ -204,4 +214,5 @@ class AdapterHistory:
             micro_norm=row.norm if row else 0.0,
             versions=self._store.versions.kept(*self._key),
             last=attempts[-1] if attempts else None,
+            preferences=len(pairs),
         )

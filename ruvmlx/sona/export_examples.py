@@ -1,7 +1,7 @@
 """Rated replies as training examples for other tools.
 
-kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a liked and a disliked reply to
-the same prompt.
+kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a better and a worse reply to
+the same prompt: preferences, and a liked beside a disliked reply.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,16 @@ def rows(history: AdapterHistory, format_: str) -> Iterator[dict]:
     examples = history.examples()
     given = [rating for _, _, rating in examples]
     scored = [(prompt, text, reward(rating, given)) for prompt, text, rating in examples]
-    yield from {"kto": _kto, "sft": _sft, "dpo": _dpo}[format_](scored)
+    pairs = history.pairs.texts()
+    known = {(prompt, text) for prompt, text, _ in scored}
+    for prompt, better, worse in pairs:
+        both = ((prompt, better, 1.0), (prompt, worse, -1.0))
+        scored += [row for row in both if row[:2] not in known]
+        known |= {row[:2] for row in both}
+    if format_ == "dpo":
+        yield from _dpo(scored, pairs)
+    else:
+        yield from {"kto": _kto, "sft": _sft}[format_](scored)
 
 
 def _kto(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
@@ -29,10 +38,14 @@ def _sft(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
             yield {"messages": [_turn("user", prompt), _turn("assistant", text)]}
 
 
-def _dpo(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
+def _dpo(scored: list[tuple[str, str, float]], pairs: list[tuple[str, str, str]]) -> Iterator[dict]:
+    """The preferences; of prompts without one, each liked reply beside each disliked one."""
+    for prompt, chosen, rejected in pairs:
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    compared = {prompt for prompt, _, _ in pairs}
     for prompt, chosen, high in scored:
         for other, rejected, low in scored:
-            if prompt == other and high > 0 > low:
+            if prompt == other and high > 0 > low and prompt not in compared:
                 yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 

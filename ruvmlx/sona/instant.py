@@ -26,6 +26,9 @@ that the reply goes on for so long; a push against it makes an end likelier wher
 A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
 who likes half of all long replies is not asking for shorter ones.
 
+A preference between two replies to one question is one piece of evidence: w_i g_i is the sum of both, so what
+the replies share cancels.
+
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
 fades faster, in proportion to the trend.
@@ -40,7 +43,7 @@ the next rating starts from it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +70,18 @@ SHORT = 100  # tokens up to which the end of a reply counts in full in a rating 
 LARGEST = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
+FAR = 3.0  # a gain that is so many times as large, and over a cap, is no reason to stay at the small one
 SLACK = 1.2  # a gain is accepted if this many times as much would be over a cap
+
+
+@dataclass(frozen=True)
+class ReplyPush:
+    """One reply's part in an update. weight: above 0 makes it likelier. log_ratio: to the frozen model, nats
+    per token."""
+
+    stats: ReplyStats
+    weight: float
+    log_ratio: float
 
 
 @dataclass(frozen=True)
@@ -114,28 +128,64 @@ def update(
     """
     if weight == 0:
         return None
-    if not math.isfinite(weight):
-        raise NotFinite(f"the rating's weight is {weight}")
     stats = stats or prepare_stats(trace, probe)
-    if not stats.finite:
-        raise NotFinite(BROKEN)
-    trend = turned(adapter.trend, weight, trace.log_ratio)
-    before = held(adapter, probe)
+    return updated(adapter, [ReplyPush(stats, weight, trace.log_ratio)], probe, kl, reserve)
+
+
+def updated(
+    adapter: MicroLoRA, pushes: Sequence[ReplyPush], probe: KLProbe, kl: float = 0.0, reserve: float = 0.0
+) -> Update | None:
+    """The adapter after one piece of evidence, the sum of one or more pushes; as in `update`.
+
+    The statistics are of traces under this adapter.
+    """
+    given = [push for push in pushes if push.weight != 0]
+    if not given:
+        return None
+    trend = adapter.trend
+    for push in given:
+        _require_weight(push.weight)
+        if not push.stats.finite:
+            raise NotFinite(BROKEN)
+        trend = turned(trend, push.weight, push.log_ratio)
+    before, stats = held(adapter, probe), given[0].stats
+    gradient, information, weight = _evidence_of(given, before, probe)
     evidence, block = probe.coordinates.solver.rated(
-        before, gradient_of(stats, weight, before, probe), stats.information, stats.beside, weight,
+        before, gradient, information, stats.beside, weight,
         remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
     whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
     return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
 
 
-def noted(adapter: MicroLoRA, trace: Trace, weight: float, kl: float) -> Update | None:
-    """Update the trend alone, for a rating that must not change the head."""
-    if weight == 0:
-        return None
+def _evidence_of(
+    given: Sequence[ReplyPush], before: np.ndarray, probe: KLProbe
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """(gradient, information, weight) of one piece of evidence.
+
+    What two replies to one question share cancels in their sum, and is no noise in S either.
+    """
+    gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
+    if len(given) == 1:
+        return gradients[0], given[0].stats.information, given[0].weight
+    gradient = sum(np.float32(push.weight) * g for push, g in zip(given, gradients, strict=True))
+    information = sum(np.float32(abs(push.weight)) * push.stats.information for push in given)
+    return np.asarray(gradient), np.asarray(information), 1.0
+
+
+def noted(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
+    """Update the trend alone, for feedback that must not change the head."""
+    given = [push for push in pushes if push.weight != 0]
+    trend = adapter.trend
+    for push in given:
+        _require_weight(push.weight)
+        trend = turned(trend, push.weight, push.log_ratio)
+    return Update(replace(adapter, trend=trend), kl) if given else None
+
+
+def _require_weight(weight: float) -> None:
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    return Update(replace(adapter, trend=turned(adapter.trend, weight, trace.log_ratio)), kl)
 
 
 def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
@@ -253,7 +303,10 @@ def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Upda
         found = _finite(distance(share))
         room = _room(found, share, probe, limit)
         if room < 1 and good:
-            break
+            if share < FAR * good[0]:
+                break
+            share = math.sqrt(share * good[0])  # KL is no parabola over so large a step: try between
+            continue
         if room < 1:  # after each refusal a larger step: KL is no exact parabola
             share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
             continue

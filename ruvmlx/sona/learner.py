@@ -4,12 +4,14 @@ A change of weights is committed together with the rating that caused it; only t
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from ..backends.base import Backend
-from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
+from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, UsageError
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
@@ -17,7 +19,7 @@ from ..lora.layer_lora import LayerLoRA, packed
 from ..lora.targets import Targets
 from ..models.model import Model
 from ..pausing import Pause
-from ..store import HeadMoved, ReplyRow, Store
+from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
@@ -25,13 +27,16 @@ from .kl_probe import KLProbe
 from .layer_part import KLGuard, LayerPart
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
-from .state import LearnerState, RatingResult
+from .state import LearnerState, PreferenceResult, RatingResult
 from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
 _ATTEMPTS = 5  # at a commit, while other processes rate as well
 _NEVER_STORED = -1
+
+T = TypeVar("T")
+_Weighed = Sequence[tuple[Trace, float]]  # traces of replies, each with the weight of its push
 
 
 class Learner:
@@ -128,27 +133,17 @@ class Learner:
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
-        reply = self._rateable(reply_id)
-        for _ in range(_ATTEMPTS):
-            try:
-                return self._rate(reply, rating, note, started)
-            except HeadMoved:
-                continue
-        raise StoreBusy("another process keeps rating replies of this adapter; try again.")
+        reply = self.rateable(reply_id)
+        return _committed(lambda: self._rate(reply, rating, note, started))
 
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
         self.active.catch_up()
         self.active.install_base()
         before = self.state
-        base = self._without(reply.id) if self._learns else before
+        base = self._without(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
         weight = self._weight(reply, rating, trace)
-        try:
-            new, apply_us = self._apply(base, trace, weight)
-        except kernels.NotFinite as e:
-            raise RuvmlxError(
-                f"the rating was not applied: the update is not finite ({e}). The adapter is unchanged."
-            ) from e
+        new, apply_us = self._apply(base, [(trace, weight)], "rating")
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
             packed(new.micro, new.layer_lora), new.kl, new.micro.norm,
@@ -157,13 +152,55 @@ class Learner:
         self.rating_index.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before, new)
-        applied = new.micro is not before.micro or new.layer_lora is not before.layer_lora
         return RatingResult(
-            reply.id, rating, applied, apply_us, total_us, *logprobs,
+            reply.id, rating, _changed(before, new), apply_us, total_us, *logprobs,
             new.kl, instant.KL_CAP, new.micro.norm, version,
         )  # fmt: skip
 
-    def _rateable(self, reply_id: str) -> ReplyRow:
+    def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
+        """Apply a preference between two replies to one question and commit it. An earlier one between them
+        is taken back first.
+
+        kind, strength: as in the store. UsageError unless they are two replies to one question; other errors
+        as in `rate`.
+        """
+        started = time.perf_counter()
+        better, worse = self.rateable(better_id), self.rateable(worse_id)
+        if better.id == worse.id:
+            raise UsageError(f"a preference is between two replies; got {better.id} twice.")
+        if better.prompt != worse.prompt:
+            raise UsageError("a preference is between replies to one question; these answer two.")
+        return _committed(lambda: self._prefer(better, worse, kind, strength, started))
+
+    def _prefer(
+        self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float, started: float
+    ) -> PreferenceResult:
+        self.active.catch_up()
+        self.active.install_base()
+        before = self.state
+        base = self._without(self.history.pairs.steps(before.version, better.id, worse.id))
+        traces = [self.traces.of(reply, base) for reply in (better, worse)]
+        weights = self._pair_weights(strength, *traces)
+        new, apply_us = self._apply(base, [*zip(traces, weights, strict=True)], "preference")
+        row = PreferenceRow(better.id, worse.id, kind, strength, weights[0] - weights[1])
+        state = packed(new.micro, new.layer_lora)
+        version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
+        self.active.state = replace(new, base=before.base, version=version)
+        total_us = 1e6 * (time.perf_counter() - started)
+        high, low = (self._logprobs(trace, before, new) for trace in traces)
+        return PreferenceResult(
+            better.id, worse.id, kind, strength, _changed(before, new), apply_us, total_us,
+            high[0] - low[0], high[1] - low[1], new.kl, instant.KL_CAP, new.micro.norm, version,
+        )  # fmt: skip
+
+    def _pair_weights(self, strength: float, better: Trace, worse: Trace) -> tuple[float, float]:
+        if not self._learns:
+            return 0.0, 0.0
+        praise, blame = objective.pair_weights(strength, better.log_ratio, worse.log_ratio)
+        return praise, blame * worse.importance
+
+    def rateable(self, reply_id: str) -> ReplyRow:
+        """A reply of this model; AdapterMismatch if another model wrote it, NotFound if there is none."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
@@ -172,13 +209,14 @@ class Learner:
             )
         return reply
 
-    def _without(self, reply_id: str) -> LearnerState:
-        """The weights in use without the updates by earlier ratings of this reply.
+    def _without(self, steps: list[tuple[int, int]]) -> LearnerState:
+        """The weights in use without some earlier updates: (version before, version after), oldest first.
 
         An update that a consolidation has already trained into the base stays.
         """
         state = self.state
-        steps = self.history.steps_of_reply(state.version, reply_id)
+        if not self._learns:
+            return state
         while steps and steps[-1][1] == state.version:  # the newest update: the weights before it are stored
             state = self.active.load(steps.pop()[0])  # the newest ancestors are always kept
         for version_before, version_after in steps:
@@ -198,22 +236,38 @@ class Learner:
         w = objective.dro_weight(rating, r, value, trace.log_ratio) if self._learns else 0.0
         return w * trace.importance if w < 0 else w
 
-    def _apply(self, base: LearnerState, trace: Trace, weight: float) -> tuple[LearnerState, float]:
-        """The state after a rating, the same if nothing changes, and the time of the update, microseconds."""
+    def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
+        """The state after feedback on one or more replies, the same if nothing changes, and the time of the
+        update, microseconds. what: for the error."""
         self.probe.prepare()
-        stats = trace.stats or instant.prepare_stats(trace, self.probe)
+        pushes = [self._push(trace, weight) for trace, weight in given]
         started = time.perf_counter()
-        layers = self.layers.updated(base, trace, weight, self.active.probed_base.probe)
-        more = self.layers.added_kl(layers)
-        if self.targets.head:
-            update = instant.update(base.micro, trace, weight, self.probe, base.kl, stats, max(0.0, more))
-        else:
-            update = instant.noted(base.micro, trace, weight, self.probe.floor)
+        try:
+            layers = self._layers_after(base, given)
+            more = self.layers.added_kl(layers)
+            if self.targets.head:
+                update = instant.updated(base.micro, pushes, self.probe, base.kl, max(0.0, more))
+            else:
+                update = instant.noted(base.micro, pushes, self.probe.floor)
+        except kernels.NotFinite as e:
+            raise RuvmlxError(
+                f"the {what} was not applied: the update is not finite ({e}). The adapter is unchanged."
+            ) from e
         apply_us = 1e6 * (time.perf_counter() - started)
         if update is None:
             return base, apply_us
         kl = max(0.0, update.kl + more)
         return LearnerState(update.adapter, base.base, _NEVER_STORED, kl, layers), apply_us
+
+    def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
+        stats = trace.stats or instant.prepare_stats(trace, self.probe)
+        return instant.ReplyPush(stats, weight, trace.log_ratio)
+
+    def _layers_after(self, state: LearnerState, given: _Weighed) -> LayerLoRA | None:
+        for trace, weight in given:
+            layers = self.layers.updated(state, trace, weight, self.active.probed_base.probe)
+            state = replace(state, layer_lora=layers)
+        return state.layer_lora
 
     def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
         """Mean log-probability per token of the traced reply under two states, nats.
@@ -231,3 +285,17 @@ class Learner:
             at += len(hidden)
         before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
         return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after
+
+
+def _committed(attempt: Callable[[], T]) -> T:
+    """The result of an attempt to commit, begun again while other processes commit first."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return attempt()
+        except HeadMoved:
+            continue
+    raise StoreBusy("another process keeps rating replies of this adapter; try again.")
+
+
+def _changed(before: LearnerState, after: LearnerState) -> bool:
+    return after.micro is not before.micro or after.layer_lora is not before.layer_lora

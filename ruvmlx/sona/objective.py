@@ -39,6 +39,18 @@ def reward(rating: str, history: Sequence[str]) -> float:
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 
+def pair_weights(
+    strength: float, better_ratio: float, worse_ratio: float, tau: float = TAU
+) -> tuple[float, float]:
+    """(w of the better reply, in [0, 1]; w of the worse one, in [-1, 0]) of a preference.
+
+    strength: r, 1 for a clear preference. V(x) falls out, because both replies answer one question.
+    better_ratio, worse_ratio: rho.
+    """
+    better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio
+    return float(np.clip(better, 0, 1)), float(np.clip(worse, -1, 0))
+
+
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
     """w in [-1, 1], never against the rating: at least 0 for up, 4 and 5, at most 0 for down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))

@@ -1,4 +1,5 @@
-"""Training data of the background loop: ratings in force, and plain text on which nothing should change.
+"""Training data of the background loop: ratings and preferences in force, and plain text on which nothing
+should change.
 
 The plain text differs from the reference text, which tests the result. The buffer is read from the store at
 each run, so it has no rating that was taken back.
@@ -26,7 +27,8 @@ BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
 
 @dataclass(frozen=True)
 class RatedExample:
-    """One rated reply. reward, value: r and V(x) (objective.py). drawn: mean log p when it was generated."""
+    """One rated reply, or one of a preference. reward, value: r and V(x) (objective.py). drawn: mean log p
+    when it was generated."""
 
     reply_id: str
     rating: str
@@ -114,7 +116,10 @@ def _examples(
 ) -> list[RatedExample]:
     out = []
     for row in rows:
-        reward, value = index.standing(row.reply_id, row.rating)
+        # Both replies of a preference answer one question, so what is usual for it falls out.
+        reward, value = (
+            (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
+        )
         prompt, said = (np.frombuffer(ids, "<i4").tolist() for ids in (row.prompt_ids, row.sampled_ids))
         prompt, said = prompt + said[: row.thought], said[row.thought :]
         drawn = None if row.logprob is None else row.logprob / len(said)

@@ -29,6 +29,29 @@ class RatingResult:
 
 
 @dataclass(frozen=True)
+class PreferenceResult:
+    """The effect of a preference. better, worse: ids of the replies. kind, strength: as in the store.
+
+    margin_before, margin_after: mean log-probability per token of the better reply minus that of the worse
+    one, nats. kl, kl_cap: nats per token. apply_us, total_us: microseconds.
+    """
+
+    better: str
+    worse: str
+    kind: str
+    strength: float
+    applied: bool
+    apply_us: float
+    total_us: float
+    margin_before: float
+    margin_after: float
+    kl: float
+    kl_cap: float
+    micro_norm: float
+    adapter_version: int
+
+
+@dataclass(frozen=True)
 class LearnerState:
     """Weights, their version and their KL to the frozen model, nats per token.
 

@@ -9,6 +9,9 @@ few columns that the ratings select: a measure of its own, a word, a measure in 
 word. Variances and columns are chosen by the evidence p(y), so ten ratings select nothing that a coin could
 have made, and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
 
+A preference is a row, too: the difference of the two replies' columns, in which the intercept cancels, with
+y = GAP stars. This is Bradley and Terry's model with a straight line in place of the logistic.
+
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
 
@@ -20,13 +23,15 @@ import numpy as np
 from .taste_columns import design
 from .taste_features import ReplyFeatures
 from .taste_fit import Rows, TasteFit, fit, missing_side
-from .taste_words import Preference, preferences, sentence
+from .taste_words import Liking, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 NEWEST = 1000  # ratings that are used at most
+GAP = 2.0  # stars that a preferred reply is better than the other
+PAIR = 0.5  # of a rating: a difference of two replies has the noise of both
 
 
 @dataclass(frozen=True)
@@ -35,27 +40,57 @@ class RatedFeatures:
     rating: str  # "up", "down" or "1" to "5"
 
 
-def background_counts(ratings: Sequence[RatedFeatures]) -> bool:
+@dataclass(frozen=True)
+class PreferredFeatures:
+    """Two replies to one question. strength: 1 for a clear preference."""
+
+    better: ReplyFeatures
+    worse: ReplyFeatures
+    strength: float = 1.0
+
+
+Given = RatedFeatures | PreferredFeatures
+
+
+def background_counts(given: Sequence[Given]) -> bool:
     """Should unrated replies count as evidence, because the ratings are nearly all up or nearly all down?"""
-    return missing_side(np.array([STARS[r.rating] - NEUTRAL for r in ratings])) > 0
+    rated = [STARS[one.rating] - NEUTRAL for one in given if isinstance(one, RatedFeatures)]
+    return missing_side(np.array(rated)) > 0
+
+
+def _rows(given: Sequence[Given]) -> Rows:
+    rows = [_row(one) for one in given]
+    thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
+    coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
+    return Rows(
+        [reply for reply, *_ in rows],
+        np.array([y for _, _, y, _ in rows]),
+        np.array([weight for *_, weight in rows]),
+        [worse for _, worse, _, _ in rows],
+        coarse,
+    )
+
+
+def _row(one: Given) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
+    """(reply, worse reply, y, weight)"""
+    if isinstance(one, RatedFeatures):
+        return one.features, None, STARS[one.rating] - NEUTRAL, 1.0
+    return one.better, one.worse, GAP, PAIR * one.strength
 
 
 @dataclass(frozen=True)
 class TasteModel:
-    """Immutable; made by `fit`."""
+    """Immutable; made by `fit`. ratings: ratings and preferences that it was fitted to."""
 
     ratings: int
     fitted: TasteFit
 
     @classmethod
-    def fit(cls, ratings: Sequence[RatedFeatures], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
-        """ratings: oldest first. background: replies that the user saw and did not rate."""
-        ratings = ratings[-NEWEST:]
-        stars = np.array([STARS[r.rating] for r in ratings])
-        thumbs = sum(not r.rating.isdigit() for r in ratings) / max(1, len(ratings))
-        coarse = _STAR + thumbs * (_THUMB - _STAR)
-        rows = Rows([r.features for r in ratings], stars - NEUTRAL, np.ones(len(ratings)), coarse)
-        return cls(len(ratings), fit(rows, background))
+    def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
+        """given: ratings and preferences, oldest first. background: replies that the user saw and did not
+        rate."""
+        given = given[-NEWEST:]
+        return cls(len(given), fit(_rows(given), background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation) [R] of the stars that the user would give."""
@@ -74,7 +109,7 @@ class TasteModel:
         """Ratings before the newest turn of the taste, which count no more; 0: it never turned."""
         return self.fitted.turned
 
-    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Preference]:
+    def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
         """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
         which words get their names; without them only measures are told."""
         return preferences(self.fitted, self.ratings, rated)

@@ -64,39 +64,75 @@ class TasteFit:
 
 @dataclass(frozen=True)
 class Rows:
-    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. coarse: variance of y
-    within what one rating can stand for, which is the least noise."""
+    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. worse: where it is a
+    reply, the row is a pair, and y is by how many stars its reply is better than that one. coarse: variance
+    of y within what one rating can stand for, which is the least noise."""
 
     replies: Sequence[ReplyFeatures]
     y: np.ndarray
     weight: np.ndarray
+    worse: Sequence[ReplyFeatures | None]
     coarse: float = LEAST_NOISE
 
     def __getitem__(self, part: slice) -> "Rows":
-        return replace(self, replies=self.replies[part], y=self.y[part], weight=self.weight[part])
+        cut = {name: getattr(self, name)[part] for name in ("replies", "y", "weight", "worse")}
+        return replace(self, **cut)
 
     def __add__(self, other: "Rows") -> "Rows":
-        replies = [*self.replies, *other.replies]
         return replace(
-            self, replies=replies, y=np.r_[self.y, other.y], weight=np.r_[self.weight, other.weight]
+            self,
+            replies=[*self.replies, *other.replies],
+            y=np.r_[self.y, other.y],
+            weight=np.r_[self.weight, other.weight],
+            worse=[*self.worse, *other.worse],
         )
+
+    @property
+    def pairs(self) -> list[int]:
+        """The rows that are pairs."""
+        return [row for row, worse in enumerate(self.worse) if worse is not None]
+
+    @property
+    def everyone(self) -> list[ReplyFeatures]:
+        """The replies, then the worse ones of the pairs."""
+        return [*self.replies, *(worse for worse in self.worse if worse is not None)]
+
+    @property
+    def rated(self) -> np.ndarray:
+        """y of the rows that are no pairs."""
+        return np.delete(self.y, self.pairs)
+
+    def differences(self, values: np.ndarray) -> np.ndarray:
+        """[R, C] of the rows, from [E, C] of everyone."""
+        found = values[: len(self.replies)].copy()
+        found[self.pairs] -= values[len(self.replies) :]
+        return found
+
+    def design(self, columns: Sequence[Column], scale: Scale) -> np.ndarray:
+        """[R, 1 + M + K]: of a pair the difference, in which the intercept is 0."""
+        return self.differences(design(self.everyone, columns, scale))
+
+    def candidates(self, scale: Scale) -> Candidates:
+        """The columns that may be selected, with their values for the rows."""
+        pool = candidates(self.everyone, scale)
+        return replace(pool, values=self.differences(pool.values)) if self.pairs else pool
 
     def sums(self, x: np.ndarray) -> Sums:
         return Sums.of(x, self.y, self.weight)
 
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
-    """ratings: oldest first. background: replies that were seen and not rated."""
+    """ratings: and pairs, oldest first. background: replies that were seen and not rated."""
     rows = ratings + _neutral(ratings, background)
-    scale = Scale.of(rows.replies)
-    begun = selected(rows, candidates(rows.replies, scale))
+    scale = Scale.of(rows.everyone)
+    begun = selected(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
         return _robust(begun).fit
     before = ratings[max(0, at - REMEMBERED) : at]
-    known = (*selected(before, candidates(before.replies, scale)).columns, *begun.columns)
+    known = (*selected(before, before.candidates(scale)).columns, *begun.columns)
     rows = ratings[at:] + _neutral(ratings[at:], background)
-    after = selected(rows, candidates(rows.replies, scale), tuple(dict.fromkeys(known))[:MOST])
+    after = selected(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MOST])
     return replace(_robust(after).fit, turned=at)
 
 
@@ -104,10 +140,12 @@ def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
     """The background as ratings. Together they count as many as are missing on the rarer side: someone who
     only ever presses up tells by what they pass over. That is below the middle for them, above it for someone
     who only presses down."""
-    total = missing_side(ratings.y)
+    rated = ratings.rated
+    total = missing_side(rated)
     used = background if total else ()
-    passed_over = -float(np.sign(ratings.y).sum()) / max(1, int(np.count_nonzero(ratings.y)))
-    return Rows(used, np.full(len(used), passed_over), np.full(len(used), total / max(1, len(used))))
+    passed_over = -float(np.sign(rated).sum()) / max(1, int(np.count_nonzero(rated)))
+    weight = np.full(len(used), total / max(1, len(used)))
+    return Rows(used, np.full(len(used), passed_over), weight, [None] * len(used))
 
 
 def missing_side(y: np.ndarray) -> int:
@@ -152,7 +190,7 @@ def selected(
     """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
     d]: their values, if they are at hand. most: columns."""
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
-    x = design(rows.replies, columns, pool.scale) if x is None else x
+    x = rows.design(columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _tuned(start, rows.sums(x), usual)
     if len(columns) >= most:

@@ -20,7 +20,7 @@ MOST_SAID = 4
 
 
 @dataclass(frozen=True)
-class Preference:
+class Liking:
     """One thing that a user likes. stars: what a usual difference between two replies makes. sure: standard
     deviations from zero."""
 
@@ -29,7 +29,7 @@ class Preference:
     sure: float
 
 
-def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Preference]:
+def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Liking]:
     """What so many ratings support, the strongest first. rated: (question, reply) of rated replies; they give
     words their names, because the model keeps only hashes."""
     if ratings < LEAST:
@@ -39,11 +39,11 @@ def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -
         stars, sure = _effect(fit, column)
         words = _said(column, stars, names)
         if words and abs(sure) >= SURE and abs(stars) >= FELT:
-            found.append(Preference(words, abs(stars), abs(sure)))
+            found.append(Liking(words, abs(stars), abs(sure)))
     return sorted(found, key=lambda p: -p.stars)[:MOST_SAID]
 
 
-def sentence(found: Sequence[Preference]) -> str:
+def sentence(found: Sequence[Liking]) -> str:
     """Empty if the ratings support nothing yet."""
     return ", ".join(preference.words for preference in found)
 

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from ..models import thinking
 from ..store import ReplyWords
 from .adapter_history import AdapterHistory
-from .taste import RatedFeatures, TasteModel, background_counts
+from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
-from .taste_words import Preference, sentence
+from .taste_words import Liking, sentence
 
 BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
 
 
 @dataclass(frozen=True)
 class TasteStatus:
-    """ratings: those that the model was fitted to. turned: how many of them, the oldest, count no more
-    because the taste changed. preferences: what the others support, the strongest first."""
+    """ratings: those that the model was fitted to, and preferences. turned: how many of them, the oldest,
+    count no more because the taste changed. preferences: what the others support, the strongest first."""
 
     ratings: int
     turned: int
-    preferences: tuple[Preference, ...]
+    preferences: tuple[Liking, ...]
 
     @property
     def sentence(self) -> str:
@@ -55,13 +55,30 @@ class UserTaste:
         return self._fitted
 
     def _fit(self) -> TasteModel:
+        given = [one for _, one in sorted((*self._rated(), *self._preferred()), key=lambda pair: pair[0])]
+        return TasteModel.fit(given, self._unrated() if background_counts(given) else ())
+
+    def _rated(self) -> list[tuple[int, Given]]:
+        """(version, rating) of the ratings in force whose words are there."""
         labels = self._history.labels()
-        if any(reply_id not in self._features for reply_id, _ in labels):
+        if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
                 self._remember(row)
-        known = [(self._features.get(reply_id), rating) for reply_id, rating in labels]
-        ratings = [RatedFeatures(features, rating) for features, rating in known if features is not None]
-        return TasteModel.fit(ratings, self._unrated() if background_counts(ratings) else ())
+        known = [(version, self._features.get(reply_id), rating) for reply_id, rating, version in labels]
+        return [(version, RatedFeatures(f, rating)) for version, f, rating in known if f is not None]
+
+    def _preferred(self) -> list[tuple[int, Given]]:
+        """(version, preference) of the preferences in force whose words are there."""
+        pairs = self._history.pairs.in_force()
+        if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
+            for row in self._history.pairs.words():
+                self._remember(row)
+        found: list[tuple[int, Given]] = []
+        for pair in pairs:
+            better, worse = self._features.get(pair.better), self._features.get(pair.worse)
+            if better is not None and worse is not None:
+                found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
+        return found
 
     def _unrated(self) -> list[ReplyFeatures]:
         found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]

@@ -1,4 +1,4 @@
-"""The user's data in one SQLite file: chats, replies, ratings, adapter versions and the witness log.
+"""The user's data in one SQLite file: chats, replies, ratings, preferences, adapters, the witness log.
 
 `Store` opens the file. Each of its parts (store.chats, store.replies, ...) reads and writes
 a few tables; store.py lists the parts.
@@ -11,6 +11,7 @@ from .chats import SessionRow
 from .deep_runs import DeepRun
 from .kv import KVChoiceRow, KVMeasured, KVObservation
 from .messages import MessageRow
+from .preferences import PreferenceLabel, PreferenceRow
 from .ratings import RatedReply, RatingRow
 from .replies import ReplyRow, ReplyWords
 from .routes import RatedRoute, RouteRow
@@ -30,6 +31,8 @@ __all__ = [
     "KVObservation",
     "MessageRow",
     "NamedRow",
+    "PreferenceLabel",
+    "PreferenceRow",
     "RatedReply",
     "RatedRoute",
     "RatingRow",

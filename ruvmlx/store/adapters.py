@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..errors import NotFound, UsageError
 from .bases import Bases
 from .database import Database
+from .preferences import Preferences
 from .ratings import Ratings
 from .traces import Traces
 from .versions import Versions
@@ -37,10 +38,12 @@ class Adapters:
         versions: Versions,
         bases: Bases,
         ratings: Ratings,
+        preferences: Preferences,
         traces: Traces,
     ):
         self._db, self._witness = db, witness
-        self._versions, self._bases, self._ratings, self._traces = versions, bases, ratings, traces
+        self._versions, self._bases, self._traces = versions, bases, traces
+        self._ratings, self._preferences = ratings, preferences
 
     def all(self, fingerprint: str | None = None) -> list[NamedRow]:
         """The adapters of one model, or of all models; by name."""
@@ -78,7 +81,7 @@ class Adapters:
         return version
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
-        """Commit a copy of the version in use, with its number, its ancestors and its ratings.
+        """Commit a copy of the version in use, with its number, its ancestors, ratings and preferences.
 
         UsageError if the new name is taken, NotFound if the adapter has no version in use.
         """
@@ -89,16 +92,18 @@ class Adapters:
                 raise NotFound(f"adapter {name!r} has learned nothing yet, so there is nothing to save.")
             self._versions.copy(fingerprint, name, new, head)
             self._ratings.copy(fingerprint, name, new, head)
+            self._preferences.copy(fingerprint, name, new, head)
             facts = {"from": name, "version": head}
             self._witness.record("save", {"model": fingerprint, "adapter": new, **facts})
 
     def delete(self, fingerprint: str, name: str) -> NamedRow:
-        """Delete an adapter with its ratings, weights and traces; returns its last row."""
+        """Delete an adapter with its ratings, preferences, weights and traces; returns its last row."""
         with self._db.transaction():
             row = self.get(fingerprint, name)
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE fingerprint = ? AND name = ?", fingerprint, name)
             self._ratings.delete(fingerprint, name)
+            self._preferences.delete(fingerprint, name)
             # A new adapter of this name starts at version 1 again and must not find traces of the old one.
             self._traces.delete_of_adapter(fingerprint, name)
             self._witness.record("remove", {"model": fingerprint, "adapter": name, "version": row.version})

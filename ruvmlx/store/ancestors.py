@@ -1,5 +1,7 @@
 """SQL for a version and its ancestors, shared by the parts that walk the tree of an adapter's versions."""
 
+from .database import Database
+
 # A common table `ancestors(version, step)`: a version, then its parents down to version 0.
 # ?1 fingerprint, ?2 adapter name, ?3 version to begin with (the head), ?4 largest number of steps.
 WITH_ANCESTORS = (
@@ -9,3 +11,16 @@ WITH_ANCESTORS = (
     " WHERE ancestors.version > 0 AND ancestors.step < ?4) "
 )
 ALL_STEPS = 1 << 62
+
+
+def newest_version(db: Database, table: str, fingerprint: str, name: str, head: int) -> int:
+    """The newest version that a row of the table made, among the head and its ancestors; 0: none did."""
+    found = db.value(
+        WITH_ANCESTORS + f"SELECT max(version) FROM {table} WHERE fingerprint = ?1 AND adapter = ?2"
+        " AND version IN (SELECT version FROM ancestors)",
+        fingerprint,
+        name,
+        head,
+        ALL_STEPS,
+    )
+    return found or 0

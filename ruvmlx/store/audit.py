@@ -10,14 +10,16 @@ _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a ver
 
 
 def disagreement(store: Store) -> str:
-    """The first version, base, rating, head, KV policy or route that differs from the log; "" if none does.
+    """The first version, base, rating, preference, head, KV policy or route that differs from the log; "" if
+    none does.
 
     Missing rows are no disagreement: adapters and old weights may be deleted.
     """
     versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
     with store.snapshot():
         weights = _weights(store, *versions) or _weights(store, *bases)
-        return weights or _ratings(store) or _heads(store) or _kv(store) or _routes(store)
+        given = _ratings(store) or _preferences(store)
+        return weights or given or _heads(store) or _kv(store) or _routes(store)
 
 
 def _weights(store: Store, kind: str, table: str, number: str) -> str:
@@ -40,6 +42,17 @@ def _ratings(store: Store) -> str:
     for *facts, rating_id in store.db.rows(sql):
         if known.get(rating_id) != tuple(facts):
             return f"rating {rating_id} is not what was written"
+    return ""
+
+
+def _preferences(store: Store) -> str:
+    facts = ("better", "worse", "kind", "strength", "weight")
+    logged = [row.body for row in store.witness.rows("preference")]
+    known = {b["id"]: (*_key(b, "version"), *(b[fact] for fact in facts)) for b in logged}
+    sql = f"SELECT fingerprint, adapter, version, {', '.join(facts)}, id FROM preferences"
+    for *found, id_ in store.db.rows(sql):
+        if known.get(id_) != tuple(found):
+            return f"preference {id_} is not what was written"
     return ""
 
 

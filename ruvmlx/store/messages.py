@@ -120,6 +120,23 @@ class Messages:
         with self._db.transaction():
             self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", message_id, session_id)
 
+    def set_head_before(self, session_id: str, message_id: int) -> None:
+        """Continue the chat where a message of it was written, so that the next one stands beside it.
+
+        NotFound if the chat has no such message.
+        """
+        self.set_head(session_id, message_id)  # refuses a message of another chat
+        self.set_head(session_id, self._db.value("SELECT parent FROM messages WHERE id = ?", message_id))
+
+    def place_of(self, reply_id: str) -> tuple[str, int] | None:
+        """(chat, message) where a reply was shown last; None: in no chat that is there."""
+        row = self._db.row(
+            "SELECT m.session_id, m.id FROM messages m JOIN sessions s ON s.id = m.session_id"
+            " WHERE m.reply_id = ? AND s.deleted IS NULL ORDER BY m.id DESC LIMIT 1",
+            reply_id,
+        )
+        return (row["session_id"], row["id"]) if row else None
+
     def next_sibling(self, session_id: str, message_id: int, step: int) -> int:
         """Show the sibling `step` places after a message, wrapping around; returns the sibling's id.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ancestors import ALL_STEPS, WITH_ANCESTORS
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, newest_version
 from .database import Database, columns, to_vector
 from .replies import ReplyWords
 from .witness import Witness
@@ -29,7 +29,10 @@ class RatingRow:
 
 @dataclass(frozen=True)
 class RatedReply:
-    """A rating in force, with the reply's tokens (little-endian int32) and pooled question (float32)."""
+    """A rating in force, with the reply's tokens (little-endian int32) and pooled question (float32).
+
+    reward: what a preference gave the reply, -1 to 1; None: a rating, whose reward depends on the others.
+    """
 
     reply_id: str
     rating: str
@@ -39,6 +42,7 @@ class RatedReply:
     query: bytes | None
     logprob: float | None
     thought: int
+    reward: float | None = None
 
 
 class Ratings:
@@ -120,6 +124,16 @@ class Ratings:
         )
         return [(row["reply_id"], row["rating"]) for row in rows]
 
+    def dated(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
+        """(reply id, rating, version that it made) of the ratings in force, oldest first."""
+        rows = self._db.rows(
+            "SELECT reply_id, rating, version FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
+            " ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [(row["reply_id"], row["rating"], row["version"]) for row in rows]
+
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
         rows = self._db.rows(
@@ -171,15 +185,7 @@ class Ratings:
 
     def last_version(self, fingerprint: str, name: str, head: int) -> int:
         """The newest version that a rating made, among the head and its ancestors; 0: there is none."""
-        found = self._db.value(
-            WITH_ANCESTORS + "SELECT max(version) FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
-            " AND version IN (SELECT version FROM ancestors)",
-            fingerprint,
-            name,
-            head,
-            ALL_STEPS,
-        )
-        return found or 0
+        return newest_version(self._db, "ratings", fingerprint, name, head)
 
     def first_time(self, fingerprint: str, name: str) -> float | None:
         """Time of the oldest rating in force, seconds since 1970."""

@@ -36,6 +36,7 @@ class ReplyRow:
     thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
     features: bytes | None = None  # of the text, for the taste model (sona/taste_features.py)
     beside: str | None = None  # id of the reply that was shown in its place (best of n)
+    edited: str | None = None  # id of the reply that the user rewrote to this one; None: the model wrote it
 
     @property
     def context_ids(self) -> list[int]:
@@ -135,12 +136,17 @@ class Replies:
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """The newest replies of an adapter that were shown to the user and have no rating in force."""
+        """The newest replies that an adapter wrote and the user saw, without a rating or preference in
+        force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
-            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL AND edited IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = replies.id AND t.fingerprint = ?1"
-            " AND t.adapter = ?2 AND t.in_force) ORDER BY seq DESC LIMIT ?3",
+            " AND t.adapter = ?2 AND t.in_force)"
+            " AND NOT EXISTS (SELECT 1 FROM preferences p WHERE p.better = replies.id AND p.fingerprint = ?1"
+            " AND p.adapter = ?2 AND p.in_force)"
+            " AND NOT EXISTS (SELECT 1 FROM preferences p WHERE p.worse = replies.id AND p.fingerprint = ?1"
+            " AND p.adapter = ?2 AND p.in_force) ORDER BY seq DESC LIMIT ?3",
             fingerprint,
             adapter,
             limit,
@@ -168,11 +174,14 @@ class Replies:
         return [(row["prompt"], row["query"]) for row in rows]
 
     def erase(self, reply_id: str) -> None:
-        """Delete a reply. A rated reply only loses its words and tokens. Call inside a transaction."""
+        """Delete a reply. One with a rating or preference only loses its words and tokens. Call inside a
+        transaction."""
         self._traces.delete(reply_id)
         self._routes.delete(reply_id)
         self._db.execute(
-            "DELETE FROM replies WHERE id = ? AND id NOT IN (SELECT reply_id FROM ratings)", reply_id
+            "DELETE FROM replies WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM ratings WHERE reply_id = ?1)"
+            " AND NOT EXISTS (SELECT 1 FROM preferences WHERE better = ?1 OR worse = ?1)",
+            reply_id,
         )
         self._db.execute(
             "UPDATE replies SET prompt = '', text = '', prompt_ids = x'', sampled_ids = x'', query = NULL,"

@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 6
+VERSION = 7
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -159,7 +159,20 @@ _V6 = """
 ALTER TABLE replies  -- id of the reply that was shown instead (best of n); NULL: this one was shown
   ADD COLUMN beside TEXT;
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6)  # from each version to the next
+_V7 = """
+CREATE TABLE preferences (  -- version: the one that this preference made; better, worse: reply ids
+  id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, adapter TEXT NOT NULL,
+  version INTEGER NOT NULL, better TEXT NOT NULL REFERENCES replies(id),
+  worse TEXT NOT NULL REFERENCES replies(id), kind TEXT NOT NULL, strength REAL NOT NULL,
+  weight REAL NOT NULL, in_force INTEGER NOT NULL, created REAL NOT NULL
+);
+CREATE INDEX preferences_by_better ON preferences(better);
+CREATE INDEX preferences_by_worse ON preferences(worse);
+CREATE INDEX preferences_by_adapter ON preferences(fingerprint, adapter, in_force, id);
+ALTER TABLE replies  -- id of the reply that the user rewrote to this one; NULL: the model wrote it
+  ADD COLUMN edited TEXT;
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -20,6 +20,7 @@ from .drafts import Drafts
 from .kv import KVRecords
 from .messages import Messages
 from .model_data import ModelData
+from .preferences import Preferences
 from .ratings import Ratings
 from .replies import Replies
 from .routes import Routes
@@ -50,9 +51,11 @@ class Store:
         self.search = Search(db, self.chats)
         self.signals = Signals(db)
         self.ratings = Ratings(db, self.witness)
+        self.preferences = Preferences(db, self.witness)
         self.bases = Bases(db, self.witness)
-        self.versions = Versions(db, self.witness, self.bases, self.ratings)
-        self.adapters = Adapters(db, self.witness, self.versions, self.bases, self.ratings, self.traces)
+        self.versions = Versions(db, self.witness, self.bases, self.ratings, self.preferences)
+        feedback = self.ratings, self.preferences
+        self.adapters = Adapters(db, self.witness, self.versions, self.bases, *feedback, self.traces)
         self.anchors = Anchors(db, self.witness, self.versions, self.bases)
         self.checkpoints = Checkpoints(db)
         self.deep_runs = DeepRuns(db, self.witness, self.checkpoints)

@@ -12,6 +12,7 @@ from ..errors import NotFound
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
 from .bases import Bases
 from .database import Database, columns
+from .preferences import Preferences
 from .ratings import Ratings
 from .witness import Witness, digest
 
@@ -38,8 +39,11 @@ class VersionRow:
 class Versions:
     """The tables `adapters` and `adapter_heads`. fingerprint and name: a model and one of its adapters."""
 
-    def __init__(self, db: Database, witness: Witness, bases: Bases, ratings: Ratings):
-        self._db, self._witness, self._bases, self._ratings = db, witness, bases, ratings
+    def __init__(
+        self, db: Database, witness: Witness, bases: Bases, ratings: Ratings, preferences: Preferences
+    ):
+        self._db, self._witness, self._bases = db, witness, bases
+        self._ratings, self._preferences = ratings, preferences
 
     def head(self, fingerprint: str, name: str) -> int:
         """The version in use; 0: the model without an adapter."""
@@ -131,7 +135,7 @@ class Versions:
         return row.version
 
     def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
-        """Make an existing version (0: no adapter) the head, and put the ratings that led to it in force.
+        """Make an existing version (0: no adapter) the head, and put the feedback that led to it in force.
 
         NotFound if its weights were deleted. Call inside a transaction.
         """
@@ -141,6 +145,7 @@ class Versions:
         self._witness.record(why, {"model": fingerprint, "adapter": name, **moved})
         self._set_head(fingerprint, name, version)
         self._ratings.enforce(fingerprint, name, version)
+        self._preferences.enforce(fingerprint, name, version)
 
     def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
         """Copy a version, its ancestors and their bases to a new adapter, whose head it becomes.

@@ -255,3 +255,20 @@ def test_on_the_starter_model(starter_file, home):
             model.embed("Who won?"),
         )
         assert np.dot(alike[0], alike[1]) > np.dot(alike[0], other[0])
+
+
+def test_preferences(model):
+    """Choose one of two replies, rewrite one, and take both back."""
+    chat = model.chat()
+    first = chat.say("hello")
+    second = chat.again(temperature=0.9, seed=1)
+    chosen = model.prefer(second, first.id)
+    assert (chosen.better, chosen.worse, chosen.kind) == (second.id, first.id, "compare")
+    assert chosen.applied and chosen.margin_after > chosen.margin_before and chosen.seconds > 0
+    edited = model.edit(second, "hi there")
+    assert (edited.worse, edited.kind, edited.adapter_version) == (second.id, "edit", 2)
+    assert chat.messages[-1].content == "hi there" and chat.messages[-1].reply_id == edited.better
+    assert model.learned().preferences == 2
+    assert model.undo().preferences == 1 and model.undo().adapter_version == 0
+    with pytest.raises(ruvmlx.RuvmlxError, match="one question"):
+        model.prefer(first, model.reply("another question"))

@@ -1,4 +1,4 @@
-"""One question, answered with and without what was learned: choosing one is a rating."""
+"""One question, answered with and without what was learned: choosing one is a preference."""
 
 import time
 
@@ -42,8 +42,8 @@ def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, learned):
 
 @BOTH_SIZES
 @pytest.mark.parametrize("side", [0, 1])
-async def test_choosing_a_reply_rates_it_up(chatting, learned, monkeypatch, size, side):  # noqa: F811
-    """Both replies are shown before it is told which is which; the chosen one stays, rated up."""
+async def test_choosing_a_reply_prefers_it_to_the_other(chatting, learned, monkeypatch, size, side):  # noqa: F811
+    """Both replies are shown before it is told which is which; the chosen one stays."""
     monkeypatch.setattr(compare, "order", lambda: [True, False])
     async with chatting(size, session=learned) as (app, pilot):
         await send(app, pilot, "/compare")
@@ -54,13 +54,21 @@ async def test_choosing_a_reply_rates_it_up(chatting, learned, monkeypatch, size
         candidates = app.screen.candidates
         assert [c.learned for c in candidates] == [True, False]
         await pilot.press("right" if side else "1")
-        await until(pilot, lambda: app.phase == "idle" and "You chose the reply" in screen_text(app))
+        await until(pilot, lambda: app.phase == "idle" and "Learned that you prefer" in screen_text(app))
         reply = app.chat.transcript.replies[-1]
-        assert reply.message_id == candidates[side].message and reply.rating == "up"
-        assert reply.branch[1] == 3
+        assert reply.message_id == candidates[side].message and reply.rating is None
+        assert reply.branch[1] == 3 and "◆ preferred" in screen_text(app)
         assert compare.SIDES[1 - side] in screen_text(app)
         turns = await app.host.call(lambda runtime: runtime.chats.turns(learned))
-        assert turns[-1].rating == "up" and turns[-1].id == candidates[side].message
+        assert turns[-1].id == candidates[side].message
+        other = {c.message for c in candidates} - {turns[-1].id}
+        messages = app.host.holder.opened.store.messages
+        rows = await app.host.call(lambda runtime: {row.id: row.reply_id for row in messages.all(learned)})
+        (found,) = await app.host.call(lambda runtime: runtime.store.preferences.of_chat(learned))
+        assert found == (turns[-1].reply_id, rows[other.pop()], "compare")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "Last preference taken back" in screen_text(app))
+        assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
 
 
 async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned):  # noqa: F811
@@ -74,7 +82,7 @@ async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned): 
         await send(app, pilot, "/choose 3")
         await until(pilot, lambda: "choose 1 or 2" in screen_text(app))
         await send(app, pilot, "/choose 1")
-        await until(pilot, lambda: app.chat.transcript.replies[-1].rating == "up")
+        await until(pilot, lambda: "Learned that you prefer" in screen_text(app))
         assert "‹ 1/2 ›" in screen_text(app)
 
 
@@ -115,13 +123,8 @@ def test_plain_mode_compares_and_chooses(open_tiny, learned, capsys):
         assert code == 0, capsys.readouterr().err
         lines = said.splitlines()
         assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
-        assert (
-            "You chose the reply with" in said
-            and "Rated up: this reply is likelier now (log-probability" in said
-        )
-        assert (
-            runtime.chats.turns(learned)[-1].rating == "up" and runtime.chats.turns(learned)[-1].branch == 3
-        )
+        assert "Learned that you prefer the reply with" in said and "/undo takes it back" in said
+        assert runtime.chats.turns(learned)[-1].branch == 3 and runtime.status().preferences == 1
         code, said = plain(runtime, "/compare", "/choose 1")
         assert code == 1 and said == "" and capsys.readouterr().err.count("Error: ") == 2
 

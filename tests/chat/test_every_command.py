@@ -32,6 +32,7 @@ ARGUMENTS = {
     "system": "Be brief.",
     "adapter": "none",
     "best": "3",
+    "rewrite": "My own words.",
 }
 BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}

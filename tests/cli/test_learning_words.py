@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from ruvmlx.apps.cli.learning_words import rating_line, status_lines
+from ruvmlx.apps.cli.learning_words import preference_line, rating_line, status_lines
 
 NOTHING = {
     "ratings": 0, "updates": 0, "pending": 0, "consolidations": 0, "adapter_version": 0, "kl": 0.0,
@@ -35,6 +35,27 @@ def test_the_taste_is_a_sentence_once_ratings_support_one():
     turned = taste | {"turned": 40}
     assert status_lines(LEARNED | {"taste": turned})[1].startswith("You seem to like lately: ")
     assert status_lines(LEARNED | {"taste": taste | {"sentence": ""}}) == status_lines(LEARNED)
+
+
+def test_preferences_are_counted_beside_the_ratings():
+    facts = LEARNED | {"preferences": 1, "updates": 3, "pending": 4}
+    lines = status_lines(facts)
+    assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
+    assert "takes the last rating or preference back" in lines[1]
+    assert lines[2].startswith("4 ratings and preferences wait for training")
+    only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
+    assert only[0].startswith("Learned from 2 preferences. ")
+
+
+def test_a_preference_is_told_by_the_lead_of_the_better_reply():
+    done = SimpleNamespace(
+        applied=True, margin_before=-0.01, margin_after=0.25, kl=0.01, kl_cap=0.1, adapter_version=4
+    )
+    said = preference_line(done)
+    assert "leads the other by 0.250" in said and "by -0.010 before" in said and "version 4" in said
+    assert preference_line(SimpleNamespace(applied=False, adapter_version=4)).startswith(
+        "Kept your preference"
+    )
 
 
 def test_a_refused_training_says_why():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ruvmlx.sona.taste import RatedFeatures
+from ruvmlx.sona.taste import PreferredFeatures, RatedFeatures
 from ruvmlx.sona.taste_features import ReplyFeatures, features_of
 
 OPENERS = ("How", "What", "Why")
@@ -64,6 +64,17 @@ def texts(count: int, seed: int) -> list[tuple[str, str]]:
 
 def stars(taste: Taste, of: list[tuple[str, str]]) -> np.ndarray:
     return np.clip(np.round([taste(*pair) for pair in of]), 1, 5)
+
+
+def pairs(taste: Taste, count: int, seed: int) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """(better, worse) replies to the same questions, where the taste tells them apart."""
+    found = zip(texts(9 * count, seed), texts(9 * count, seed + 5000), strict=True)
+    told = [(a, b) if taste(*a) > taste(*b) else (b, a) for a, b in found if taste(*a) != taste(*b)]
+    return told[:count]
+
+
+def preferred(of: list[tuple[tuple[str, str], tuple[str, str]]]) -> list[PreferredFeatures]:
+    return [PreferredFeatures(*features([better, worse])) for better, worse in of]
 
 
 def features(of: list[tuple[str, str]]) -> list[ReplyFeatures]:

@@ -414,3 +414,26 @@ def test_adamw_against_the_formula():
     back = Training.from_bytes(run.to_bytes())
     assert back.to_bytes() == run.to_bytes() and back.step == 5
     assert isinstance(back.base, BaseLoRA) and Training.from_bytes(b"junk") is None
+
+
+def test_preferences_are_training_examples(open_tiny):
+    """Each reply once, with the preference's reward; a rating of its own wins, and V(x) falls out."""
+    with open_tiny() as runtime:
+        ids = [answer(runtime, i) for i in range(4)]
+        learner = runtime.learner
+        learner.prefer(ids[0], ids[1], "edit")
+        learner.prefer(ids[2], ids[3], "regenerated", 0.3)
+        runtime.rate(ids[3], "up")
+        tokenizer, context = runtime.model.tokenizer, runtime.model.context
+        buffer = replay.load(learner.history, learner.rating_index, tokenizer, context)
+        found = {e.reply_id: e for e in (*buffer.train, *buffer.held_out)}
+        assert len(found) == len(buffer.train) + len(buffer.held_out) == 4
+        given = [(found[i].rating, found[i].reward, found[i].value) for i in ids[:3]]
+        assert given == [("up", 1.0, 0.0), ("down", -1.0, 0.0), ("up", 0.3, 0.0)]
+        assert found[ids[3]].rating == "up" and found[ids[3]].reward == 1.0
+        assert [coefficient(found[i], 0.0, 0.0, 0.0) for i in ids[:3]] == [1.0, -1.0, 0.3]
+        assert runtime.learner.history.missing() == 16 - 3
+        runtime.undo()
+        runtime.undo()
+        left = replay.load(learner.history, learner.rating_index, tokenizer, context)
+        assert {e.reply_id for e in (*left.train, *left.held_out)} == set(ids[:2])

@@ -42,7 +42,8 @@ def test_the_scan_finds_the_column_that_raises_the_evidence_most():
     shown = sim.texts(40, seed=1)
     replies = sim.features(shown)
     y = sim.stars(sim.phrase, shown) - 3
-    rows = taste_fit.Rows(replies, y, np.random.default_rng(0).uniform(0.5, 1.5, 40))
+    weight = np.random.default_rng(0).uniform(0.5, 1.5, 40)
+    rows = taste_fit.Rows(replies, y, weight, [None] * 40)
     scale = taste_columns.Scale.of(replies)
     pool, x = taste_columns.candidates(replies, scale), taste_columns.design(replies, [], scale)
     variances = taste_evidence.Variances(0.02, 0.6)

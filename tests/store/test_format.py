@@ -1,7 +1,8 @@
 """The format of the store: older files open with everything in them, and the log's bytes stay the same.
 
-store_v3.db.gz was written by `fill` before the store was split into parts; store_v3.json is what was read
-from it then. A change of the schema adds new files; these stay as they are.
+store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
+preferences, store_v7.db.gz by `fill` and `prefer`; the .json files are what was read from them then. A change
+of the schema adds new files; these stay as they are.
 """
 
 import gzip
@@ -15,7 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ruvmlx.store import KVChoiceRow, KVMeasured, KVObservation, ReplyRow, RouteRow, SignalRow, Store
+from ruvmlx.store import (
+    KVChoiceRow,
+    KVMeasured,
+    KVObservation,
+    PreferenceRow,
+    ReplyRow,
+    RouteRow,
+    SignalRow,
+    Store,
+)
 from ruvmlx.store.audit import disagreement
 
 DATA = Path(__file__).parents[1] / "data"
@@ -106,6 +116,40 @@ def rate(store) -> None:
         store.versions.move_head(MODEL, "default", 4, "undo")
     signals = [("r1", "explicit", "up"), ("r2", "implicit", "copied"), ("missing", "implicit", "copied")]
     store.signals.add([SignalRow(*signal, 1.0, 0.75, 1.25, 1, 77) for signal in signals])
+
+
+def prefer(store) -> None:
+    """An edited reply and three preferences: one is replaced, and the newest is undone."""
+    question = "question edited"
+    store.replies.add(reply("r7", prompt=question), None)
+    store.replies.add(reply("r8", prompt=question, edited="r7"), None)
+    pairs = [("r8", "r7", "edit"), ("r7", "r8", "compare"), ("r1", "r3", "regenerated")]
+    for better, worse, kind in pairs:
+        head = store.versions.head(MODEL, "default")
+        with store.transaction():
+            made = store.versions.add(MODEL, "default", head, f"state of {kind}".encode(), 0.01, 0.5)
+            row = PreferenceRow(better, worse, kind, 0.5, 0.75)
+            store.preferences.add(MODEL, "default", made, row)
+    with store.transaction():
+        store.versions.move_head(MODEL, "default", head, "undo")
+    store.adapters.copy(MODEL, "default", "preferring")
+
+
+def preferred(store) -> dict:
+    """The results of every method that reads preferences, as JSON."""
+    mine, sessions = (MODEL, "default"), store.chats.all()
+    found = {
+        "in_force": store.preferences.in_force(*mine),
+        "copied": store.preferences.in_force(MODEL, "preferring"),
+        "texts": store.preferences.texts(*mine),
+        "words": store.preferences.words(*mine),
+        "replies": store.preferences.replies(*mine, 9),
+        "steps": store.preferences.steps_of_pair(*mine, store.versions.head(*mine), "r7", "r8"),
+        "last": store.preferences.last_version(*mine, store.versions.head(*mine)),
+        "chats": [store.preferences.of_chat(row.id) for row in sessions],
+        "edited": [store.replies.get(reply_id).edited for reply_id in ("r7", "r8")],
+    }
+    return json.loads(json.dumps(found, default=plain))
 
 
 def learn(store) -> None:
@@ -220,8 +264,8 @@ def plain(value):
     return value.tolist() if isinstance(value, np.ndarray) else value.hex()
 
 
-def known() -> dict:
-    return json.loads((DATA / "store_v3.json").read_text())
+def known(version: int = 3) -> dict:
+    return json.loads((DATA / f"store_v{version}.json").read_text())
 
 
 def as_then(found, then):
@@ -233,14 +277,40 @@ def as_then(found, then):
     return found
 
 
-def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock):
-    path = tmp_path / "ruvmlx.db"
-    path.write_bytes(gzip.decompress((DATA / "store_v3.db.gz").read_bytes()))
-    store = Store(path)
+def written_by(version: int, folder: Path) -> Store:
+    """A store of that format, opened and so brought to the newest one."""
+    path = folder / "ruvmlx.db"
+    path.write_bytes(gzip.decompress((DATA / f"store_v{version}.db.gz").read_bytes()))
+    return Store(path)
+
+
+@pytest.mark.parametrize("version", [3, 6, 7])
+def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
+    store, then = written_by(version, tmp_path), known(version)
     assert disagreement(store) == ""
     clock()
-    assert as_then(everything(store), known()) == known()
+    found = everything(store) | ({"preferred": preferred(store)} if "preferred" in then else {})
+    assert as_then(found, then) == then
     assert disagreement(store) == ""
+
+
+def test_preferences_can_be_added_to_a_file_written_before(tmp_path):
+    """The file of format 6 has none; after the same calls it has those of format 7's file."""
+    store = written_by(6, tmp_path)
+    assert store.preferences.in_force(MODEL, "default") == []
+    prefer(store)
+    then = known(7)["preferred"]
+    assert preferred(store) == then and [p["better"] for p in then["in_force"]] == ["r7"]
+    assert disagreement(store) == ""
+
+
+@pytest.mark.parametrize(
+    "column,value", [("better", "r1"), ("strength", 1.0), ("kind", "edit"), ("weight", 2)]
+)
+def test_a_changed_preference_disagrees_with_the_log(tmp_path, column, value):
+    store = written_by(7, tmp_path)
+    store.db.execute(f"UPDATE preferences SET {column} = ? WHERE id = 2", value)
+    assert disagreement(store) == "preference 2 is not what was written"
 
 
 def test_the_same_calls_write_the_same_log_and_read_the_same_rows(tmp_path, clock):

@@ -20,6 +20,7 @@ from .library import LibraryActions
 from .models import ModelActions
 from .panel import PanelActions
 from .rate import RateActions
+from .rewrite import RewriteActions
 from .select import SelectActions
 from .write import WriteActions
 
@@ -34,11 +35,15 @@ class Actions:
         self.clipboard = ClipboardActions(chat, self.rate)
         self.models = ModelActions(chat, self.library, self.write, self._use_adapter)
         self.compare = CompareActions(chat, self.rate, self.write)
+        self.rewrite = RewriteActions(chat, self.rate, self.write)
         self.leave = LeaveActions(chat, self.write, self.clipboard)
         self.select = SelectActions(chat)
 
     async def submit(self, text: str) -> None:
-        """Send a message, or carry out a command."""
+        """Send a message, save a rewritten reply, or carry out a command."""
+        if self.rewrite.is_begun():
+            self.rewrite.save(text.strip())
+            return
         try:
             command = parse(text)
         except RuvmlxError as error:
@@ -117,6 +122,8 @@ class Actions:
             return session and idle and self.write.may(what.removeprefix("write."))
         if what in ("library.choose", "models.choose", "models.choose_adapter"):
             return session and idle
+        if what == "rewrite.begin":
+            return session and idle and bool(chat.transcript.replies)
         if what in ("rate.rate", "select.select"):
             too_early = what == "rate.rate" and self.rate.is_too_early
             return session and not too_early and bool(chat.transcript.replies)

@@ -2,11 +2,13 @@
 
 from functools import partial
 
-from .. import compare, describe
+from ruvmlx.runtime import PreferenceResult, Runtime
+
+from .. import compare
 from ..compare_screen import CompareScreen
 from ..context import ChatContext
 from ..view_model import Standing
-from .rate import EFFECT_SHOWN, RateActions
+from .rate import RateActions
 from .write import WriteActions
 
 
@@ -33,22 +35,19 @@ class CompareActions:
             await self._write.show_turns()
             self._write.settle()
             if chosen is not None:
-                await self._prefer(chat.state.candidates[chosen])
+                await self.choose(str(chosen + 1))
 
     async def choose(self, argument: str) -> None:
-        await self._prefer(compare.choice(argument, self._chat.state.candidates))
-
-    async def _prefer(self, chosen: compare.Candidate) -> None:
         chat, session = self._chat, self._chat.state.session
-        done = await chat.attempt(
-            lambda runtime: (runtime.chats.prefer(session, chosen.message), Standing.of(runtime, session))
-        )
+        chosen, other = compare.choice(argument, chat.state.candidates)
+
+        def prefer(runtime: Runtime) -> tuple[PreferenceResult, Standing]:
+            learned = runtime.chats.prefer(session, chosen.message, other.message)
+            return learned, Standing.of(runtime, session)
+
+        done = await chat.attempt(prefer)
         if done:
             await self._write.show_turns()
-            for reply in chat.transcript.replies:
-                if reply.message_id == chosen.message:
-                    reply.rated(done[0])
             self._rate.show(done[1])
-            chat.status.flash(
-                f"{compare.told(chosen)} · {describe.milliseconds(done[0].apply_us)}", EFFECT_SHOWN
-            )
+            self._rate.show_preference(chosen.message, done[0])
+            self._rate.tell_preference(done[0], compare.told(chosen))

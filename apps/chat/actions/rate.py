@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
-from ruvmlx.runtime import LearnStatus, Runtime
+from ruvmlx.runtime import LearnStatus, PreferenceResult, Runtime
 
-from .. import describe
+from .. import describe, keys
 from ..arguments import parse_rating
 from ..context import ChatContext
 from ..view_model import Standing
@@ -45,6 +45,17 @@ class RateActions:
             self.show(done[1])
             chat.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
 
+    def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
+        """Show under a reply what was learned from the choice of it."""
+        for reply in self._chat.transcript.replies:
+            if reply.message_id == message:
+                reply.preferred(learned)
+
+    def tell_preference(self, learned: PreferenceResult, what: str) -> None:
+        """Say what was learned, and the key that takes it back."""
+        key = keys.shown(self._chat.app, "undo", "Ctrl+R")
+        self._chat.status.flash(describe.learned_choice(learned, what, key), EFFECT_SHOWN)
+
     @property
     def is_too_early(self) -> bool:
         """While a reply is written and none is selected, a rating would go to the reply before it. While a
@@ -70,7 +81,7 @@ class RateActions:
 
     def show_learned(self, learned: LearnStatus | None) -> None:
         self._chat.status.learned = learned
-        self._chat.key_hints.can_take_back = bool(learned and learned.ratings)
+        self._chat.key_hints.can_take_back = bool(learned and learned.ratings + learned.preferences)
         self._panel.fill()
         self._chat.app.refresh_bindings()
 

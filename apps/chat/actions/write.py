@@ -188,7 +188,7 @@ class WriteActions:
         """Stop editing; return the edited message, if it is still shown."""
         edited = self._chat.editing
         self.cancel_edit()
-        return edited if edited and edited.is_attached else None
+        return edited if isinstance(edited, UserMessage) and edited.is_attached else None
 
     # Alternatives
 

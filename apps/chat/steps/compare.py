@@ -29,6 +29,6 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    chosen = compare.choice(argument, state.candidates)
-    result = runtime.chats.prefer(state.session, chosen.message)
-    return Outcome(f"{compare.told(chosen)}. {describe.effect_words(result)}")
+    chosen, other = compare.choice(argument, state.candidates)
+    result = runtime.chats.prefer(state.session, chosen.message, other.message)
+    return Outcome(describe.preference_words(result, compare.told(chosen)))

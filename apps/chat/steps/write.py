@@ -71,6 +71,21 @@ def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     return Outcome(reply=say(state, argument, question.id))
 
 
+def rewrite(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument, show the reply."""
+    turns = runtime.chats.turns(state.session)
+    reply = next((t for t in reversed(turns) if t.role == "assistant"), None)
+    if reply is None or reply.id is None:
+        raise NotFound("there is no reply to rewrite yet")
+    if not argument:
+        shown = sanitize(split(reply.content).answer)
+        return Outcome(f"The reply: {shown}\nTo change it: /rewrite and your text.")
+    edited = runtime.chats.edit_reply(state.session, reply.id, argument)
+    if edited.preference is None:
+        return Outcome(f"{describe.NOTHING_LEARNED}.")
+    return Outcome(describe.preference_words(edited.preference, describe.YOUR_VERSION))
+
+
 def next_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     return _flip(runtime, state, 1)
 

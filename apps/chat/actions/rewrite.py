@@ -1,0 +1,65 @@
+"""Rewriting a reply in the app: the user's version stands beside it, and is preferred to it."""
+
+from functools import partial
+
+from ruvmlx.runtime import EditedReply, Runtime
+
+from .. import describe
+from ..context import ChatContext
+from ..messages import ReplyMessage
+from ..view_model import Standing
+from .rate import EFFECT_SHOWN, RateActions
+from .write import WriteActions
+
+HEADING = "Rewriting the reply · Enter saves your version, Esc cancels"
+
+
+class RewriteActions:
+    def __init__(self, chat: ChatContext, rate: RateActions, write: WriteActions) -> None:
+        self._chat, self._rate, self._write = chat, rate, write
+
+    def as_typed(self, argument: str) -> None:
+        """Save the argument as the user's version of the chosen reply; without one, put it into the input."""
+        if self.begin() and argument:
+            self.save(argument)
+
+    def begin(self) -> bool:
+        """Put the chosen reply into the input; False if there is none."""
+        chat, reply = self._chat, self._chat.chosen()
+        if chat.phase != "idle" or reply is None or reply.message_id is None:
+            chat.status.flash("There is no reply to rewrite yet")
+            return False
+        chat.editing = reply
+        chat.prompt.begin_edit(reply.answer, HEADING)
+        return True
+
+    def is_begun(self) -> bool:
+        return isinstance(self._chat.editing, ReplyMessage)
+
+    def save(self, text: str) -> None:
+        """Save the user's version. If it is refused, it stays in the input."""
+        reply = self._chat.editing
+        if isinstance(reply, ReplyMessage) and not reply.progress:
+            reply.progress = "saving your version"
+            self._chat.start(partial(self._save, reply, text), group="write")
+
+    async def _save(self, reply: ReplyMessage, text: str) -> None:
+        chat, session, message = self._chat, self._chat.state.session, reply.message_id
+        assert message is not None
+
+        def save(runtime: Runtime) -> tuple[EditedReply, Standing]:
+            return runtime.chats.edit_reply(session, message, text), Standing.of(runtime, session)
+
+        done = await chat.attempt(save)
+        reply.progress = ""
+        if not done:
+            return
+        self._write.cancel_edit()
+        await self._write.show_turns()
+        edited, standing = done
+        self._rate.show(standing)
+        if edited.preference is None:
+            chat.status.flash(describe.NOTHING_LEARNED, EFFECT_SHOWN)
+        else:
+            self._rate.show_preference(edited.message, edited.preference)
+            self._rate.tell_preference(edited.preference, describe.YOUR_VERSION)

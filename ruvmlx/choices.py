@@ -1,0 +1,111 @@
+"""What the user prefers among replies: one of two, their own version of a reply, the one they go on from."""
+
+import contextlib
+from dataclasses import dataclass
+
+from .context_window import Turn
+from .errors import AdapterMismatch, RuvmlxError, UsageError
+from .learning import Learning
+from .models.model import Model
+from .sona.edited_reply import edited_reply
+from .sona.state import PreferenceResult
+from .store import MessageRow, ReplyRow, Store
+
+REGENERATED = 0.3  # strength of a preference for the reply that the user went on from
+
+
+@dataclass(frozen=True)
+class EditedReply:
+    """A reply that the user rewrote. message: its id in the chat; None: it is in no chat. preference: what
+    was learned from it; None: no adapter is in use."""
+
+    reply_id: str
+    message: int | None
+    preference: PreferenceResult | None
+
+
+class Choices:
+    """Preferences between replies of one model. The adapter in use learns from each at once."""
+
+    def __init__(self, store: Store, model: Model, learning: Learning):
+        self._store, self._model, self._learning = store, model, learning
+
+    def prefer(self, better: str, worse: str) -> PreferenceResult:
+        """Learn that one of two replies to one question is better. NotFound without an adapter."""
+        return self._learning.required().prefer(better, worse, "compare")
+
+    def rewrite(self, reply_id: str, text: str) -> PreferenceResult:
+        """As `edit`; but NotFound, and nothing is saved, without an adapter."""
+        self._learning.required()
+        learned = self.edit(reply_id, text).preference
+        assert learned is not None
+        return learned
+
+    def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
+        """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
+
+        text: replaces the answer; a thought stays. place: (chat, message) of the reply; None: where it was
+        shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another model's
+        reply.
+        """
+        original = self._store.replies.get(reply_id)
+        edited = self._edited(original, text)
+        session, message = place or self._store.messages.place_of(original.id) or (None, None)
+        if session is not None and message is not None:
+            self._store.messages.set_head_before(session, message)
+        self._store.replies.add(edited, session)
+        learner = self._learning.learner
+        return EditedReply(
+            edited.id,
+            self._store.messages.head(session) if session is not None else None,
+            learner.prefer(edited.id, original.id, "edit") if learner is not None else None,
+        )
+
+    def _edited(self, original: ReplyRow, text: str) -> ReplyRow:
+        if original.fingerprint != self._model.fingerprint:
+            raise AdapterMismatch(
+                f"{original.model} wrote that reply, and only that model can learn from your version; "
+                f"the open model is {self._model.name}."
+            )
+        edited = edited_reply(self._model.tokenizer, original, text)
+        context = self._model.context
+        tokens = len(edited.prompt_ids) + len(edited.sampled_ids)
+        if tokens > context:
+            raise UsageError(f"the edited reply needs {tokens} tokens of context; the model has {context}.")
+        return edited
+
+    def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
+        """The user goes on after a reply: if they had it written again, it is better than the last other one.
+
+        None, and nothing is learned, where that says nothing: there is no other reply that the user saw
+        whole, a preference between the two or ratings of both are known, or no adapter is in use. A failure
+        must not stop the user's message, so there are no errors.
+        """
+        learner, mine = self._learning.learner, turn.reply_id
+        if learner is None or mine is None or turn.branches < 2:
+            return None
+        left = self._left(session_id, turn)
+        if left is None or learner.history.pairs.between(mine, left):
+            return None
+        with contextlib.suppress(RuvmlxError):
+            return learner.prefer(mine, left, "regenerated", REGENERATED)
+        return None
+
+    def _left(self, session_id: str, turn: Turn) -> str | None:
+        """The newest other reply in a reply's place; None if going on says nothing of the two."""
+        rows = self._store.messages.all(session_id)
+        mine = next(row for row in rows if row.id == turn.id)
+        here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
+        others = [row for row in here if row.id != mine.id]
+        if mine not in here or not others:
+            return None
+        left = others[-1]  # a reply that was continued begins like the longer one
+        same = mine.content.startswith(left.content) or left.content.startswith(mine.content)
+        return None if same or (mine.rating and left.rating) else left.reply_id
+
+    def _counts(self, row: MessageRow) -> bool:
+        """Did this model write the reply, whole, and was it shown?"""
+        if row.reply_id is None or row.finish_reason == "cancelled":
+            return False
+        reply = self._store.replies.get(row.reply_id)
+        return reply.fingerprint == self._model.fingerprint and not (reply.beside or reply.edited)

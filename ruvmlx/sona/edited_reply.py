@@ -1,0 +1,57 @@
+"""A reply that the user rewrote: a reply of its own, beside the one that it was made from."""
+
+import uuid
+from dataclasses import replace
+
+from ..errors import UsageError
+from ..models import thinking
+from ..models.model import Message, Tokenizer
+from ..store import ReplyRow
+from .user_taste import reply_features
+
+
+def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
+    """The original with another answer; its thought stays. UsageError if the answer is empty or the same.
+
+    The tokens are those of the text, then the end of a reply: the model never drew them, so there is no
+    log-probability at which they were drawn.
+    """
+    if not answer.strip():
+        raise UsageError("the edited reply is empty; give some text.")
+    before = thinking.split(original.text).answer
+    if answer.strip() == before.strip():
+        raise UsageError("the edited reply is the same as before; nothing was saved.")
+    head = original.text[: len(original.text) - len(before)]
+    thought = _thought(tokenizer, original)
+    said = tokenizer.encode(head[len(head.rstrip()) :] + answer, add_bos=False)
+    return replace(
+        original,
+        id=uuid.uuid4().hex[:12],
+        adapter_version=0,
+        sampled_ids=[*thought, *said, *_end(tokenizer, original)],
+        text=head + answer,
+        finish_reason="stop",
+        logprob=None,
+        latency_ratio=1.0,
+        thought=len(thought),
+        features=reply_features(original.prompt, head + answer, "stop").to_bytes(),
+        beside=None,
+        edited=original.id,
+    )
+
+
+def _thought(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
+    """The sampled tokens of the original's thought."""
+    counter = thinking.ThoughtCounter(tokenizer, thinking.opened_by(tokenizer, original.prompt_ids))
+    for token in original.sampled_ids:
+        counter.add(token)
+    return original.sampled_ids[: counter.tokens]
+
+
+def _end(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
+    """The token with which the model ends a reply: as it ended this one, else as its template ends a turn."""
+    asked = [Message("user", "?"), Message("assistant", "!")]
+    for tokens in (original.sampled_ids[-1:], tokenizer.encode_chat(asked, add_generation_prompt=False)):
+        if ends := [token for token in tokens if token in tokenizer.eos_ids]:
+            return ends[-1:]
+    return []

@@ -1,0 +1,214 @@
+"""Preferences: of two replies to one question, which one the user finds better. Each made one version.
+
+A preference is in force if its version is the head or an ancestor of it, unless a later preference between
+the same two replies is in force.
+"""
+
+import time
+from dataclasses import dataclass
+
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, newest_version
+from .database import Database, columns
+from .ratings import RatedReply
+from .replies import ReplyWords
+from .witness import Witness
+
+KINDS = ("compare", "regenerated", "edit")
+_PAIR = "min(better, worse), max(better, worse)"  # the same two replies, whichever is the better one
+
+
+@dataclass(frozen=True)
+class PreferenceRow:
+    """better, worse: ids of replies. strength: 1 for a choice that the user was asked for or made by writing,
+    less for one that follows from what they did. weight: by how much both replies were pushed apart."""
+
+    better: str
+    worse: str
+    kind: str  # one of KINDS
+    strength: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class PreferenceLabel:
+    """A preference in force, with the version that it made."""
+
+    better: str
+    worse: str
+    strength: float
+    weight: float
+    version: int
+
+
+class Preferences:
+    """The table `preferences`. fingerprint and name: a model and one of its adapters."""
+
+    def __init__(self, db: Database, witness: Witness):
+        self._db, self._witness = db, witness
+
+    def add(self, fingerprint: str, name: str, version: int, row: PreferenceRow) -> None:
+        """Add the preference that made a version. It replaces an earlier one between the same two replies.
+
+        Call inside a transaction.
+        """
+        self._db.execute(
+            "UPDATE preferences SET in_force = 0 WHERE fingerprint = ?1 AND adapter = ?2"
+            " AND (better, worse) IN (VALUES (?3, ?4), (?4, ?3))",
+            fingerprint,
+            name,
+            row.better,
+            row.worse,
+        )
+        id_ = self._db.insert(
+            "preferences",
+            fingerprint=fingerprint,
+            adapter=name,
+            version=version,
+            in_force=1,
+            created=time.time(),
+            **vars(row),
+        )
+        self._record(fingerprint, name, id_, version, row)
+
+    def _record(self, fingerprint: str, name: str, id_: int, version: int, row: PreferenceRow) -> None:
+        facts = {"model": fingerprint, "adapter": name, "version": version, "id": id_}
+        self._witness.record("preference", facts | vars(row))
+
+    def enforce(self, fingerprint: str, name: str, head: int) -> None:
+        """Put the preferences that led to a version in force, and no others. Call inside a transaction."""
+        self._db.execute(
+            "UPDATE preferences SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name
+        )
+        self._db.execute(
+            WITH_ANCESTORS + "UPDATE preferences SET in_force = 1 WHERE id IN"
+            " (SELECT max(id) FROM preferences WHERE fingerprint = ?1 AND adapter = ?2"
+            f" AND version IN (SELECT version FROM ancestors) GROUP BY {_PAIR})",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+        )
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def in_force(self, fingerprint: str, name: str) -> list[PreferenceLabel]:
+        """The preferences in force, oldest first."""
+        rows = self._db.rows(
+            f"SELECT {columns(PreferenceLabel)} FROM preferences"
+            " WHERE fingerprint = ? AND adapter = ? AND in_force ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [PreferenceLabel(**row) for row in rows]
+
+    def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
+        """(prompt, better text, worse text) of those in force whose chat was not deleted, oldest first."""
+        rows = self._db.rows(
+            "SELECT b.prompt, b.text AS better, w.text AS worse FROM preferences p"
+            " JOIN replies b ON b.id = p.better JOIN replies w ON w.id = p.worse"
+            " WHERE p.fingerprint = ? AND p.adapter = ? AND p.in_force AND b.prompt != '' AND w.prompt != ''"
+            " ORDER BY p.id",
+            fingerprint,
+            name,
+        )
+        return [(row["prompt"], row["better"], row["worse"]) for row in rows]
+
+    def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
+        """The taste model's columns of all replies in a preference in force."""
+        rows = self._db.rows(
+            f"SELECT {columns(ReplyWords)} FROM replies WHERE id IN (SELECT better FROM preferences"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION SELECT worse FROM preferences"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force) ORDER BY seq",
+            fingerprint,
+            name,
+        )
+        return [ReplyWords(**row) for row in rows]
+
+    def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
+        """Both replies of the newest preferences in force, as rated replies, oldest first.
+
+        A reply of several preferences is there once, with the newest. Replies without tokens are left out,
+        and so are replies with a rating in force: the rating says more of one reply.
+        """
+        rows = self._db.rows(
+            "WITH said(id, reply_id, rating, version, reward) AS ("
+            " SELECT id, better, 'up', version, strength FROM preferences"
+            "  WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION ALL"
+            " SELECT id, worse, 'down', version, -strength FROM preferences"
+            "  WHERE fingerprint = ?1 AND adapter = ?2 AND in_force)"
+            " SELECT r.id AS reply_id, s.rating, s.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
+            " r.logprob, s.reward FROM said s JOIN replies r ON r.id = s.reply_id"
+            " WHERE length(r.sampled_ids) > 0"
+            " AND s.id = (SELECT max(id) FROM said WHERE reply_id = s.reply_id)"
+            " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = r.id AND t.fingerprint = ?1"
+            " AND t.adapter = ?2 AND t.in_force)"
+            " ORDER BY s.id DESC, s.rating LIMIT ?3",
+            fingerprint,
+            name,
+            limit,
+        )
+        return [RatedReply(**row) for row in reversed(rows)]
+
+    def steps_of_pair(
+        self, fingerprint: str, name: str, head: int, one: str, other: str
+    ) -> list[tuple[int, int]]:
+        """(version before, version after) of the preferences between two replies that led to the head, oldest
+        first."""
+        rows = self._db.rows(
+            WITH_ANCESTORS + "SELECT a.parent, p.version FROM preferences p JOIN adapters a"
+            " ON a.fingerprint = p.fingerprint AND a.name = p.adapter AND a.version = p.version"
+            " WHERE p.fingerprint = ?1 AND p.adapter = ?2"
+            " AND (p.better, p.worse) IN (VALUES (?5, ?6), (?6, ?5))"
+            " AND p.version IN (SELECT version FROM ancestors) ORDER BY p.id",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            one,
+            other,
+        )
+        return [(row["parent"], row["version"]) for row in rows]
+
+    def last_version(self, fingerprint: str, name: str, head: int) -> int:
+        """The newest version that a preference made, among the head and its ancestors; 0: there is none."""
+        return newest_version(self._db, "preferences", fingerprint, name, head)
+
+    def of_chat(self, session_id: str) -> list[tuple[str, str, str]]:
+        """(better reply, worse reply, kind) of the preferences in force between replies of a chat."""
+        shown = "(SELECT reply_id FROM messages WHERE session_id = ?1)"
+        rows = self._db.rows(
+            "SELECT better, worse, kind FROM preferences WHERE in_force"
+            f" AND better IN {shown} AND worse IN {shown} ORDER BY id",
+            session_id,
+        )
+        return [(row["better"], row["worse"], row["kind"]) for row in rows]
+
+    # -- whole adapters ------------------------------------------------------------------------------
+
+    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
+        """Copy the preferences that led to `head` to another adapter. Call inside a transaction."""
+        self._db.execute(
+            WITH_ANCESTORS + f"INSERT INTO preferences (fingerprint, adapter, version, {_FIELDS}, in_force,"
+            f" created) SELECT fingerprint, ?5, version, {_FIELDS}, in_force, created FROM preferences"
+            " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
+            " ORDER BY id",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            new,
+        )
+        rows = self._db.rows(
+            f"SELECT id, version, {_FIELDS} FROM preferences WHERE fingerprint = ? AND adapter = ?",
+            fingerprint,
+            new,
+        )
+        for id_, version, *facts in rows:
+            self._record(fingerprint, new, id_, version, PreferenceRow(*facts))
+
+    def delete(self, fingerprint: str, name: str) -> None:
+        """Delete all preferences of an adapter. Call inside a transaction."""
+        self._db.execute("DELETE FROM preferences WHERE fingerprint = ? AND adapter = ?", fingerprint, name)
+
+
+_FIELDS = columns(PreferenceRow)

@@ -1,0 +1,142 @@
+"""`E` on a reply: the user's version becomes a branch beside it, and the model learns from it."""
+
+import pytest
+from ruvmlx.apps.chat.messages import ReplyMessage
+
+from ruvmlx.errors import StoreBusy
+
+from .helpers import WIDE, ask, screen_text, until
+from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+
+LEARNED = "Learned that you prefer your version; Ctrl+R takes it back"
+
+
+async def rewrite(app, pilot, text, *keys):
+    """Choose a reply, press E, and replace its words."""
+    await pilot.press("tab", *keys, "E")
+    await until(pilot, lambda: isinstance(app.chat.editing, ReplyMessage) and app.chat.prompt.has_focus)
+    app.chat.prompt.text = text
+    await pilot.press("enter")
+
+
+@BOTH_SIZES
+async def test_the_rewritten_reply_stands_beside_the_first_and_is_learned_from(chatting, size):  # noqa: F811
+    async with chatting(size) as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        first = reply.text
+        await pilot.press("tab")
+        assert "E Rewrite" in screen_text(app) or size != WIDE
+        await pilot.press("E")
+        await until(pilot, lambda: app.chat.prompt.text == first and app.chat.prompt.has_focus)
+        assert "Rewriting the reply · Enter saves your version" in screen_text(app)
+        app.chat.prompt.text = "My own words."
+        await pilot.press("enter")
+        await until(pilot, lambda: LEARNED in screen_text(app))
+        assert shown(app) == ["Hello", "My own words."] and app.chat.editing is None
+        assert "‹ 2/2 ›" in screen_text(app) and "◆ preferred · lead (log-prob)" in screen_text(app)
+        status = await app.host.call(lambda runtime: runtime.status())
+        assert (status.preferences, status.updates) == (1, 1)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "Last preference taken back" in screen_text(app))
+        assert "◆ preferred" not in screen_text(app) and shown(app)[-1] == "My own words."
+        await send(app, pilot, "/prev")
+        await until(pilot, lambda: shown(app)[-1] == first)
+
+
+async def test_esc_keeps_the_reply_and_gives_the_draft_back(chatting):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", "E")
+        await until(pilot, lambda: app.chat.prompt.text == reply.text)
+        await pilot.press("escape")
+        assert app.chat.prompt.text == "a draft" and app.chat.editing is None
+        assert "Rewriting" not in screen_text(app)
+        await pilot.press("enter")  # the draft is a message again
+        await until(pilot, lambda: "a draft" in shown(app))
+        assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
+
+
+async def test_an_earlier_reply_can_be_rewritten_and_the_chat_goes_on_from_there(chatting):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "First")
+        await ask(app, pilot, "Second")
+        await rewrite(app, pilot, "line one\n/not a command", "up")
+        await until(pilot, lambda: LEARNED in screen_text(app))
+        assert shown(app) == ["First", "line one\n/not a command"]
+        await ask(app, pilot, "Third")
+        turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
+        assert [turn.content for turn in turns[:3]] == ["First", "line one\n/not a command", "Third"]
+
+
+async def test_a_text_that_begins_like_a_command_is_still_a_reply(chatting):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await rewrite(app, pilot, "/quit")
+        await until(pilot, lambda: LEARNED in screen_text(app))
+        assert shown(app)[-1] == "/quit"
+
+
+async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noqa: F811
+    """The same words, and a store that is busy: nothing is saved, and the words can be sent again."""
+    async with chatting(WIDE) as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        await pilot.press("tab", "E")
+        await until(pilot, lambda: app.chat.prompt.text == reply.text)
+        await pilot.press("enter")
+        await until(pilot, lambda: "same as before" in screen_text(app) and not reply.progress)
+        runtime = app.host.holder.opened
+
+        def busy(*_):
+            raise StoreBusy("locked by a test")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime.store.replies, "add", busy)
+            app.chat.prompt.text = "Mine."
+            await pilot.press("enter")
+            await until(pilot, lambda: "locked by a test" in screen_text(app) and not reply.progress)
+        assert app.chat.prompt.text == "Mine." and app.chat.editing is reply
+        await pilot.press("enter")
+        await until(pilot, lambda: LEARNED in screen_text(app))
+        assert shown(app)[-1] == "Mine."
+
+
+async def test_the_users_own_key_is_told(chatting):  # noqa: F811
+    async with chatting(WIDE, keys="undo=f8") as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await rewrite(app, pilot, "Mine.")
+        await until(pilot, lambda: "your version; f8 takes it back" in screen_text(app).lower())
+
+
+async def test_without_a_reply_or_an_adapter(chatting):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        await send(app, pilot, "/rewrite")
+        await until(pilot, lambda: "no reply to rewrite yet" in screen_text(app))
+        await ask(app, pilot, "Hello")
+        await send(app, pilot, "/adapter none")
+        await until(pilot, lambda: app.chat.status.learned is None)
+        await send(app, pilot, "/rewrite Mine.")
+        await until(pilot, lambda: "so nothing was learned" in screen_text(app))
+        assert shown(app)[-1] == "Mine."
+
+
+async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting):  # noqa: F811
+    async with chatting(WIDE) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
+        await ask(app, pilot, "And then?")
+        (found,) = await app.host.call(lambda runtime: runtime.learner.history.pairs.in_force())
+        assert found.strength == pytest.approx(0.3)
+
+
+def test_plain_mode_rewrites(open_tiny, capsys):
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "Hello", "/rewrite", "/rewrite My own words.", "/undo", "/prev", "/next")
+        assert code == 0, capsys.readouterr().err
+        assert "To change it: /rewrite and your text." in said
+        assert "Learned that you prefer your version; /undo takes it back. Its log-probability" in said
+        assert "Last preference taken back: 0 left" in said and "Assistant: My own words." in said
+        code, said = plain(runtime, "/rewrite x")
+        assert code == 1 and said == ""
