@@ -3,6 +3,7 @@
 import importlib.util
 import time
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ from .output import json_option, log, print_json, show
 )
 @click.option("--drawn", type=click.IntRange(min=1), help="N users drawn from a space of tastes.")
 @click.option("--held-out", is_flag=True, help="Draw them from the family that tuning never sees.")
-@click.option("--rater", type=click.Choice(list(RATERS)), help="How drawn users rate; each its own way by default.")
+@click.option(
+    "--rater", type=click.Choice(list(RATERS)), help="How drawn users rate; by default each their own."
+)
 @click.option(
     "--best-of",
     type=click.IntRange(1, 8),
@@ -166,11 +169,20 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
     setup = drawn_trial.DrawnSetup(chat, flags["learn"], flags["best_of"])
     users = [drawn_users.DrawnUser.draw(n, flags["held_out"], flags["rater"]) for n in range(flags["drawn"])]
     wanted = drawn_suite.DrawnRun(setup, users, flags["seeds"], flags["rater"])
-    found = drawn_suite.run_missing(open_bench(resolve(flags), log), wanted, file, log)
+    bench = open_bench(resolve(flags), log)
+    found = drawn_suite.run_missing(bench, wanted, file, _machine(bench), log)
     if as_json:
         print_json(drawn_report.facts(found) | {"seconds": round(time.monotonic() - started, 1)})
     else:
         show(drawn_report.text(found))
+
+
+def _machine(bench: Any) -> str:
+    """The processor, the backend and the day."""
+    from ..bench.machine import hardware
+
+    known = hardware(0)
+    return f"{known['chip']}, {known['cores']} cores, {known['system']}; {bench.backend.name}; {date.today()}"
 
 
 def _drawn_report(file: Path | None, report: Path) -> None:

@@ -1,7 +1,8 @@
 """What ratings do for drawn users: the distribution over users, the worst of them, and the cost.
 
-Only users within reach count: those for whom a perfect judge's pick among eight replies of the untouched model
-beats a random one of them in at least REACH of all questions. That is computed before anything is learned.
+Only users within reach count: those for whom a perfect judge's pick among eight replies of the untouched
+model beats a random one of them in at least REACH of all questions. That is computed before anything is
+learned.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class UserPoint:
 
 
 @dataclass(frozen=True)
-class Distribution:
+class ArmSpread:
     """An arm over all users within reach. quantiles: of the users' win-rates, at QUANTILES. worst: the user
     whose interval begins lowest. better, worse: users whose interval lies wholly above, or below, 50%."""
 
@@ -48,10 +49,10 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds of the whole machine. reply: an unseen question's one reply, in a batch. best_of: what the other
-    replies to it and the choice add. rating: for each reply that was read, with the rating. training: per
-    user."""
+class ArmCost:
+    """Seconds of the whole machine. rating: for each reply that was read, with its rating. training: a user.
+    reply: for a reply to an unseen question, in a batch. best_of: what the other replies to that question,
+    and the choice, add."""
 
     learn: str
     users: int
@@ -87,7 +88,7 @@ def arms(results: Results) -> list[str]:
     return sorted(names, key=lambda name: (order.index(name.split("+")[0]), name))
 
 
-def distributions(results: Results) -> list[Distribution]:
+def distributions(results: Results) -> list[ArmSpread]:
     """Every arm after every number of ratings."""
     counted = within_reach(results)
     ratings = sorted({c["ratings"] for r in counted for c in r["checkpoints"]})
@@ -95,10 +96,10 @@ def distributions(results: Results) -> list[Distribution]:
     return [_distribution(arm, n, users) for arm, n, users in every if users]
 
 
-def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> Distribution:
+def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
     rates = np.array([p.win_rate for p in users])
     low, high = mean_interval(rates)
-    return Distribution(
+    return ArmSpread(
         arm, ratings, len(users), round(float(rates.mean()), 3), (round(low, 3), round(high, 3)),
         tuple(round(float(q), 3) for q in np.quantile(rates, QUANTILES)),
         min(users, key=lambda p: (p.win_ci[0], p.win_rate)),
@@ -107,7 +108,7 @@ def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> Distributio
     )  # fmt: skip
 
 
-def costs(results: Results) -> list[Cost]:
+def costs(results: Results) -> list[ArmCost]:
     """Over all users, those out of reach too."""
     return [_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
 
@@ -116,13 +117,13 @@ def _learns(results: Results) -> list[str]:
     return list(dict.fromkeys(r["learn"] for r in results))
 
 
-def _cost(learn: str, of: Results) -> Cost:
+def _cost(learn: str, of: Results) -> ArmCost:
     seconds = {name: sum(r["seconds"][name] for r in of) for name in of[0]["seconds"]}
     read = sum(r["checkpoints"][-1]["read"] for r in of)
     asked = sum(len(c["stars"]["original"]) for r in of for c in r["checkpoints"])
     each = (seconds["ratings"] / read, seconds["training"] / len(of))
     per_reply = (seconds[name] / asked for name in ("replies", "best_of"))
-    return Cost(learn, len(of), *(round(x, 3) for x in (*each, *per_reply)))
+    return ArmCost(learn, len(of), *(round(x, 3) for x in (*each, *per_reply)))
 
 
 def facts(results: Results) -> dict[str, Any]:
@@ -200,14 +201,16 @@ def _section(of: Results) -> list[str]:
         f"{setting['raters']}.", "", *_table(_ARM_HEAD, [_arm_row(d) for d in distributions(of)]),
         "", "Mean win-rate after the last rating, by how a user rates and by the kind of taste:", "",
         *_by_group(of), "", "Every user after the last rating:", "", *_by_user(of), "",
-        "Cost, in seconds of the whole machine:", "", *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
+        "ArmCost, in seconds of the whole machine:", "", *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
     ]  # fmt: skip
 
 
 def text(results: Results) -> str:
     """The distribution and the cost, for a terminal."""
     known = facts(results)
-    head = f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
+    head = (
+        f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
+    )
     rows = [head, *_plain(_ARM_HEAD, [_arm_row(d) for d in distributions(results)])]
     return "\n".join([*rows, *_plain(_COST_HEAD, [_cost_row(c) for c in costs(results)])])
 
@@ -216,10 +219,17 @@ _ARM_HEAD = (
     "arm", "ratings", "users", "mean (95%)", "10%", "25%", "median", "75%", "90%", "worst user",
     "surely better", "surely worse", "KL", "perplexity",
 )  # fmt: skip
-_COST_HEAD = ("arm", "users", "a reply, read and rated", "training, a user", "a reply", "best of n adds to it")
+_COST_HEAD = (
+    "arm",
+    "users",
+    "a reply, read and rated",
+    "training, a user",
+    "a reply",
+    "best of n adds",
+)
 
 
-def _arm_row(d: Distribution) -> list[str]:
+def _arm_row(d: ArmSpread) -> list[str]:
     low, high = d.win_ci
     at, until = d.worst.win_ci
     return [
@@ -230,7 +240,7 @@ def _arm_row(d: Distribution) -> list[str]:
     ]  # fmt: skip
 
 
-def _cost_row(c: Cost) -> list[str]:
+def _cost_row(c: ArmCost) -> list[str]:
     return [c.learn, str(c.users), *(f"{x:.2f}" for x in (c.rating, c.training, c.reply, c.best_of))]
 
 
@@ -278,7 +288,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
 
 
 def picture(results: Results) -> str:

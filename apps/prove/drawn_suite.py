@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ..bench.machine import hardware
 from . import suite
 from .as_chat import PATIENCE
 from .drawn_trial import DrawnSetup, FrozenReplies, reach, run
@@ -31,8 +29,8 @@ class DrawnRun:
         """What a result depends on besides the user and the seed."""
         chat = self.setup.chat
         return {
-            "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses), "questions": len(chat.heldout),
-            "max_tokens": chat.max_tokens, "temperature": chat.temperature,
+            "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses),
+            "questions": len(chat.heldout), "max_tokens": chat.max_tokens, "temperature": chat.temperature,
         }  # fmt: skip
 
 
@@ -40,8 +38,11 @@ def results(path: Path) -> list[dict[str, Any]]:
     return suite.results(path, of="user")
 
 
-def run_missing(bench: Bench, wanted: DrawnRun, path: Path | None, log: Log) -> list[dict[str, Any]]:
-    """Run what the file lacks, and add it; returns what was wanted. path: None keeps no file."""
+def run_missing(
+    bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log
+) -> list[dict[str, Any]]:
+    """Run what the file lacks, and add it; returns what was wanted. path: None keeps no file. machine: where
+    and when, kept with each result."""
     setting = wanted.setting(bench.model.name)
     old = {_key(r): r for r in results(path)} if path else {}
     keys = {
@@ -55,24 +56,20 @@ def run_missing(bench: Bench, wanted: DrawnRun, path: Path | None, log: Log) -> 
     log("the untouched model answers every question several times, to scale stars by")
     scale = FrozenReplies.sample(bench, wanted.setup, 0)
     reached = {u.number: reach(DrawnStars(u, scale.texts), scale) for u in wanted.users}
-    missing = [
-        [u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)
-    ]
+    missing = [[u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)]
     log(estimate(wanted, sum(map(len, missing)), scale.seconds))
     for seed, users in enumerate(missing):
         frozen = FrozenReplies.sample(bench, wanted.setup, seed) if seed and users else scale
         for facts in run(bench, wanted.setup, users, seed, frozen, scale, log):
-            facts |= {"reach": round(reached[facts["user"]], 3), "setting": setting, "machine": machine(bench)}
+            facts |= {
+                "reach": round(reached[facts["user"]], 3),
+                "setting": setting,
+                "machine": machine,
+            }
             found.append(facts)
             if path:
                 suite.append(path, facts)
     return found
-
-
-def machine(bench: Bench) -> str:
-    """The processor, and the day."""
-    known = hardware(0)
-    return f"{known['chip']}, {known['cores']} cores, {known['system']}; {bench.backend.name}; {date.today()}"
 
 
 def estimate(wanted: DrawnRun, trials: int, seconds: float) -> str:
@@ -82,7 +79,9 @@ def estimate(wanted: DrawnRun, trials: int, seconds: float) -> str:
     read = chat.presses[-1] * pressing * (ALONE if full else 1.5)  # a batch of people is not always full
     tested = len(chat.presses) * len(chat.heldout) * wanted.setup.best_of
     minutes = trials * (read + tested) * seconds / 60
-    return f"{trials} trials: about {minutes:.0f} minutes on this machine{', and the training' if full else ''}"
+    return (
+        f"{trials} trials: about {minutes:.0f} minutes on this machine{', and the training' if full else ''}"
+    )
 
 
 def _of(user: DrawnUser, setup: DrawnSetup, seed: int) -> dict[str, Any]:

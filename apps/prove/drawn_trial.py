@@ -1,9 +1,9 @@
 """Trials of drawn users: they read and rate replies, then unseen questions are answered again.
 
 Several users take turns in one batch (readers.py). Each unseen question gets `best_of` replies by the weights
-of the moment: the first one is the reply of the arm "instant" or "full"; of all, the taste model picks that of
-"+best-of-N". "original+best-of-N" is its choice among the untouched model's replies. All replies are compared
-with the untouched model's reply for the same seed. Best of n plays no part while the user rates.
+of the moment: the first is the reply of the arm "instant" or "full"; among all of them the taste model picks
+that of "+best-of-N". "original+best-of-N" is its pick among the untouched model's replies. Every reply is
+compared with the untouched model's reply for the same seed. Best of n plays no part while the user rates.
 """
 
 import time
@@ -32,7 +32,8 @@ SCALE_REPLIES = 4  # untouched replies to each question that is rated on
 GROUP = 8  # users in one batch
 _FIRST, _RATED, _SCALE = 3, 0, 5  # purposes of seeds, see seed_for
 
-Answers = dict[str, list[GenerationResponse]]  # by question
+Requests = dict[str, list[GenerationRequest]]  # by question
+Answers = dict[str, list[GenerationResponse]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,22 @@ class DrawnSetup:
         """Users in one batch. With training each has a base LoRA, and the backend holds one at a time."""
         return 1 if self.learn == "full" else GROUP
 
-    def unseen(self, runtime: Runtime, seed: int, count: int) -> Iterator[tuple[str, list[GenerationRequest]]]:
-        """(question, `count` requests) of each unseen question."""
-        for i, question in enumerate(self.chat.heldout):
-            first = asked(runtime, question, self.chat, seed_for(seed, _FIRST, i))
-            yield question, requests_for(first, count)
+    def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
+        """`count` requests for each unseen question."""
+        return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
+
+    def rated(self, runtime: Runtime, seed: int) -> Requests:
+        """SCALE_REPLIES requests for each question that is rated on."""
+        return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
+
+    def _requests(
+        self, runtime: Runtime, questions: Sequence[str], seed: int, purpose: int, count: int
+    ) -> Requests:
+        found = {}
+        for i, question in enumerate(questions):
+            first = asked(runtime, question, self.chat, seed_for(seed, purpose, i))
+            found[question] = requests_for(first, count)
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,18 +84,19 @@ class FrozenReplies:
     @classmethod
     def sample(cls, bench: Bench, setup: DrawnSetup, seed: int) -> "FrozenReplies":
         with bench.runtime(Arm()) as runtime:
-            unseen = dict(setup.unseen(runtime, seed, REACH_BEST_OF))
-            firsts = [asked(runtime, q, setup.chat, seed_for(seed, _SCALE, i))
-                      for i, q in enumerate(setup.chat.prompts)]  # fmt: skip
-            rated = {q: requests_for(r, SCALE_REPLIES) for q, r in zip(setup.chat.prompts, firsts, strict=True)}
-            started, every = time.perf_counter(), [r for of in (unseen | rated).values() for r in of]
+            assert runtime.learner is not None
+            runtime.learner.sync()
+            runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
+            unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
+            every = [request for of in (*unseen.values(), *rated.values()) for request in of]
+            started = time.perf_counter()
             found = _written(runtime, every, lambda request: None)
             seconds = (time.perf_counter() - started) / len(every)
-            return cls(
-                {q: [found[r.request_id] for r in of] for q, of in unseen.items()},
-                {q: [found[r.request_id] for r in of] for q, of in rated.items()},
-                seconds,
-            )
+        return cls(_answers(unseen, found), _answers(rated, found), seconds)
+
+
+def _answers(requests: Requests, found: dict[str, GenerationResponse]) -> Answers:
+    return {question: [found[r.request_id] for r in of] for question, of in requests.items()}
 
 
 def _written(
@@ -96,7 +109,7 @@ def _written(
 
 
 @dataclass
-class Seconds:
+class TrialSeconds:
     """What one user's trial took; of what was done in a batch, this user's share. ratings: replies that were
     read, and what each rating did. training: the background loop. replies: one reply to every unseen question
     at every checkpoint. best_of: the other replies to them, and the taste model."""
@@ -118,7 +131,7 @@ class _Drawn:
     read: int = 0
     given: int = 0
     tested: list[dict[str, Any]] = field(default_factory=list)
-    seconds: Seconds = field(default_factory=Seconds)
+    seconds: TrialSeconds = field(default_factory=TrialSeconds)
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng([self.seed, 6, self.user.number])
@@ -159,8 +172,8 @@ def run(
     bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
     frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Facts of each user's trial. frozen: the untouched model's replies for this seed; scale: those that stars
-    are scaled by, the same for all seeds."""
+    """Facts of each user's trial. frozen: the untouched model's replies for this seed; scale: those that
+    stars are scaled by, the same for all seeds."""
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
             people = [
@@ -181,33 +194,31 @@ def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
     started = time.perf_counter()
     for person, question, response in next_replies(people, lambda p: p.request(setup.chat)):
         person.receive(question, response)
+    share = (time.perf_counter() - started) / len(people)
     for person in people:
-        person.seconds.ratings += (time.perf_counter() - started) / len(people)
+        person.seconds.ratings += share
     if setup.learn == "full":
         people[0].train()
 
 
 def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: FrozenReplies) -> None:
     """Answer the unseen questions by the weights of these people."""
+    wanted, micro = list[Requests](), dict[str, HeadAdapter]()
     for person in people:
         learner_of(person).sync()
-    micro = {}
-    asked_of: list[dict[str, list[GenerationRequest]]] = []
-    for person in people:
-        asked_of.append(dict(setup.unseen(person.runtime, person.seed, setup.best_of)))
-        micro |= {r.request_id: learner_of(person).micro for of in asked_of[-1].values() for r in of}
-    started = time.perf_counter()
-    found, runtime = {}, people[0].runtime
-    for part, name in ((slice(0, 1), "replies"), (slice(1, None), "best_of")):
-        requests = [r for every in asked_of for of in every.values() for r in of[part]]
-        found |= _written(runtime, requests, lambda request: micro[request.request_id])
-        for person in people:
-            spent = (time.perf_counter() - started) / len(people)
-            setattr(person.seconds, name, getattr(person.seconds, name) + spent)
+        wanted.append(setup.unseen(person.runtime, person.seed, setup.best_of))
+        micro |= {r.request_id: learner_of(person).micro for of in wanted[-1].values() for r in of}
+    found = dict[str, GenerationResponse]()
+    for which, first in ((slice(0, 1), True), (slice(1, None), False)):
         started = time.perf_counter()
-    for person, every in zip(people, asked_of, strict=True):
-        answers = {q: [found[r.request_id] for r in of] for q, of in every.items()}
-        person.tested.append(_tested(bench, setup, person, answers, frozen))
+        requests = [r for requests in wanted for of in requests.values() for r in of[which]]
+        found |= _written(people[0].runtime, requests, lambda request: micro[request.request_id])
+        share = (time.perf_counter() - started) / len(people)
+        for person in people:
+            person.seconds.replies += share if first else 0
+            person.seconds.best_of += 0 if first else share
+    for person, requests_ in zip(people, wanted, strict=True):
+        person.tested.append(_tested(bench, setup, person, _answers(requests_, found), frozen))
 
 
 def _tested(
@@ -249,8 +260,8 @@ def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
 def _facts(setup: DrawnSetup, person: _Drawn) -> dict[str, Any]:
     user = person.user
     return {
-        "user": user.number, "family": user.family, "rater": user.rater, "kind": user.kind, "taste": user.words,
-        "learn": setup.learn, "best_of": setup.best_of, "seed": person.seed,
+        "user": user.number, "family": user.family, "rater": user.rater, "kind": user.kind,
+        "taste": user.words, "learn": setup.learn, "best_of": setup.best_of, "seed": person.seed,
         "checkpoints": person.tested,
         "seconds": {name: round(value, 2) for name, value in vars(person.seconds).items()},
     }  # fmt: skip

@@ -74,7 +74,9 @@ class DrawnStars:
         self._user, self._centre = user, dict[str, np.ndarray]()
         self._scale: dict[DrawnTaste, tuple[np.ndarray, np.ndarray]] = {}  # spread [K], cuts [4]
         for taste in user.tastes:
-            values = {q: taste.values([q] * len(t), t) for q, t in frozen.items() if user.taste_for(q) is taste}
+            values = {
+                q: taste.values([q] * len(t), t) for q, t in frozen.items() if user.taste_for(q) is taste
+            }
             if values:
                 self._measure(taste, values)
 

@@ -1,5 +1,5 @@
-"""Several simulated people who take turns: their replies are written as one batch, each with that person's own
-weights, and committed as the chat does, so that they can be rated."""
+"""Several simulated people who take turns: their replies are written as one batch, each with that person's
+own weights, and committed as the chat does, so that they can be rated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -30,7 +30,8 @@ def learner_of(reader: Reader) -> Learner:
 def next_replies(
     readers: Sequence[AnyReader], request_of: Callable[[AnyReader], GenerationRequest]
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
-    """(reader, question, reply) of each: written as one batch, committed. All must have the same base LoRA."""
+    """(reader, question, reply) of each reader. The replies are written as one batch and committed. All must
+    have the same base LoRA."""
     by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
     for reader in readers:
         learner_of(reader).sync()
@@ -48,9 +49,7 @@ def next_replies(
         yield reader, (request.messages or [])[-1].content, response
 
 
-def _commit(
-    runtime: Runtime, request: GenerationRequest, response: GenerationResponse, trace: Trace
-) -> None:
+def _commit(runtime: Runtime, request: GenerationRequest, response: GenerationResponse, trace: Trace) -> None:
     learner = runtime.learner
     assert learner is not None
     row = ReplyRow.of(

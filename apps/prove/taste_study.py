@@ -89,7 +89,9 @@ class Study:
         m, s, t = (values[self._unseen].reshape(-1, REPLIES) for values in (mean, sd, stars))
         a, b = ((x - x.mean(axis=1, keepdims=True)).ravel() for x in (m, t))
         agreement = float(a @ b / np.sqrt(max(a @ a * (b @ b), 1e-12)))
-        return Result(agreement, judged_wins(m, t), judged_wins(t, t), float(np.mean(abs(m - t) < WITHIN * s)))
+        return Result(
+            agreement, judged_wins(m, t), judged_wins(t, t), float(np.mean(abs(m - t) < WITHIN * s))
+        )
 
 
 def _mean(results: list[Result]) -> Result:

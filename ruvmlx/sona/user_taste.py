@@ -7,6 +7,7 @@ from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
+from .taste_record import TasteRecord, predicted_before
 from .taste_words import Preference, sentence
 
 BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
@@ -44,6 +45,11 @@ class UserTaste:
     def status(self) -> TasteStatus:
         return self._current()[2]
 
+    def record(self) -> TasteRecord:
+        """Each rating beside what was predicted before it. Fits the model many times: seconds for hundreds of
+        ratings."""
+        return predicted_before(self._rated())
+
     def _current(self) -> tuple[int, TasteModel, TasteStatus]:
         version = self._history.version()
         if self._fitted is None or self._fitted[0] != version:
@@ -55,13 +61,19 @@ class UserTaste:
         return self._fitted
 
     def _fit(self) -> TasteModel:
+        ratings = [rating for _, rating in self._rated()]
+        return TasteModel.fit(ratings, self._unrated() if background_counts(ratings) else ())
+
+    def _rated(self) -> list[tuple[str, RatedFeatures]]:
+        """(reply id, rating) of the ratings in force whose words are known, oldest first."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, _ in labels):
             for row in self._history.rated_words():
                 self._remember(row)
-        known = [(self._features.get(reply_id), rating) for reply_id, rating in labels]
-        ratings = [RatedFeatures(features, rating) for features, rating in known if features is not None]
-        return TasteModel.fit(ratings, self._unrated() if background_counts(ratings) else ())
+        known = [(reply_id, self._features.get(reply_id), rating) for reply_id, rating in labels]
+        return [
+            (id_, RatedFeatures(features, rating)) for id_, features, rating in known if features is not None
+        ]
 
     def _unrated(self) -> list[ReplyFeatures]:
         found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]
