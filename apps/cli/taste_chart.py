@@ -36,7 +36,7 @@ def summary(record: TasteRecord) -> list[str]:
         return ["No ratings yet."]
     count, known = len(record.ratings), record.correlation
     said = f"{count} rating{'' if count == 1 else 's'}, each predicted from those before it: off by "
-    said += f"{record.error:.2f} stars on average; your mean rating would be off by {record.usual_error:.2f}."
+    said += f"{record.error:.2f} stars on average; the mean of those before it, by {record.usual_error:.2f}."
     return [said, f"Correlation of predicted and given stars: {known:.2f}."] if known is not None else [said]
 
 

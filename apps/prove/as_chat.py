@@ -131,11 +131,16 @@ def run(
             for rater in raters:
                 people.append(_Person(rater, seed, stack.enter_context(bench.runtime(Arm()))))
         while busy := [p for p in people if len(p.snapshots) < len(setup.presses)]:
-            for person, _, response in next_replies(busy, lambda p: p.request(setup)):
-                person.receive(response)
-                person.checkpoint(bench, setup)
+            _round(bench, setup, busy)
             log(f"{sum(p.pressed for p in people)} thumbs pressed on {sum(p.read for p in people)} replies")
         return _results(setup, people, log)
+
+
+def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
+    """One reply for each of them."""
+    for person, _, response in next_replies(people, lambda p: p.request(setup)):
+        person.receive(response)
+        person.checkpoint(bench, setup)
 
 
 def _results(setup: ChatSetup, people: Sequence[_Person], log: Callable[[str], None]) -> list[ChatResult]:

@@ -201,7 +201,7 @@ def _section(of: Results) -> list[str]:
         f"{setting['raters']}.", "", *_table(_ARM_HEAD, [_arm_row(d) for d in distributions(of)]),
         "", "Mean win-rate after the last rating, by how a user rates and by the kind of taste:", "",
         *_by_group(of), "", "Every user after the last rating:", "", *_by_user(of), "",
-        "ArmCost, in seconds of the whole machine:", "", *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
+        "Cost, in seconds of the whole machine:", "", *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
     ]  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("generate", "generate", "you", *REPLY)
         say("rate --note", "rate", "last", "1", "--note", "too short")
         say("learn status", "learn", "status")
+        say("learn chart", "learn", "chart")
         say("learn kv", "learn", "kv")
         say("learn router", "learn", "router")
         say("adapters save", "adapters", "save", "other")
