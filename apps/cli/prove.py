@@ -147,6 +147,9 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
         show(as_chat.table(results))
 
 
+_NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle", "examples")
+
+
 def _drawn(flags: dict[str, Any], as_json: bool) -> None:
     """Run drawn users and print what they gain; with --report, run nothing and write the report."""
     from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
@@ -157,6 +160,9 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
         return
     if flags["learn"] == "off":
         raise UsageError("drawn users rate, so something must learn: --learn instant or full.")
+    for name in _NOT_DRAWN:
+        if flags[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not for drawn users; leave out it or --drawn.")
     started, ratings, every = time.monotonic(), flags["ratings"], flags["every"]
     points = range(every, ratings, every) if every else (10, 30)
     chat = as_chat.ChatSetup(

@@ -306,8 +306,15 @@ def test_the_command_writes_results_and_report(bench, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--learn", "off"], ["--report", "D.md"], ["--suite", "no.jsonl", "--report", "D.md"]]
+    "flags,expected",
+    [
+        (["--learn", "off"], "something must learn"),
+        (["--shuffle"], "--shuffle is not for drawn users"),
+        (["--as-chat"], "--as-chat is not for drawn users"),
+        (["--report", "D.md"], "run `--drawn N --suite FILE` first"),
+        (["--suite", "no.jsonl", "--report", "D.md"], "run `--drawn N --suite FILE` first"),
+    ],
 )
-def test_what_drawn_users_cannot_do_is_said(flags):
+def test_what_drawn_users_cannot_do_is_said(flags, expected):
     done = CliRunner().invoke(command.prove, ["--drawn", "1", *flags])
-    assert type(done.exception).__name__ == "UsageError"
+    assert type(done.exception).__name__ == "UsageError" and expected in str(done.exception)
