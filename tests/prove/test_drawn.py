@@ -200,6 +200,15 @@ def test_best_of_n_shows_the_reply_with_the_most_predicted_stars(bench, monkeypa
         assert (gained >= 0).all() and gained.max() > 0
 
 
+def test_the_judge_sees_as_many_replies_of_the_untouched_model_as_of_the_learned_one(bench, monkeypatch):
+    seen = []
+    monkeypatch.setattr(TasteJudge, "score", lambda self, of: seen.append(len(of)) or np.zeros(len(of)))
+    (facts,) = run(bench, wanted(1, best_of=3, rater="stars", presses=(1,)))
+    assert seen == [3] * 6  # three questions each
+    stars = facts["checkpoints"][0]["stars"]
+    assert stars["original+best-of-3"] == stars["original"]
+
+
 def _knowing(bench, run_: DrawnRun, number: int, sign: int):
     stars = DrawnStars(run_.users[number], FrozenReplies.sample(bench, run_.setup, 0).texts)
     return lambda self, replies: np.array(
