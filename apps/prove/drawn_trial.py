@@ -172,7 +172,7 @@ def run(
     bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
     frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Facts of each user's trial. frozen: the untouched model's replies for this seed; scale: those that
+    """Facts of each user's trial, as they finish. frozen: the untouched model's replies for this seed; scale: those that
     stars are scaled by, the same for all seeds."""
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
@@ -184,9 +184,8 @@ def run(
                 _round(setup, busy)
                 if due := [p for p in busy if p.due(setup.chat)]:
                     _test(bench, setup, due, frozen)
-                    log(f"{due[0].given} ratings by {len(due)} users, seed {seed}")
-        for person in people:
-            yield _facts(setup, person)
+                    log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in due))
+                yield from (_facts(setup, p) for p in due if len(p.tested) == len(setup.chat.presses))
 
 
 def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
