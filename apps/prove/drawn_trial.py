@@ -172,8 +172,8 @@ def run(
     bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
     frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Facts of each user's trial, as they finish. frozen: the untouched model's replies for this seed; scale: those that
-    stars are scaled by, the same for all seeds."""
+    """Facts of each user's trial, as they finish. frozen: the untouched model's replies for this seed; scale:
+    those that stars are scaled by, the same for all seeds."""
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
             people = [
