@@ -50,7 +50,8 @@ class ArmSpread:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Seconds of the whole machine. rating: for each reply that was read, with its rating. training: a user.
+    """Seconds of the whole machine, of the median user: one trial during which the machine slept does not
+    count. rating: for each reply that was read, with its rating. training: a user.
     reply: for a reply to an unseen question, in a batch. best_of: what the other replies to that question,
     and the choice, add."""
 
@@ -118,12 +119,19 @@ def _learns(results: Results) -> list[str]:
 
 
 def _cost(learn: str, of: Results) -> ArmCost:
-    seconds = {name: sum(r["seconds"][name] for r in of) for name in of[0]["seconds"]}
-    read = sum(r["checkpoints"][-1]["read"] for r in of)
-    asked = sum(len(c["stars"]["original"]) for r in of for c in r["checkpoints"])
-    each = (seconds["ratings"] / read, seconds["training"] / len(of))
-    per_reply = (seconds[name] / asked for name in ("replies", "best_of"))
-    return ArmCost(learn, len(of), *(round(x, 3) for x in (*each, *per_reply)))
+    each = []
+    for r in of:
+        asked = sum(len(c["stars"]["original"]) for c in r["checkpoints"])
+        seconds, read = r["seconds"], max(1, r["checkpoints"][-1]["read"])
+        each.append(
+            (
+                seconds["ratings"] / read,
+                seconds["training"],
+                seconds["replies"] / asked,
+                seconds["best_of"] / asked,
+            )
+        )
+    return ArmCost(learn, len(of), *(round(float(x), 3) for x in np.median(each, axis=0)))
 
 
 def facts(results: Results) -> dict[str, Any]:
@@ -201,7 +209,8 @@ def _section(of: Results) -> list[str]:
         f"{setting['raters']}.", "", *_table(_ARM_HEAD, [_arm_row(d) for d in distributions(of)]),
         "", "Mean win-rate after the last rating, by how a user rates and by the kind of taste:", "",
         *_by_group(of), "", "Every user after the last rating:", "", *_by_user(of), "",
-        "Cost, in seconds of the whole machine:", "", *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
+        "Cost, in seconds of the whole machine, for the median user:", "",
+        *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
     ]  # fmt: skip
 
 

@@ -274,8 +274,11 @@ def test_a_user_of_several_seeds_counts_once():
     assert spread.users == 2 and spread.win_rate == pytest.approx((0.7 + 0.3) / 2)
 
 
-def test_costs_are_for_a_reply_and_for_a_user():
-    (cost,) = drawn_report.costs([result(0, 0.5), result(1, 0.5)])
+def test_costs_are_for_a_reply_and_for_the_median_user():
+    """A machine that slept during one user's trial does not change them."""
+    slept = result(2, 0.5)
+    slept["seconds"]["ratings"] = 9999.0
+    (cost,) = drawn_report.costs([result(0, 0.5), result(1, 0.5), slept])
     assert (cost.rating, cost.training, cost.reply, cost.best_of) == (2.0, 5.0, 0.2, 0.6)
 
 
