@@ -1,7 +1,7 @@
-"""SVG charts: lines with intervals, and bars. They hold only shapes and text elements."""
+"""SVG charts: lines with intervals, scatter plots, and bars. They hold only shapes and text elements."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -32,23 +32,8 @@ class Axis:
 def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis: Axis, y_axis: Axis) -> str:
     """A line chart. Each line has its name at its end, and its intervals."""
 
-    def x(value: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
-
-    def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - y_axis.at(value)), 1)
-
-    drawn = [_text(LEFT, 18, title, INK), _text(LEFT, HEIGHT - 8, below, GREY)]
-    for tick in y_axis.ticks:
-        drawn.append(
-            _stroke(
-                x(x_axis.low), y(tick), x(x_axis.high), y(tick), "#9ca3af" if tick == y_axis.strong else PALE
-            )
-        )
-        drawn.append(_text(LEFT - 40, y(tick) + 4, format(tick, y_axis.form), GREY))
-    drawn += [
-        _text(x(tick) - 8, HEIGHT - BOTTOM + 18, format(tick, x_axis.form), GREY) for tick in x_axis.ticks
-    ]
+    x, y = _places(x_axis, y_axis)
+    drawn = _frame(title, below, x_axis, y_axis)
     ends = _apart([y(points[-1][1]) for points in series.values()])
     for i, ((name, points), end) in enumerate(zip(series.items(), ends, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
@@ -60,6 +45,49 @@ def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis:
             drawn.append(f'<circle cx="{x(at)}" cy="{y(value)}" r="3" fill="{colour}"/>')
         drawn.append(_text(WIDTH - RIGHT + 10, end + 4, name, colour))
     return _picture(HEIGHT, drawn)
+
+
+def scatter(
+    title: str, below: str, points: Sequence[tuple[float, float, float]], x_axis: Axis, y_axis: Axis
+) -> str:
+    """Circles at (x, y, size); the area of a circle is its size."""
+    x, y = _places(x_axis, y_axis)
+    drawn = _frame(title, below, x_axis, y_axis)
+    for at, value, size in points:
+        drawn.append(
+            f'<circle cx="{x(at)}" cy="{y(value)}" r="{round(3 * math.sqrt(size), 1)}" fill="{COLOURS[0]}" '
+            'fill-opacity="0.45"/>'
+        )
+    return _picture(HEIGHT, drawn)
+
+
+def _places(x_axis: Axis, y_axis: Axis) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """(x, y): from a value to its place in the picture."""
+
+    def x(value: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - y_axis.at(value)), 1)
+
+    return x, y
+
+
+def _frame(title: str, below: str, x_axis: Axis, y_axis: Axis) -> list[str]:
+    """Title, axes and ticks."""
+    x, y = _places(x_axis, y_axis)
+    drawn = [_text(LEFT, 18, title, INK), _text(LEFT, HEIGHT - 8, below, GREY)]
+    for tick in y_axis.ticks:
+        drawn.append(
+            _stroke(
+                x(x_axis.low), y(tick), x(x_axis.high), y(tick), "#9ca3af" if tick == y_axis.strong else PALE
+            )
+        )
+        drawn.append(_text(LEFT - 40, y(tick) + 4, format(tick, y_axis.form), GREY))
+    drawn += [
+        _text(x(tick) - 8, HEIGHT - BOTTOM + 18, format(tick, x_axis.form), GREY) for tick in x_axis.ticks
+    ]
+    return drawn
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) -> str:

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -221,6 +222,27 @@ def export(format_: str, **flags: Any) -> None:
 
     for row in rows(_history(flags), format_):
         print_json(row)
+
+
+@learn.command("chart")
+@click.option("--svg", type=click.Path(dir_okay=False), help="Write the chart to this file, as SVG.")
+@model_options
+@json_option
+def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
+    """Compare each of your ratings with what was predicted before you gave it, from earlier ratings."""
+    from ruvmlx.sona.user_taste import UserTaste
+
+    from . import taste_chart as chart
+
+    record = UserTaste(_history(flags)).record()
+    if svg:
+        Path(svg).write_text(chart.svg(record), encoding="utf-8")
+    if as_json:
+        names = ("error", "usual_error", "correlation")
+        print_json(asdict(record) | {name: getattr(record, name) for name in names})
+        return
+    for line in [f"wrote {svg}"] if svg else chart.plot(record):
+        show(line)
 
 
 @learn.command("kv")

@@ -3,6 +3,7 @@
 import importlib.util
 import time
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.core import ParameterSource
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
 
+from ..prove.raters import RATERS
 from .options import load_model, model_options, resolve
 from .output import json_option, log, print_json, show
 
@@ -35,7 +37,23 @@ from .output import json_option, log, print_json, show
     "--thumbs", type=click.Choice(["all", "both", "down", "up"]), default="all", help="Raters of --as-chat."
 )
 @click.option(
-    "--questions", type=click.IntRange(min=1), default=24, show_default=True, help="Unseen ones of --as-chat."
+    "--questions",
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="Unseen ones of --as-chat and --drawn.",
+)
+@click.option("--drawn", type=click.IntRange(min=1), help="N users drawn from a space of tastes.")
+@click.option("--held-out", is_flag=True, help="Draw them from the family that tuning never sees.")
+@click.option(
+    "--rater", type=click.Choice(list(RATERS)), help="How drawn users rate; by default each their own."
+)
+@click.option(
+    "--best-of",
+    type=click.IntRange(1, 8),
+    default=4,
+    show_default=True,
+    help="Replies among which the taste model picks, with --drawn.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
@@ -66,6 +84,9 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["user"] == "list":
         for name, scorer in USERS.items():
             show(f"{name:<10} {(scorer.__doc__ or '').splitlines()[0]}")
+        return
+    if flags["drawn"]:
+        _drawn(flags, as_json)
         return
     if flags["suite"]:
         _suite(flags)
@@ -124,6 +145,62 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
         print_json({"results": [asdict(r) | {"change": round(r.change, 3)} for r in results]})
     else:
         show(as_chat.table(results))
+
+
+_NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle", "examples")
+
+
+def _drawn(flags: dict[str, Any], as_json: bool) -> None:
+    """Run drawn users and print what they gain; with --report, run nothing and write the report."""
+    from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
+
+    file = Path(flags["suite"]) if flags["suite"] else None
+    if flags["report"]:
+        _drawn_report(file, Path(flags["report"]))
+        return
+    if flags["learn"] == "off":
+        raise UsageError("drawn users rate, so something must learn: --learn instant or full.")
+    for name in _NOT_DRAWN:
+        if flags[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not for drawn users; leave out it or --drawn.")
+    started, ratings, every = time.monotonic(), flags["ratings"], flags["every"]
+    points = range(every, ratings, every) if every else (10, 30)
+    chat = as_chat.ChatSetup(
+        _lines(flags["prompts"], "train"),
+        _lines(flags["heldout"], "heldout")[: flags["questions"]],
+        sorted({p for p in points if p < ratings} | {ratings}),
+        flags["max_tokens"],
+        flags["temperature"],
+    )
+    setup = drawn_trial.DrawnSetup(chat, flags["learn"], flags["best_of"])
+    users = [drawn_users.DrawnUser.draw(n, flags["held_out"], flags["rater"]) for n in range(flags["drawn"])]
+    wanted = drawn_suite.DrawnRun(setup, users, flags["seeds"], flags["rater"])
+    bench = open_bench(resolve(flags), log)
+    found = drawn_suite.run_missing(bench, wanted, file, _machine(bench), log)
+    if as_json:
+        print_json(drawn_report.facts(found) | {"seconds": round(time.monotonic() - started, 1)})
+    else:
+        show(drawn_report.text(found))
+
+
+def _machine(bench: Any) -> str:
+    """The processor, the backend and the day."""
+    from ..bench.machine import hardware
+
+    known = hardware(0)
+    return f"{known['chip']}, {known['cores']} cores, {known['system']}; {bench.backend.name}; {date.today()}"
+
+
+def _drawn_report(file: Path | None, report: Path) -> None:
+    from ..prove import drawn_report, drawn_suite
+
+    found = drawn_suite.results(file) if file else []
+    if not found:
+        raise UsageError("--report writes what --suite FILE holds; run `--drawn N --suite FILE` first.")
+    picture = report.with_suffix(".svg")
+    report.write_text(drawn_report.markdown(found, picture.name), encoding="utf-8")
+    picture.write_text(drawn_report.picture(found), encoding="utf-8")
+    show(f"wrote {report} and {picture}")
 
 
 def _suite(flags: dict[str, Any]) -> None:

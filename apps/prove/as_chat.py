@@ -18,10 +18,8 @@ from ruvmlx.engine.batch import generate_many
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
-from ruvmlx.sona.learner import Learner
-from ruvmlx.sona.trace import Trace
-from ruvmlx.store import ReplyRow
 
+from .readers import learner_of, next_replies
 from .trial import Arm, Bench, seed_for
 from .users import words_of
 
@@ -94,33 +92,19 @@ class _Person:
     pressed: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
 
-    @property
-    def learner(self) -> Learner:
-        assert self.runtime.learner is not None
-        return self.runtime.learner
-
     def request(self, setup: ChatSetup) -> GenerationRequest:
         """A request for the next question. The order of the questions depends on the seed."""
         order = np.random.default_rng([self.seed, 4]).permutation(len(setup.prompts))
         prompt = setup.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
 
-    def receive(self, request: GenerationRequest, response: GenerationResponse, trace: Trace) -> None:
-        """Commit the reply as the chat does, then press a thumb or not."""
+    def receive(self, response: GenerationResponse) -> None:
+        """Read a reply, and press a thumb or not."""
         self.read += 1
-        row = ReplyRow.of(
-            response, request, self.runtime.model, id=response.request_id, model=self.runtime.model.name,
-            adapter=self.learner.history.name, adapter_version=trace.version, query=None,
-            prompt_ids=list(request.input_ids or []), sampled_ids=list(trace.tokens),
-            prompt=(request.messages or [])[-1].content, logprob=trace.logprob,
-        )  # fmt: skip
-        self.runtime.store.replies.add(row, None)
-        self.learner.traces.keep(row.id, trace)
-        self.learner.rating_index.committed(row)
         pressed = thumb(self.rater, response.text)
         if pressed is not None:
             self.runtime.settle()
-            self.runtime.rate(row.id, pressed)
+            self.runtime.rate(response.request_id, pressed)
             self.pressed += 1
 
     def checkpoint(self, bench: Bench, setup: ChatSetup) -> None:
@@ -128,7 +112,7 @@ class _Person:
         for presses in setup.presses[len(self.snapshots) :]:
             if self.pressed < presses and self.read < PATIENCE * presses:
                 return
-            micro = self.learner.micro
+            micro = learner_of(self).micro
             self.snapshots.append(
                 Snapshot(presses, self.pressed, self.read, micro, *bench.neutral.compare(micro))
             )
@@ -153,21 +137,9 @@ def run(
 
 
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
-    """One reply for each of them, written as one batch."""
-    by_id = {}
-    for person in people:
-        person.learner.sync()
-        request = person.request(setup)
-        by_id[request.request_id] = person, request, person.learner.trace()
-    responses = generate_many(
-        people[0].runtime.engine,
-        [request for _, request, _ in by_id.values()],
-        lambda request: by_id[request.request_id][0].learner.micro,
-        recorder=lambda request: by_id[request.request_id][2],
-    )
-    for response in list(responses):
-        person, request, trace = by_id[response.request_id]
-        person.receive(request, response, trace)
+    """One reply for each of them."""
+    for person, _, response in next_replies(people, lambda p: p.request(setup)):
+        person.receive(response)
         person.checkpoint(bench, setup)
 
 

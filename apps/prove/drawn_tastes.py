@@ -1,15 +1,19 @@
-"""Users drawn at random: each wants some properties of a text more and others less.
+"""Tastes drawn at random: weights over measurable properties of a text, some wanted, others unwanted.
 
-The properties are defined here and not by the taste model's own measures, so that a drawn user is not known
-to it in advance. Tuning never sees them; results are read once, at the end.
+The properties are defined here and not by the taste model's own measures, so that a drawn taste is not known
+to it in advance. Those of HELD_OUT are in no taste that anything was tuned on; results of them are read once,
+at the end.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-PROPERTIES = {
+Property = Callable[[str, str], float]  # question, text -> value
+
+PROPERTIES: Mapping[str, Property] = {
     "length": lambda question, text: np.log(1 + len(text.split())),
     "first sentence": lambda question, text: len(re.split(r"[.!?\n]", text.strip())[0].split()),
     "word length": lambda question, text: len(re.sub(r"\W", "", text)) / (1 + len(text.split())),
@@ -26,7 +30,21 @@ PROPERTIES = {
     "capitals": lambda question, text: _per_word(text, r"\b[A-Z]"),
     "echo": lambda question, text: _echo(question, text),
 }
-WANTED = 3  # properties of one user
+HELD_OUT: Mapping[str, Property] = {
+    "sentence length": lambda question, text: float(np.mean(_sentences(text))),
+    "uneven sentences": lambda question, text: float(np.std(_sentences(text))),
+    "last sentence": lambda question, text: _sentences(text)[-1],
+    "repeated words": lambda question, text: _repeated(text),
+    "of": lambda question, text: _per_word(text, r"\bof\b"),
+    "a": lambda question, text: _per_word(text, r"\ban?\b"),
+    "to": lambda question, text: _per_word(text, r"\bto\b"),
+    "can": lambda question, text: _per_word(text, r"\b(?:can|may|might|could|will|would|should)\b"),
+    "not": lambda question, text: _per_word(text, r"\b(?:not?|never|without)\b|n['\u2019]t\b"),
+    "-tion": lambda question, text: _per_word(text, r"\w(?:tion|ment|ness|ity)s?\b"),
+    "-ed": lambda question, text: _per_word(text, r"\w{2,}ed\b"),
+    "colons": lambda question, text: _per_word(text, r"[:;]"),
+}
+WANTED = 3  # properties of a taste of `stars`
 
 
 def _per_word(text: str, pattern: str) -> float:
@@ -39,14 +57,66 @@ def _echo(question: str, text: str) -> float:
     return sum(word in set(asked) for word in said) / (5 + len(said))
 
 
+def _sentences(text: str) -> list[int]:
+    """Words of each sentence; a text without words is one sentence of none."""
+    return [count for part in re.split(r"[.!?\n]+", text) if (count := len(part.split()))] or [0]
+
+
+def _repeated(text: str) -> float:
+    """Share of the longer words that are in the text already."""
+    words = re.findall(r"\w{4,}", text.lower())
+    return 1 - len(set(words)) / max(1, len(words))
+
+
+@dataclass(frozen=True)
+class DrawnTaste:
+    """names [K]: properties. weights [K]: how much each is wanted (above zero) or unwanted."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, properties: Sequence[str], wanted: int) -> "DrawnTaste":
+        """A taste of `wanted` of the properties, each with a weight from 0.5 to 1.5 or from -1.5 to -0.5."""
+        names = tuple(str(name) for name in rng.choice(properties, wanted, replace=False))
+        weights = rng.choice([-1.0, 1.0], wanted) * rng.uniform(0.5, 1.5, wanted)
+        return cls(names, tuple(float(weight) for weight in weights))
+
+    @property
+    def words(self) -> str:
+        """ "+1.2 commas, -0.7 length" """
+        pairs = zip(self.names, self.weights, strict=True)
+        return ", ".join(f"{weight:+.1f} {name}" for name, weight in pairs)
+
+    def values(self, questions: Sequence[str], texts: Sequence[str]) -> np.ndarray:
+        """[R, K]: the properties of each reply."""
+        known = {**PROPERTIES, **HELD_OUT}
+        pairs = list(zip(questions, texts, strict=True))
+        return np.array([[known[name](q, t) for name in self.names] for q, t in pairs], float)
+
+    def score(self, values: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        """sum_k weight_k (value_k - centre_k) / spread_k.  values [R, K], centre [K] or [R, K], spread [K]
+        -> [R]"""
+        score = np.zeros(len(values))
+        for k, weight in enumerate(self.weights):
+            score += weight * (values - centre)[:, k] / spread[k]
+        return score
+
+
 def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[str, np.ndarray]:
     """(the taste in words, stars [R]) of a user for these replies: as many get 1 star as 2, 3, 4 or 5."""
     rng = np.random.default_rng([seed, 22])
-    names = [str(name) for name in rng.choice(list(PROPERTIES), WANTED, replace=False)]
-    weights = rng.choice([-1.0, 1.0], WANTED) * rng.uniform(0.5, 1.5, WANTED)
-    score = np.zeros(len(texts))
-    for name, weight in zip(names, weights, strict=True):
-        values = np.array([PROPERTIES[name](q, t) for q, t in zip(questions, texts, strict=True)], float)
-        score += weight * (values - values.mean()) / max(values.std(), 1e-9)
-    words = ", ".join(f"{weight:+.1f} {name}" for name, weight in zip(names, weights, strict=True))
-    return words, 1 + np.searchsorted(np.quantile(score, [0.2, 0.4, 0.6, 0.8]), score).astype(float)
+    taste = DrawnTaste.draw(rng, list(PROPERTIES), WANTED)
+    values = taste.values(questions, texts)
+    score = taste.score(values, values.mean(axis=0), np.maximum(values.std(axis=0), 1e-9))
+    return taste.words, in_fifths(score, fifths(score))
+
+
+def fifths(score: np.ndarray) -> np.ndarray:
+    """[4]: cuts between five parts of equal size."""
+    return np.quantile(score, [0.2, 0.4, 0.6, 0.8])
+
+
+def in_fifths(score: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """Stars [R], 1 to 5."""
+    return 1 + np.searchsorted(cuts, score).astype(float)

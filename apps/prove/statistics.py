@@ -16,8 +16,19 @@ def win_interval(new: np.ndarray, old: np.ndarray, seed: int = 0) -> tuple[float
     Replies to one prompt are alike, so whole prompts are resampled, with all of their seeds
     (Cameron, Gelbach & Miller 2008).
     """
-    wins = ((new > old) + 0.5 * (new == old)).mean(axis=0)
+    return mean_interval(((new > old) + 0.5 * (new == old)).mean(axis=0), seed)
+
+
+def mean_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95% interval of the mean of values [n], by a bootstrap."""
     rng = np.random.default_rng(seed)
-    drawn = wins[rng.integers(0, wins.size, (RESAMPLES, wins.size))].mean(axis=1)
+    drawn = values[rng.integers(0, values.size, (RESAMPLES, values.size))].mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(high)
+
+
+def judged_wins(score: np.ndarray, stars: np.ndarray) -> float:
+    """How often the reply with the highest score beats a random one of its question; a tie is half a win.
+    score, stars: [questions, replies]."""
+    picked = np.take_along_axis(stars, score.argmax(axis=1)[:, None], axis=1)
+    return win_rate(np.broadcast_to(picked, stars.shape), stars)

@@ -64,9 +64,7 @@ def run(
         for cell in cells():
             known = {(r["key"], r["seed"]) for r in results(path)}
             if user in (None, cell.user) and (cell.key, seed) not in known:
-                line = json.dumps(_result(bench, setting, cell, seed, log))
-                with path.open("a", encoding="utf-8") as f:
-                    f.write("\n" + line + "\n")  # "\n" first: a killed run may have left half a line
+                append(path, _result(bench, setting, cell, seed, log))
                 log(f"{cell.key}, seed {seed}: done")
 
 
@@ -90,8 +88,14 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(checkpoint).items()}
 
 
-def results(path: Path) -> list[dict[str, Any]]:
-    """The results in the file, without lines that a killed run left half-written."""
+def append(path: Path, result: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as f:
+        f.write("\n" + json.dumps(result) + "\n")  # "\n" first: a killed run may have left half a line
+
+
+def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
+    """The results in the file, without lines that a killed run left half-written. of: the field that tells
+    these results from others."""
     if not path.exists():
         return []
     found = []
@@ -100,7 +104,7 @@ def results(path: Path) -> list[dict[str, Any]]:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return [r for r in found if "checkpoints" in r]
+    return [r for r in found if "checkpoints" in r and of in r]
 
 
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:

@@ -20,6 +20,7 @@ from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import ReplyFeatures, features_of
 
 from . import drawn_tastes, prompts
+from .statistics import judged_wins
 from .taste_replies import REPLIES, SampledReplies, sample
 from .taste_rivals import RIVALS, Kernels
 from .trial import Bench, TrialSetup
@@ -88,13 +89,9 @@ class Study:
         m, s, t = (values[self._unseen].reshape(-1, REPLIES) for values in (mean, sd, stars))
         a, b = ((x - x.mean(axis=1, keepdims=True)).ravel() for x in (m, t))
         agreement = float(a @ b / np.sqrt(max(a @ a * (b @ b), 1e-12)))
-        return Result(agreement, _wins(m, t), _wins(t, t), float(np.mean(abs(m - t) < WITHIN * s)))
-
-
-def _wins(score: np.ndarray, stars: np.ndarray) -> float:
-    """How often the reply with the highest score beats a random one of its question."""
-    picked = np.take_along_axis(stars, score.argmax(axis=1)[:, None], axis=1)
-    return float(np.mean((picked > stars) + 0.5 * (picked == stars)))
+        return Result(
+            agreement, judged_wins(m, t), judged_wins(t, t), float(np.mean(abs(m - t) < WITHIN * s))
+        )
 
 
 def _mean(results: list[Result]) -> Result:

@@ -7,6 +7,7 @@ from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
+from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
 BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
@@ -44,6 +45,11 @@ class UserTaste:
     def status(self) -> TasteStatus:
         return self._current()[2]
 
+    def record(self) -> TasteRecord:
+        """Each rating beside what was predicted before it. Fits the model many times: seconds for hundreds of
+        ratings."""
+        return predicted_before([(reply_id, one) for reply_id, _, one in self._rated()])
+
     def _current(self) -> tuple[int, TasteModel, TasteStatus]:
         version = self._history.version()
         if self._fitted is None or self._fitted[0] != version:
@@ -55,20 +61,25 @@ class UserTaste:
         return self._fitted
 
     def _fit(self) -> TasteModel:
-        given = [one for _, one in sorted((*self._rated(), *self._preferred()), key=lambda pair: pair[0])]
-        return TasteModel.fit(given, self._unrated() if background_counts(given) else ())
+        given = [(version, one) for _, version, one in self._rated()] + self._preferred()
+        evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
+        return TasteModel.fit(evidence, self._unrated() if background_counts(evidence) else ())
 
-    def _rated(self) -> list[tuple[int, Given]]:
-        """(version, rating) of the ratings in force whose words are there."""
+    def _rated(self) -> list[tuple[str, int, RatedFeatures]]:
+        """(reply id, version, rating) of the ratings in force whose words are known, oldest first."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
                 self._remember(row)
-        known = [(version, self._features.get(reply_id), rating) for reply_id, rating, version in labels]
-        return [(version, RatedFeatures(f, rating)) for version, f, rating in known if f is not None]
+        known = [
+            (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
+        ]
+        return [
+            (id_, version, RatedFeatures(f, rating)) for id_, version, f, rating in known if f is not None
+        ]
 
     def _preferred(self) -> list[tuple[int, Given]]:
-        """(version, preference) of the preferences in force whose words are there."""
+        """(version, preference) of the preferences in force whose words are known."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
             for row in self._history.pairs.words():

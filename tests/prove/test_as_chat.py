@@ -70,7 +70,7 @@ def test_a_reply_of_a_batch_is_rated_as_one_of_the_chat(bench, monkeypatch):
         person = as_chat._Person("down", 0, runtime)
         while not person.pressed:
             as_chat._round(bench, setup, [person])
-        learner, (row,) = person.learner, runtime.store.ratings.labels(bench.model.fingerprint, "prove")
+        learner, (row,) = runtime.learner, runtime.store.ratings.labels(bench.model.fingerprint, "prove")
         reply = runtime.store.replies.get(row[0])
         assert reply.prompt in PROMPTS and reply.adapter_version == 0
         before = learner.active.load(0)

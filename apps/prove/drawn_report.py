@@ -1,0 +1,318 @@
+"""What ratings do for drawn users: the distribution over users, the worst of them, and the cost.
+
+Only users within reach count: those for whom a perfect judge's pick among eight replies of the untouched
+model beats a random one of them in at least REACH of all questions. That is computed before anything is
+learned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..charts import Axis, lines
+from .statistics import mean_interval, win_interval, win_rate
+
+REACH = 0.7
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+Results = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class UserPoint:
+    """One user in one arm after some ratings, over all seeds. kl, ppl_change: of the worst seed."""
+
+    user: int
+    win_rate: float
+    win_ci: tuple[float, float]
+    kl: float
+    ppl_change: float
+
+
+@dataclass(frozen=True)
+class ArmSpread:
+    """An arm over all users within reach. quantiles: of the users' win-rates, at QUANTILES. worst: the user
+    whose interval begins lowest. better, worse: users whose interval lies wholly above, or below, 50%."""
+
+    arm: str
+    ratings: int
+    users: int
+    win_rate: float
+    win_ci: tuple[float, float]
+    quantiles: tuple[float, ...]
+    worst: UserPoint
+    better: int
+    worse: int
+    kl: float
+    ppl_change: float
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """Seconds of the whole machine, of the median user: one trial during which the machine slept does not
+    count. rating: for each reply that was read, with its rating. training: a user.
+    reply: for a reply to an unseen question, in a batch. best_of: what the other replies to that question,
+    and the choice, add."""
+
+    learn: str
+    users: int
+    rating: float
+    training: float
+    reply: float
+    best_of: float
+
+
+def within_reach(results: Results) -> list[dict[str, Any]]:
+    return [r for r in results if r["reach"] >= REACH]
+
+
+def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
+    """Of every user that has this arm, by number."""
+    found = []
+    for user in sorted({r["user"] for r in results}):
+        of = [c for r in results if r["user"] == user for c in r["checkpoints"]]
+        seeds = [c for c in of if c["ratings"] == ratings and arm in c["stars"]]
+        if not seeds:
+            continue
+        new, old = (np.array([c["stars"][name] for c in seeds]) for name in (arm, "original"))
+        low, high = win_interval(new, old)
+        kl, ppl = (max(c[name] for c in seeds) for name in ("kl", "ppl_change"))
+        found.append(UserPoint(user, round(win_rate(new, old), 3), (round(low, 3), round(high, 3)), kl, ppl))
+    return found
+
+
+def arms(results: Results) -> list[str]:
+    """The arms in the results, those with weights of their own first."""
+    names = {name for r in results for c in r["checkpoints"] for name in c["stars"]} - {"original"}
+    order = ("instant", "full", "original")
+    return sorted(names, key=lambda name: (order.index(name.split("+")[0]), name))
+
+
+def distributions(results: Results) -> list[ArmSpread]:
+    """Every arm after every number of ratings."""
+    counted = within_reach(results)
+    ratings = sorted({c["ratings"] for r in counted for c in r["checkpoints"]})
+    every = [(arm, n, points(counted, arm, n)) for arm in arms(counted) for n in ratings]
+    return [_distribution(arm, n, users) for arm, n, users in every if users]
+
+
+def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
+    rates = np.array([p.win_rate for p in users])
+    low, high = mean_interval(rates)
+    return ArmSpread(
+        arm, ratings, len(users), round(float(rates.mean()), 3), (round(low, 3), round(high, 3)),
+        tuple(round(float(q), 3) for q in np.quantile(rates, QUANTILES)),
+        min(users, key=lambda p: (p.win_ci[0], p.win_rate)),
+        sum(p.win_ci[0] > 0.5 for p in users), sum(p.win_ci[1] < 0.5 for p in users),
+        max(p.kl for p in users), max(p.ppl_change for p in users),
+    )  # fmt: skip
+
+
+def costs(results: Results) -> list[ArmCost]:
+    """Over all users, those out of reach too."""
+    return [_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
+
+
+def _learns(results: Results) -> list[str]:
+    return list(dict.fromkeys(r["learn"] for r in results))
+
+
+def _cost(learn: str, of: Results) -> ArmCost:
+    each = []
+    for r in of:
+        asked = sum(len(c["stars"]["original"]) for c in r["checkpoints"])
+        seconds, read = r["seconds"], max(1, r["checkpoints"][-1]["read"])
+        each.append(
+            (
+                seconds["ratings"] / read,
+                seconds["training"],
+                seconds["replies"] / asked,
+                seconds["best_of"] / asked,
+            )
+        )
+    return ArmCost(learn, len(of), *(round(float(x), 3) for x in np.median(each, axis=0)))
+
+
+def facts(results: Results) -> dict[str, Any]:
+    """The report as JSON."""
+    users = {r["user"]: {k: r[k] for k in ("user", "rater", "kind", "taste", "reach")} for r in results}
+    return {
+        "drawn": len(users),
+        "family": results[0]["family"],
+        "within_reach": sum(u["reach"] >= REACH for u in users.values()),
+        "reach": REACH,
+        "arms": [asdict(d) for d in distributions(results)],
+        "costs": [asdict(c) for c in costs(results)],
+        "users": list(users.values()),
+    }
+
+
+# -- for people ------------------------------------------------------------------------------------------
+
+_EXPLAINED = """\
+Each user's taste is drawn at random (drawn_tastes.py, drawn_users.py). A user reads replies to our questions
+and rates them; unseen questions on other topics are then answered, and each reply is compared with the
+untouched model's reply for the same seed.
+
+* Win-rate: share of pairs in which the new reply has more stars; a tie counts half. A user's 95% interval
+  resamples whole questions; that of the mean resamples users.
+* `+best-of-N`: the taste model picks among N replies by the same weights. `original+best-of-N`: among the
+  untouched model's, after the same ratings. Best of n plays no part in the replies that are rated.
+* Within reach: the best of 8 replies of the untouched model, picked by a perfect judge, beats a random one of
+  them in at least 70% of questions. It is computed before anything is learned; other users are not counted.
+* The worst user is the one whose interval begins lowest. KL (nats per token) and perplexity: on prose that no
+  rating is about, of the worst user and seed.
+* Only thumbs: someone who finds too little to rate stops after twice as many replies as ratings.
+""".splitlines()
+
+
+def markdown(results: Results, picture: str) -> str:
+    """The whole report. picture: file name of the plot."""
+    made = list(dict.fromkeys(r["machine"] for r in results))
+    parts = ["# What ratings do for drawn users", "", "Made by `ruvmlx prove --drawn`; the same command:", ""]
+    parts += [f"    {command}" for command in dict.fromkeys(_command(r, results) for r in results)]
+    parts += ["", *(f"Measured on {machine}." for machine in made), "", *_EXPLAINED]
+    for of in _sections(results):
+        parts += _section(of)
+    return "\n".join([*parts, "", f"![every user's win-rate]({picture})", ""])
+
+
+def _sections(results: Results) -> list[Results]:
+    """Results that may be compared: of one family, with the same settings."""
+    keys = list(dict.fromkeys(_section_key(r) for r in results))
+    return [[r for r in results if _section_key(r) == key] for key in keys]
+
+
+def _section_key(result: dict[str, Any]) -> str:
+    return repr([result["family"], result["setting"]])
+
+
+def _command(result: dict[str, Any], results: Results) -> str:
+    """The command line that makes this result and those beside it."""
+    of = [r for r in results if _section_key(r) == _section_key(result) and r["learn"] == result["learn"]]
+    setting = result["setting"]
+    flags = ["--held-out"] if result["family"] == "held-out" else []
+    flags += [f"--rater {setting['raters']}"] if setting["raters"] != "each their own" else []
+    flags += [f"--learn {result['learn']}"] if result["learn"] != "instant" else []
+    flags += [f"--ratings {setting['ratings'][-1]}", f"--questions {setting['questions']}"]
+    flags += [f"--seeds {1 + max(r['seed'] for r in of)}"]
+    return " ".join(["ruvmlx prove", f"--drawn {1 + max(r['user'] for r in of)}", *flags])
+
+
+def _section(of: Results) -> list[str]:
+    drawn, reached = len({r["user"] for r in of}), len({r["user"] for r in within_reach(of)})
+    family, setting = of[0]["family"], of[0]["setting"]
+    return [
+        "", f"## The {family} family: {reached} of {drawn} users are within reach", "",
+        f"{setting['questions']} unseen questions, {setting['max_tokens']} tokens at most; raters: "
+        f"{setting['raters']}.", "", *_table(_ARM_HEAD, [_arm_row(d) for d in distributions(of)]),
+        "", "Mean win-rate after the last rating, by how a user rates and by the kind of taste:", "",
+        *_by_group(of), "", "Every user after the last rating:", "", *_by_user(of), "",
+        "Cost, in seconds of the whole machine, for the median user:", "",
+        *_table(_COST_HEAD, [_cost_row(c) for c in costs(of)]),
+    ]  # fmt: skip
+
+
+def text(results: Results) -> str:
+    """The distribution and the cost, for a terminal."""
+    known = facts(results)
+    head = (
+        f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
+    )
+    rows = [head, *_plain(_ARM_HEAD, [_arm_row(d) for d in distributions(results)])]
+    return "\n".join([*rows, *_plain(_COST_HEAD, [_cost_row(c) for c in costs(results)])])
+
+
+_ARM_HEAD = (
+    "arm", "ratings", "users", "mean (95%)", "10%", "25%", "median", "75%", "90%", "worst user",
+    "surely better", "surely worse", "KL", "perplexity",
+)  # fmt: skip
+_COST_HEAD = (
+    "arm",
+    "users",
+    "a reply, read and rated",
+    "training, a user",
+    "a reply",
+    "best of n adds",
+)
+
+
+def _arm_row(d: ArmSpread) -> list[str]:
+    low, high = d.win_ci
+    at, until = d.worst.win_ci
+    return [
+        d.arm, str(d.ratings), str(d.users), f"{d.win_rate:.1%} ({low:.1%} to {high:.1%})",
+        *(f"{q:.0%}" for q in d.quantiles),
+        f"{d.worst.win_rate:.1%} ({at:.1%} to {until:.1%}), user {d.worst.user}",
+        str(d.better), str(d.worse), f"{d.kl:.3f}", f"{d.ppl_change:+.2%}",
+    ]  # fmt: skip
+
+
+def _cost_row(c: ArmCost) -> list[str]:
+    return [c.learn, str(c.users), *(f"{x:.2f}" for x in (c.rating, c.training, c.reply, c.best_of))]
+
+
+def _by_group(results: Results) -> list[str]:
+    counted = within_reach(results)
+    last, names = _last(counted), arms(counted)
+    rows = []
+    for what in ("rater", "kind"):
+        for value in sorted({r[what] for r in counted}):
+            of = [r for r in counted if r[what] == value]
+            means = [_mean(points(of, arm, last)) for arm in names]
+            rows.append([value, str(len({r["user"] for r in of})), *means])
+    return _table(("users who ...", "users", *names), rows)
+
+
+def _mean(users: list[UserPoint]) -> str:
+    return f"{np.mean([p.win_rate for p in users]):.1%}" if users else "-"
+
+
+def _by_user(results: Results) -> list[str]:
+    last, names = _last(results), arms(results)
+    by_arm = {arm: {p.user: p for p in points(results, arm, last)} for arm in names}
+    rows = []
+    for user in sorted({r["user"] for r in results}):
+        r = next(r for r in results if r["user"] == user)
+        given = next(c["given"] for c in r["checkpoints"] if c["ratings"] == last)
+        reached = f"{r['reach']:.0%}" + ("" if r["reach"] >= REACH else ", out of reach")
+        cells = [_user_cell(by_arm[arm].get(user)) for arm in names]
+        rows.append([str(user), r["rater"], r["taste"], reached, str(given), *cells])
+    return _table(("user", "rates", "taste", "perfect judge", "ratings", *names), rows)
+
+
+def _user_cell(point: UserPoint | None) -> str:
+    return f"{point.win_rate:.0%} ({point.win_ci[0]:.0%} to {point.win_ci[1]:.0%})" if point else "-"
+
+
+def _last(results: Results) -> int:
+    return max((c["ratings"] for r in results for c in r["checkpoints"]), default=0)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def picture(results: Results) -> str:
+    """Every user's win-rate with its interval, each arm from its worst user to its best, as SVG."""
+    counted = within_reach(_sections(results)[0])
+    last = _last(counted)
+    series = {}
+    for arm in arms(counted):
+        users = sorted(points(counted, arm, last), key=lambda p: p.win_rate)
+        series[arm] = [(i + 1.0, p.win_rate, *p.win_ci) for i, p in enumerate(users)]
+    most = max(map(len, series.values()), default=1)
+    title = f"Drawn users after {last} ratings, from the worst to the best"
+    below = "users; how often the reply is better than the untouched model's"
+    rate = Axis(0, 1, (0, 0.25, 0.5, 0.75, 1), ".0%", strong=0.5)
+    return lines(title, below, series, Axis(1, max(2, most), (1, max(2, most)), ".0f"), rate)

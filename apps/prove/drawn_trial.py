@@ -1,0 +1,266 @@
+"""Trials of drawn users: they read and rate replies, then unseen questions are answered again.
+
+Several users take turns in one batch (readers.py). Each unseen question gets `best_of` replies by the weights
+of the moment: the first is the reply of the arm "instant" or "full"; among all of them the taste model picks
+that of "+best-of-N". "original+best-of-N" is its pick among the untouched model's replies. Every reply is
+compared with the untouched model's reply for the same seed. Best of n plays no part while the user rates.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ruvmlx.backends.base import HeadAdapter
+from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.engine.best_of import requests_for
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona.judge import CandidateReply, TasteJudge
+
+from .as_chat import PATIENCE, ChatSetup, asked
+from .drawn_users import DrawnStars, DrawnUser
+from .readers import learner_of, next_replies
+from .statistics import judged_wins
+from .trial import Arm, Bench, seed_for
+
+REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
+SCALE_REPLIES = 4  # untouched replies to each question that is rated on
+GROUP = 8  # users in one batch
+_FIRST, _RATED, _SCALE = 3, 0, 5  # purposes of seeds, see seed_for
+
+Requests = dict[str, list[GenerationRequest]]  # by question
+Answers = dict[str, list[GenerationResponse]]
+
+
+@dataclass(frozen=True)
+class DrawnSetup:
+    """chat: the questions, how replies are written, and after how many ratings (`presses`) they are tested.
+    learn: "instant" or "full". best_of: replies to each unseen question, at most REACH_BEST_OF."""
+
+    chat: ChatSetup
+    learn: str = "instant"
+    best_of: int = 4
+
+    @property
+    def group(self) -> int:
+        """Users in one batch. With training each has a base LoRA, and the backend holds one at a time."""
+        return 1 if self.learn == "full" else GROUP
+
+    def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
+        """`count` requests for each unseen question."""
+        return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
+
+    def rated(self, runtime: Runtime, seed: int) -> Requests:
+        """SCALE_REPLIES requests for each question that is rated on."""
+        return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
+
+    def _requests(
+        self, runtime: Runtime, questions: Sequence[str], seed: int, purpose: int, count: int
+    ) -> Requests:
+        found = {}
+        for i, question in enumerate(questions):
+            first = asked(runtime, question, self.chat, seed_for(seed, purpose, i))
+            found[question] = requests_for(first, count)
+        return found
+
+
+@dataclass(frozen=True)
+class FrozenReplies:
+    """The untouched model's replies. unseen: REACH_BEST_OF to each unseen question; the first is what others
+    are compared with. rated: SCALE_REPLIES to each question that is rated on. seconds: for one of them."""
+
+    unseen: Answers
+    rated: Answers
+    seconds: float
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        return {q: [r.text for r in of] for q, of in (self.rated | self.unseen).items()}
+
+    @classmethod
+    def sample(cls, bench: Bench, setup: DrawnSetup, seed: int) -> "FrozenReplies":
+        with bench.runtime(Arm()) as runtime:
+            assert runtime.learner is not None
+            runtime.learner.sync()
+            runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
+            unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
+            every = [request for of in (*unseen.values(), *rated.values()) for request in of]
+            started = time.perf_counter()
+            found = _written(runtime, every, lambda request: None)
+            seconds = (time.perf_counter() - started) / len(every)
+        return cls(_answers(unseen, found), _answers(rated, found), seconds)
+
+
+def _answers(requests: Requests, found: dict[str, GenerationResponse]) -> Answers:
+    return {question: [found[r.request_id] for r in of] for question, of in requests.items()}
+
+
+def _written(
+    runtime: Runtime,
+    requests: Sequence[GenerationRequest],
+    adapter: Callable[[GenerationRequest], HeadAdapter | None],
+) -> dict[str, GenerationResponse]:
+    """Responses by request id."""
+    return {r.request_id: r for r in generate_many(runtime.engine, requests, adapter)}
+
+
+@dataclass
+class TrialSeconds:
+    """What one user's trial took; of what was done in a batch, this user's share. ratings: replies that were
+    read, and what each rating did. training: the background loop. replies: one reply to every unseen question
+    at every checkpoint. best_of: the other replies to them, and the taste model."""
+
+    ratings: float = 0.0
+    training: float = 0.0
+    replies: float = 0.0
+    best_of: float = 0.0
+
+
+@dataclass
+class _Drawn:
+    """One drawn user and seed, with a store of their own. tested: facts of each checkpoint."""
+
+    user: DrawnUser
+    seed: int
+    stars: DrawnStars
+    runtime: Runtime
+    read: int = 0
+    given: int = 0
+    tested: list[dict[str, Any]] = field(default_factory=list)
+    seconds: TrialSeconds = field(default_factory=TrialSeconds)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng([self.seed, 6, self.user.number])
+
+    def request(self, chat: ChatSetup) -> GenerationRequest:
+        """A request for the next question. Order and replies differ between users."""
+        number = self.user.number
+        order = np.random.default_rng([self.seed, 4, number]).permutation(len(chat.prompts))
+        prompt = chat.prompts[order[self.read % len(order)]]
+        return asked(self.runtime, prompt, chat, seed_for(self.seed, _RATED, 1000 * number + self.read))
+
+    def receive(self, question: str, response: GenerationResponse) -> None:
+        """Read a reply, and rate it or not."""
+        self.read += 1
+        rating = self.user.rating(self.worth(question, response), self._rng)
+        if rating is not None:
+            self.runtime.settle()
+            self.runtime.rate(response.request_id, rating)
+            self.given += 1
+
+    def worth(self, question: str, response: GenerationResponse) -> int:
+        return self.stars(question, response.text, response.finish_reason == "stop")
+
+    def due(self, chat: ChatSetup) -> bool:
+        """Is the next checkpoint reached, or has this user found too little to rate until it?"""
+        ratings = chat.presses[len(self.tested)]
+        return self.given >= ratings or self.read >= PATIENCE * ratings
+
+    def train(self) -> None:
+        """The background loop, when the chat would begin it."""
+        if self.runtime.learning.due():
+            started = time.perf_counter()
+            self.runtime.consolidate()
+            self.seconds.training += time.perf_counter() - started
+
+
+def run(
+    bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
+    frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Facts of each user's trial, as they finish. frozen: the untouched model's replies for this seed; scale:
+    those that stars are scaled by, the same for all seeds."""
+    for at in range(0, len(users), setup.group):
+        with ExitStack() as stack:
+            people = [
+                _Drawn(user, seed, DrawnStars(user, scale.texts), stack.enter_context(bench.runtime(Arm())))
+                for user in users[at : at + setup.group]
+            ]
+            while busy := [p for p in people if len(p.tested) < len(setup.chat.presses)]:
+                _round(setup, busy)
+                if due := [p for p in busy if p.due(setup.chat)]:
+                    _test(bench, setup, due, frozen)
+                    log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in due))
+                yield from (_facts(setup, p) for p in due if len(p.tested) == len(setup.chat.presses))
+
+
+def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
+    """Each reads one reply and rates it."""
+    started = time.perf_counter()
+    for person, question, response in next_replies(people, lambda p: p.request(setup.chat)):
+        person.receive(question, response)
+    share = (time.perf_counter() - started) / len(people)
+    for person in people:
+        person.seconds.ratings += share
+    if setup.learn == "full":
+        people[0].train()
+
+
+def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: FrozenReplies) -> None:
+    """Answer the unseen questions by the weights of these people."""
+    wanted, micro = list[Requests](), dict[str, HeadAdapter]()
+    for person in people:
+        learner_of(person).sync()
+        wanted.append(setup.unseen(person.runtime, person.seed, setup.best_of))
+        micro |= {r.request_id: learner_of(person).micro for of in wanted[-1].values() for r in of}
+    found = dict[str, GenerationResponse]()
+    for which, first in ((slice(0, 1), True), (slice(1, None), False)):
+        started = time.perf_counter()
+        requests = [r for requests in wanted for of in requests.values() for r in of[which]]
+        found |= _written(people[0].runtime, requests, lambda request: micro[request.request_id])
+        share = (time.perf_counter() - started) / len(people)
+        for person in people:
+            person.seconds.replies += share if first else 0
+            person.seconds.best_of += 0 if first else share
+    for person, requests_ in zip(people, wanted, strict=True):
+        person.tested.append(_tested(bench, setup, person, _answers(requests_, found), frozen))
+
+
+def _tested(
+    bench: Bench, setup: DrawnSetup, person: _Drawn, answers: Answers, frozen: FrozenReplies
+) -> dict[str, Any]:
+    kl, ppl_change = bench.neutral.compare(learner_of(person).micro)
+    stars = {
+        "original": [person.worth(q, of[0]) for q, of in frozen.unseen.items()],
+        setup.learn: [person.worth(q, of[0]) for q, of in answers.items()],
+    }
+    if setup.best_of > 1:
+        started = time.perf_counter()
+        stars[f"{setup.learn}+best-of-{setup.best_of}"] = _picked(person, setup.best_of, answers)
+        person.seconds.best_of += time.perf_counter() - started
+        if setup.learn == "instant":
+            stars[f"original+best-of-{setup.best_of}"] = _picked(person, setup.best_of, frozen.unseen)
+    return {
+        "ratings": setup.chat.presses[len(person.tested)], "given": person.given, "read": person.read,
+        "kl": round(kl, 5), "ppl_change": round(ppl_change, 5), "stars": stars,
+    }  # fmt: skip
+
+
+def _picked(person: _Drawn, count: int, answers: Answers) -> list[int]:
+    """Stars of the replies that the taste model picks, each among the first `count` to a question."""
+    judge = TasteJudge(learner_of(person).taste.model)
+    picked = []
+    for question, of in answers.items():
+        among = [CandidateReply(question, r.text, r.finish_reason) for r in of[:count]]
+        picked.append(person.worth(question, of[int(np.argmax(judge.score(among)))]))
+    return picked
+
+
+def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
+    """How often a perfect judge's pick among the untouched model's replies beats a random one of them."""
+    worth = [[stars(q, r.text, r.finish_reason == "stop") for r in of] for q, of in frozen.unseen.items()]
+    return judged_wins(np.array(worth), np.array(worth))
+
+
+def _facts(setup: DrawnSetup, person: _Drawn) -> dict[str, Any]:
+    user = person.user
+    return {
+        "user": user.number, "family": user.family, "rater": user.rater, "kind": user.kind,
+        "taste": user.words, "learn": setup.learn, "best_of": setup.best_of, "seed": person.seed,
+        "checkpoints": person.tested,
+        "seconds": {name: round(value, 2) for name, value in vars(person.seconds).items()},
+    }  # fmt: skip

@@ -1,0 +1,63 @@
+"""Several simulated people who take turns: their replies are written as one batch, each with that person's
+own weights, and committed as the chat does, so that they can be rated."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona.learner import Learner
+from ruvmlx.sona.trace import Trace
+from ruvmlx.store import ReplyRow
+
+
+class Reader(Protocol):
+    """Someone with a store and weights of their own."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+AnyReader = TypeVar("AnyReader", bound=Reader)
+
+
+def learner_of(reader: Reader) -> Learner:
+    assert reader.runtime.learner is not None
+    return reader.runtime.learner
+
+
+def next_replies(
+    readers: Sequence[AnyReader], request_of: Callable[[AnyReader], GenerationRequest]
+) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
+    """(reader, question, reply) of each reader. The replies are written as one batch and committed. All must
+    have the same base LoRA."""
+    by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
+    for reader in readers:
+        learner_of(reader).sync()
+        request = request_of(reader)
+        by_id[request.request_id] = reader, request, learner_of(reader).trace()
+    responses = generate_many(
+        readers[0].runtime.engine,
+        [request for _, request, _ in by_id.values()],
+        lambda request: learner_of(by_id[request.request_id][0]).micro,
+        recorder=lambda request: by_id[request.request_id][2],
+    )
+    for response in list(responses):
+        reader, request, trace = by_id[response.request_id]
+        _commit(reader.runtime, request, response, trace)
+        yield reader, (request.messages or [])[-1].content, response
+
+
+def _commit(runtime: Runtime, request: GenerationRequest, response: GenerationResponse, trace: Trace) -> None:
+    learner = runtime.learner
+    assert learner is not None
+    row = ReplyRow.of(
+        response, request, runtime.model, id=response.request_id, model=runtime.model.name,
+        adapter=learner.history.name, adapter_version=trace.version, query=None,
+        prompt_ids=list(request.input_ids or []), sampled_ids=list(trace.tokens),
+        prompt=(request.messages or [])[-1].content, logprob=trace.logprob,
+    )  # fmt: skip
+    runtime.store.replies.add(row, None)
+    learner.traces.keep(row.id, trace)
+    learner.rating_index.committed(row)

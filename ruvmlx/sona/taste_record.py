@@ -1,0 +1,71 @@
+"""How well the taste model has known its user: each rating beside what was predicted before it was given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
+
+GROWTH = 20  # the model is fitted again once it has seen 1 / GROWTH more ratings; until then after each
+
+
+@dataclass(frozen=True)
+class PredictedRating:
+    """given: the stars that `rating` stands for. predicted, sd: mean and standard deviation by a model that
+    was fitted to earlier ratings alone. usual: the mean of all earlier ratings, to compare with."""
+
+    reply_id: str
+    rating: str
+    given: float
+    predicted: float
+    sd: float
+    usual: float
+
+
+@dataclass(frozen=True)
+class TasteRecord:
+    """All ratings, oldest first. error, usual_error: how far predictions, and the mean of the ratings before,
+    are off on average, in stars. correlation: of predicted and given stars; None where one of them never
+    varies."""
+
+    ratings: tuple[PredictedRating, ...]
+
+    @property
+    def error(self) -> float | None:
+        return self._mean([abs(r.given - r.predicted) for r in self.ratings])
+
+    @property
+    def usual_error(self) -> float | None:
+        return self._mean([abs(r.given - r.usual) for r in self.ratings])
+
+    @property
+    def correlation(self) -> float | None:
+        pairs = np.array([(r.given, r.predicted) for r in self.ratings]).reshape(-1, 2)
+        if len(pairs) < 3 or pairs.std(axis=0).min() < 1e-9:
+            return None
+        return float(np.corrcoef(pairs.T)[0, 1])
+
+    @staticmethod
+    def _mean(values: Sequence[float]) -> float | None:
+        return float(np.mean(values)) if values else None
+
+
+def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
+    """rated: (reply id, rating), oldest first, each reply once.
+
+    A rating never reaches the model that predicts it. Replies without a rating are left out, because it is
+    not known when they were seen.
+    """
+    ratings = [rating for _, rating in rated]
+    given = np.array([STARS[r.rating] for r in ratings])
+    found, model, seen = [], TasteModel.fit([]), 0
+    for at, (reply_id, rating) in enumerate(rated):
+        if at - seen > seen // GROWTH:
+            model, seen = TasteModel.fit(ratings[:at]), at
+        mean, sd = model.predict([rating.features])
+        usual = float(given[:at].mean()) if at else NEUTRAL
+        found.append(
+            PredictedRating(reply_id, rating.rating, float(given[at]), float(mean[0]), float(sd[0]), usual)
+        )
+    return TasteRecord(tuple(found))

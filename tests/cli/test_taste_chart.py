@@ -1,0 +1,72 @@
+"""The chart of predicted against given stars."""
+
+import json
+import xml.etree.ElementTree as ET
+
+from ruvmlx.apps.cli import taste_chart
+
+from ruvmlx.sona.taste_record import PredictedRating, TasteRecord
+
+from .test_adapters import tiny_cli  # noqa: F401 - a fixture
+from .test_cli import run  # noqa: F401 - a fixture
+
+
+def record(*pairs: tuple[float, float]) -> TasteRecord:
+    return TasteRecord(tuple(PredictedRating("r", "x", given, told, 1.0, 3.0) for given, told in pairs))
+
+
+def test_each_rating_is_counted_at_its_place():
+    """Columns: stars given. Rows: stars predicted, to the nearest half."""
+    lines = taste_chart.plot(record((5, 4.8), (5, 5.6), (1, 1.2), (2, 3.1)))
+    rows = {line.split("|")[0].strip(): line.split("|")[1].split() for line in lines if "|" in line}
+    assert rows["5"] == [".", ".", ".", ".", "2"] and rows["1"] == ["1", ".", ".", ".", "."]
+    assert (
+        rows["3"] == [".", "1", ".", ".", "."]
+        and sum(cell != "." for row in rows.values() for cell in row) == 3
+    )
+    assert lines[-3].split() == ["given", "1", "2", "3", "4", "5"]
+    assert "4 ratings" in lines[-2] and "off by 0.52 stars" in lines[-2] and "by 1.75" in lines[-2]
+
+
+def test_thumbs_have_columns_of_their_own():
+    lines = taste_chart.plot(record((4.5, 3.0), (1.5, 3.0)))
+    assert next(line for line in lines if "given" in line).split() == [
+        "given",
+        "1",
+        "1.5",
+        "2",
+        "3",
+        "4",
+        "4.5",
+        "5",
+    ]
+    assert not any("Correlation" in line for line in lines)
+
+
+def test_nothing_rated_is_said():
+    assert taste_chart.plot(TasteRecord(()))[-1] == "No ratings yet."
+
+
+def test_the_picture_has_a_circle_for_each_place():
+    found = ET.fromstring(taste_chart.svg(record((5, 4.8), (5, 4.81), (1, 1.2), (2, 9.0))))
+    circles = found.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == 3
+    sizes = sorted(float(c.get("r")) for c in circles)
+    assert sizes[0] == sizes[1] < sizes[2]
+    heights = {float(c.get("cx")): float(c.get("cy")) for c in circles}
+    (left, low), (right, high) = min(heights.items()), max(heights.items())
+    assert left < right and low > high  # y grows downwards
+
+
+def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
+    assert "No ratings yet." in tiny_cli("learn", "chart")[1]
+    for rating in ("up", "1"):
+        assert tiny_cli("generate", "hi", "--max-tokens", "4", "--ignore-eos")[0] == 0
+        assert tiny_cli("rate", "last", rating)[0] == 0
+    code, said, _ = tiny_cli("learn", "chart", "--json")
+    facts = said if isinstance(said, dict) else json.loads(said)
+    assert code == 0 and [r["given"] for r in facts["ratings"]] == [4.5, 1.0]
+    assert facts["ratings"][0]["predicted"] == facts["ratings"][0]["usual"] == 3.0
+    assert facts["correlation"] is None and facts["usual_error"] == 2.5
+    code, said, _ = tiny_cli("learn", "chart", "--svg", str(tmp_path / "c.svg"))
+    assert code == 0 and "c.svg" in said and (tmp_path / "c.svg").read_text().startswith("<svg")
