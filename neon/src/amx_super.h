@@ -104,6 +104,11 @@ INLINE i32x from_parts(const int32_t *c, size_t t) {
 INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t end, const size_t planes,
                          const uint32_t kind) {
     const f32x d = _mm512_load_ps(u->w->d), dmin = _mm512_load_ps(u->w->dmin);
+    f32x lows[8];
+    UNROLL for (size_t b = 0; b < 8 && kind != RVM_Q6_K; b++) {
+        lows[b] = _mm512_load_ps(u->w->lows[b]);
+        __asm__("" : "+v"(lows[b])); /* or they would be loaded for each token: loads are what is short here */
+    }
     UNROLL for (; t < end; t++) {
         const i32x first = from_parts(c, t), second = from_parts(c + 512, t);
         const i32x whole[2] = {planes == 2 ? first : i_add(first, second), second};
@@ -112,7 +117,7 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
         if (kind != RVM_Q6_K) {
             f32x m = f_zero();
             UNROLL for (size_t b = 0; b < 8; b++)
-                m = f_fma(_mm512_load_ps(u->w->lows[b]), f_all(act_f32(super_sum(u->act, planes, PANEL, t, b))), m);
+                m = f_fma(lows[b], f_all(act_f32(super_sum(u->act, planes, PANEL, t, b))), m);
             sum = f_fma(f_mul(dmin, da), m, sum);
         }
         _mm512_store_ps(u->sums + TILE * t, sum);
