@@ -41,7 +41,7 @@ typedef enum {
 } rvm_kind;
 
 /* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
- * part of its spread: 0.6% with 8 bits, 2e-5 with 16. */
+ * part of its spread, of normal activations: 0.6% with 8 bits, 2e-5 with 16; before super-blocks 0.7% and 2.7e-5. */
 typedef enum {
     RVM_ACTS_8 = 8,
     RVM_ACTS_16 = 16,

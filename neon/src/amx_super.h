@@ -1,9 +1,9 @@
 /* Super-blocks in tile registers; included by matrix_amx.c.
  *
  * When 256 columns of a tile are unpacked, the integer scale of a block multiplies its codes: w = scale * code, or
- * scale * (code - 32) in Q6_K, |w| <= 4096. w = 256 high + low, high int8 and low uint8, so the products of a token and
- * a row are 256 (q . high) + (q . low) for all 256 columns at once: for each plane two sums, which vectors join, scale and
- * add once, while the next unit's products are formed. */
+ * scale * (code - 32) in Q6_K, |w| <= 4096. w = 256 high + low, high int8 and low uint8. A token times a row is
+ * then 256 (q . high) + (q . low) for all 256 columns at once. Vectors join, scale and add these two sums of each plane while
+ * the next unit's products are formed: once per 256 columns, not once per block. */
 
 /* 256 columns of a tile. */
 typedef struct {
@@ -60,8 +60,8 @@ typedef struct {
     const uint8_t *act; /* the panel, from these columns on */
 } super_unit;
 
-/* The products of 64 columns: of the first plane with high and low, and of the second, or of the first plane's odd lines,
- * for one sum would wait for itself. */
+/* The products of 64 columns with high and low: PRODUCTS_0 and _1 of the first plane, _2 and _3 of the second. With one
+ * plane they take odd lines: a sum that grows at each line would wait for itself. */
 INLINE void multiply_line(size_t line, const super_unit *u, const size_t planes) {
     const uint8_t *q = line_at(u->act, planes, PANEL, line, 0);
     _tile_loadd(ACTS_0, q, LINE_COLS * planes);

@@ -31,9 +31,11 @@
  *   float panel: x [column][n]
  *
  * In a full panel for super-blocks, 64 columns of a token and plane are a cache line: a row of an AMX tile.
+ *
  * 254 and not 256: then no part is -128, whose product with -128 or change of sign would overflow where the
- * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29.
- */
+ * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29;
+ * that of a plane and 256 columns, with integer scales, below 256 * 128 * 32 * 127 < 2^27. The two planes of
+ * super-blocks are joined as floats. */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
 
@@ -42,7 +44,8 @@
 
 #include <string.h>
 
-enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, SUPER_COLS = 256, SUPER_HEAD = 256, LINE_COLS = 64, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+enum { SUPER_COLS = 256, SUPER_HEAD = 256, LINE_COLS = 64 };
 
 /* v to high by rounding v * TO_HIGH. A little less than 1 / 254: halfway cases go towards 0, so that 32385
  * becomes 127, 127. */

@@ -2,10 +2,10 @@
  * weights go through the kernels of AVX-512 with VNNI. The bits are the same: both sum integers, and add the sums of
  * blocks in the same order.
  *
- * Weights are unpacked once for up to PANELS panels, super-blocks for fewer: then the sums are loaded and stored less
- * often, for a slice has more columns (matmul_bench: 8 panels are 10% faster there than 16 or 4). The products of a block of 32 columns are formed in tile
- * registers, stored, and added to the sums by vectors, LAG blocks later. Super-blocks: amx_super.h.
- * Activations are read in slices of columns that stay in the L2 cache. */
+ * Weights are unpacked once for up to PANELS panels. The products of a block of 32 columns are formed in tile
+ * registers, stored, and added to the sums by vectors, LAG blocks later. Activations are read in slices of columns that
+ * stay in the L2 cache. Super-blocks (amx_super.h) are unpacked for fewer panels: then a slice has more columns, and y
+ * is read and written less often (matmul_bench: 8 panels are 10% faster than 16 or 4). */
 #include "matrix_512vnni.h"
 
 enum { PANELS = 16, SUPER_PANELS = 8, LAG = 2, RING = 4, SLICE_BYTES = 768 << 10 };
@@ -98,7 +98,8 @@ typedef struct {
 /* n blocks from column k on, which begins a group. */
 INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, size_t n, const uint32_t kind,
                            const int affine, unpacked *to) {
-    const size_t group = spec->group, scales = TILE * float_size(spec->scale_kind), front = affine ? 2 * scales : scales;
+    const size_t group = spec->group, scales = TILE * float_size(spec->scale_kind);
+    const size_t front = affine ? 2 * scales : scales;
     const uint8_t *p = tile + k / group * (front + group / 32 * block_bytes(kind));
     f32x s = f_zero(), bias = f_zero();
     for (size_t b = 0; b < n; b++, p += block_bytes(kind)) {
@@ -291,8 +292,8 @@ static void full_panels(const rvm_matrix *m, rvm_acts_kind kind, const void *a, 
     use(&ours);
     const size_t most = is_super(spec->kind) ? SUPER_PANELS : PANELS;
     for (size_t t = 0; t + PANEL <= tokens; t += most * PANEL) {
-        const size_t panels = min_size((tokens - t) / PANEL, most), step = PANEL * panels * token_bytes(kind, SUPER_COLS);
-        const size_t cols = SUPER_COLS * (SLICE_BYTES / step + 1);
+        const size_t panels = min_size((tokens - t) / PANEL, most);
+        const size_t cols = SUPER_COLS * (SLICE_BYTES / (PANEL * panels * token_bytes(kind, SUPER_COLS)) + 1);
         for (size_t k = 0; k < spec->cols; k += cols) {
             const slice s = {spec, kind, acts_panel(a, kind, spec->cols, t), panels, k, min_size(k + cols, spec->cols),
                              y + t * y_stride + tile_begin * TILE, y_stride};

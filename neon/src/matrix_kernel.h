@@ -8,9 +8,9 @@
  *   i32x     16 int32           i_all(int32)  f_of(i32x)  i_join(high, low) = 254 * high + low
  *                               i_load8(p)  16 int8       i_mla(a, b, c) = a + b * c
  *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   for m planes in all
- *   dots(acc, w, q, apart, m, kind)          acc[i] += w . q[i], i < m, for each row.  q: m planes of 32 activations
- *   dots_part(acc, w, q, apart, m, kind, from, n)   the same of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
- *                               apart: bytes from plane to plane
+ *   dots(acc, w, q, apart, m, kind)   acc[i] += w . q[i], i < m, for each row
+ *                               q: m planes of 32 activations, `apart` bytes from one to the next
+ *   dots_part(acc, w, q, apart, m, kind, from, n)   of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed

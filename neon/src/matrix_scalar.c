@@ -103,7 +103,8 @@ static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t
     return y;
 }
 
-/* sum over 256 columns from k on of scale * code * q, for one plane of token i's activations. Codes of Q6_K: minus 32. */
+/* sum over 256 columns from k on of scale * code * q, or scale * (code - 32) * q in Q6_K.  q: a plane of token i's
+ * activations */
 static int32_t super_dot(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, size_t r, const uint8_t *super,
                          size_t planes, size_t plane, size_t i, size_t n) {
     const int six = spec->kind == RVM_Q6_K;

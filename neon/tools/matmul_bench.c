@@ -230,7 +230,8 @@ int main(int argc, char **argv) {
                  {"q5_k", {RVM_Q5_K, RVM_F16, 0, 256, 0, 0}}, {"q6_k", {RVM_Q6_K, RVM_F16, 0, 256, 0, 0}},
                  {"f16", {RVM_F16, 0, 0, 0, 0, 0}},
                  {"bf16", {RVM_BF16, 0, 0, 0, 0, 0}},        {"f32", {RVM_F32, 0, 0, 0, 0, 0}}};
-    const char *only_kind = getenv("KIND"), *only_cols = getenv("COLS"), *only_tokens = getenv("TOKENS"), *threads = getenv("THREADS");
+    const char *only_kind = getenv("KIND"), *only_cols = getenv("COLS"), *only_tokens = getenv("TOKENS");
+    const char *threads = getenv("THREADS");
     if (getenv("WORKING_SET")) WORKING_SET = (size_t)atol(getenv("WORKING_SET")) << 20;
     if (getenv("BITS")) bits = atoi(getenv("BITS"));
     uint8_t *buffer = memory(WORKING_SET);

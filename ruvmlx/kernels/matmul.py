@@ -163,7 +163,7 @@ def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
 
 
 def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None, block: int = BLOCK) -> np.ndarray:
-    """x @ w^T in float64, with w dequantised and x quantised to so many bits, `block` columns with one scale."""
+    """x @ w^T in float64, with w dequantised and x quantised to so many bits, as quantise_ref does."""
     return (quantise_ref(x, bits, block) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
 
 
