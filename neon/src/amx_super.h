@@ -2,8 +2,8 @@
  *
  * When 256 columns of a tile are unpacked, the integer scale of a block multiplies its codes: w = scale * code, or
  * scale * (code - 32) in Q6_K, |w| <= 4096. w = 256 high + low, high int8 and low uint8. A token times a row is
- * then 256 (q . high) + (q . low) for all 256 columns at once. Vectors join, scale and add these two sums of each plane while
- * the next unit's products are formed: once per 256 columns, not once per block. */
+ * then 256 (q . high) + (q . low) for all 256 columns at once. Vectors join, scale and add these two sums of each plane
+ * while the next unit's products are formed: once per 256 columns, not once per block. */
 
 /* 256 columns of a tile. */
 typedef struct {
@@ -30,7 +30,7 @@ INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uin
 INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, const uint32_t kind, folded *to) {
     const uint8_t *p = tile + super_front(spec) + k / SUPER_COLS * super_bytes(kind);
     const uint8_t *at = super_scale(spec, tile, k / SUPER_COLS, p), *bytes = p;
-    const size_t halves = kind == RVM_Q6_K ? 2 : 1;
+    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* of codes with one scale */
     const __m512i zero = _mm512_set1_epi16(kind == RVM_Q6_K ? 32 : 0);
     _Alignas(64) uint8_t six[SUPER_HEAD];
     _mm512_storeu_ps(to->d, f_load(at, RVM_F16));
@@ -45,9 +45,9 @@ INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, con
         unpack(p, kind == RVM_Q4_K ? RVM_Q4 : kind, 0, &w);
         UNROLL for (size_t h = 0; h < halves; h++) {
             const __m512i scale = scale_words(bytes + TILE * (halves * b + h));
-            UNROLL for (size_t j = 8 / halves * h; j < 8 / halves * (h + 1); j++) {
-                const size_t place = 64 * (b % 2 * 8 + j);
-                fold_four(w.v[j], scale, zero, to->high[b / 2] + place, to->low[b / 2] + place);
+            UNROLL for (size_t j = 0; j < vectors; j++) {
+                const size_t place = 64 * (b % 2 * 8 + vectors * h + j);
+                fold_four(w.v[vectors * h + j], scale, zero, to->high[b / 2] + place, to->low[b / 2] + place);
             }
         }
     }
@@ -105,9 +105,11 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
                          const uint32_t kind) {
     const f32x d = _mm512_load_ps(u->w->d), dmin = _mm512_load_ps(u->w->dmin);
     f32x lows[8];
-    UNROLL for (size_t b = 0; b < 8 && kind != RVM_Q6_K; b++) {
-        lows[b] = _mm512_load_ps(u->w->lows[b]);
-        __asm__("" : "+v"(lows[b])); /* or they would be loaded for each token: loads are what is short here */
+    if (kind != RVM_Q6_K) {
+        UNROLL for (size_t b = 0; b < 8; b++) {
+            lows[b] = _mm512_load_ps(u->w->lows[b]);
+            __asm__("" : "+v"(lows[b])); /* or they would be loaded for each token: loads are what is short here */
+        }
     }
     UNROLL for (; t < end; t++) {
         const i32x first = from_parts(c, t), second = from_parts(c + 512, t);
