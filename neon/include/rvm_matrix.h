@@ -23,8 +23,10 @@
  * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
  * summed in this order by every implementation: all agree bit for bit, at any number of tokens and
- * any split. Q4_K and Q5_K are the same with groups of 32, s = d * scale and b = -dmin * low; Q6_K has groups of 16,
- *   y[n] = sum_j d_j * (s[n][2j] * ((q - 32) . xhat)_j,first 16 + s[n][2j + 1] * ((q - 32) . xhat)_j,last 16)
+ * any split. Before super-blocks an activation has one scale per token and 256 columns, a super-block; their scales and
+ * lows are integers, and multiply and add as such. Q4_K and Q5_K (groups g of 32), and Q6_K (of 16):
+ *   y[n] = sum_j d_j * (d[n][j] * sum_g scale[n][g] * (q . xhat)_g - dmin[n][j] * sum_g low[n][g] * sum(xhat)_g)
+ *   y[n] = sum_j d_j * d[n][j] * sum_g scale[n][g] * ((q - 32) . xhat)_g
  * A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
 
 typedef enum {
@@ -39,8 +41,14 @@ typedef enum {
 } rvm_kind;
 
 /* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
- * part of its spread: 0.6% with 8 bits, 2e-5 with 16. */
-typedef enum { RVM_ACTS_8 = 8, RVM_ACTS_16 = 16, RVM_ACTS_FLOAT = 32 } rvm_acts_kind;
+ * part of its spread, of normal activations: 0.6% with 8 bits, 2e-5 with 16; before super-blocks 0.7% and 2.7e-5. */
+typedef enum {
+    RVM_ACTS_8 = 8,
+    RVM_ACTS_16 = 16,
+    RVM_ACTS_FLOAT = 32,
+    RVM_ACTS_SUPER_8 = 256 + 8, /* before super-blocks: with one scale per 256 columns instead of 32 */
+    RVM_ACTS_SUPER_16 = 256 + 16
+} rvm_acts_kind;
 
 enum { RVM_TILE_ROWS = 16, RVM_ALIGNMENT = 64 };
 
@@ -81,6 +89,9 @@ RVM_API rvm_kind rvm_matrix_kind(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_rows(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_cols(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_tiles(const rvm_matrix *w); /* ceil(rows / 16) */
+
+/* The kind of activations of 8 or 16 bits that this matrix multiplies; float for float kinds. 0: no such kind. */
+RVM_API rvm_acts_kind rvm_matrix_acts(const rvm_matrix *w, int bits);
 
 /* out[cols] = row `row` of W, as MLX dequantises it: embedding lookup. */
 RVM_API int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out);

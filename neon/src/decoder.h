@@ -25,13 +25,16 @@ typedef struct {
     float scale;
 } lora;
 
+/* Activations before float weights, groups of 32 columns and more, and super-blocks. */
+typedef enum { FORM_FLOAT, FORM_GROUPS, FORM_SUPER, FORMS } form;
+
 /* One linear layer: y = x @ W^T + bias + LoRA. */
 typedef struct {
     const rvm_matrix *matrix;
     const float *bias;
     lora lora;
     size_t in, out, tiles;
-    int quantised;
+    form form; /* of the activations it multiplies */
 } linear;
 
 typedef struct {
@@ -45,10 +48,9 @@ typedef enum { ROLE_QKV, ROLE_O, ROLE_GATE_UP, ROLE_DOWN, ROLE_HEAD } role;
 
 /* The input of a role, in the forms that its layers want. */
 typedef struct {
-    float *x;     /* [T, in] */
-    void *acts_q; /* for quantised matrices */
-    void *acts_f; /* for float matrices */
-    float *u;     /* [3][T][RVM_MAX_RANK]: s x A of up to three LoRAs */
+    float *x;          /* [T, in] */
+    void *acts[FORMS]; /* only of forms that some layer wants */
+    float *u;          /* [3][T][RVM_MAX_RANK]: s x A of up to three LoRAs */
 } input;
 
 struct rvm_decoder {
@@ -62,9 +64,10 @@ struct rvm_decoder {
     const float *norm;
     double *frequencies;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
-    /* In front of quantised matrices. 8 bits are too few unless speed is all: on the starter model they cost 0.003
+    /* Of each form. 8 bits are too few unless speed is all: on the starter model they cost 0.003
      * nats of KL, and greedy replies differ; 16 cost 1e-6 nats. Weights are read and unpacked once all the same. */
-    rvm_acts_kind acts;
+    rvm_acts_kind acts[FORMS];
+    int wanted[FORMS]; /* by any layer */
     uint8_t *arena;
     size_t arena_bytes;
     /* in the arena; T = max_tokens. still: the turn of layers without rope, by no angle; NULL without such layers */

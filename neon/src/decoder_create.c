@@ -23,8 +23,11 @@ static float *take_floats(arena *a, size_t n) { return take(a, n * sizeof(float)
 
 static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in) {
     in->x = take_floats(a, tokens * d->most_in);
-    in->acts_q = take(a, rvm_acts_bytes(d->acts, tokens, (d->most_in + 31) / 32 * 32));
-    in->acts_f = take(a, rvm_acts_bytes(RVM_ACTS_FLOAT, tokens, d->most_in));
+    for (size_t f = 0; f < FORMS; f++) {
+        const size_t step = f == FORM_FLOAT ? 1 : f == FORM_GROUPS ? 32 : 256;
+        const size_t bytes = rvm_acts_bytes(d->acts[f], tokens, (d->most_in + step - 1) / step * step);
+        in->acts[f] = d->wanted[f] ? take(a, bytes) : NULL;
+    }
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
@@ -76,23 +79,24 @@ static int good_config(const rvm_decoder_config *c) {
 }
 
 /* 0 if the matrix is not [out, in]. */
-static int set_linear(linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
+static int set_linear(rvm_decoder *d, linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
     *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
     if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;
     l->tiles = rvm_matrix_tiles(m);
-    const rvm_kind kind = rvm_matrix_kind(m);
-    l->quantised = kind != RVM_F16 && kind != RVM_BF16 && kind != RVM_F32;
+    const rvm_acts_kind kind = rvm_matrix_acts(m, d->config.precise ? 16 : 8);
+    while (d->acts[l->form] != kind) l->form++;
+    d->wanted[l->form] = 1;
     return 1;
 }
 
-static int set_layer(const rvm_decoder *d, layer *to, const rvm_decoder_layer *from) {
+static int set_layer(rvm_decoder *d, layer *to, const rvm_decoder_layer *from) {
     const size_t dim = d->config.hidden_size, f = d->config.intermediate_size;
     const size_t out[] = {d->q_width, d->kv_width, d->kv_width, dim, f, f, dim};
     const size_t in[] = {dim, dim, dim, d->q_width, dim, dim, f};
     to->input_norm = from->input_norm, to->post_norm = from->post_norm;
     to->q_norm = from->q_norm, to->k_norm = from->k_norm, to->no_rope = from->no_rope != 0;
     for (size_t i = 0; i < RVM_N_PROJ; i++)
-        if (!set_linear(to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
+        if (!set_linear(d, to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
     return to->input_norm && to->post_norm && !to->q_norm == !to->k_norm;
 }
 
@@ -103,7 +107,7 @@ static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
     d->embedding = w->embedding, d->norm = w->norm;
     for (size_t i = 0; i < d->config.n_layers; i++)
         if (!set_layer(d, d->layers + i, w->layers + i)) return 0;
-    return set_linear(&d->head, w->lm_head, NULL, v, dim);
+    return set_linear(d, &d->head, w->lm_head, NULL, v, dim);
 }
 
 static void set_sizes(rvm_decoder *d) {
@@ -115,7 +119,9 @@ static void set_sizes(rvm_decoder *d) {
     d->group = c->n_heads / c->n_kv_heads;
     d->query_block = d->group < QUERY_ROWS ? QUERY_ROWS / d->group : 1;
     for (size_t i = 0; i < 3; i++) d->most_in = ins[i] > d->most_in ? ins[i] : d->most_in;
-    d->acts = c->precise ? RVM_ACTS_16 : RVM_ACTS_8;
+    d->acts[FORM_FLOAT] = RVM_ACTS_FLOAT;
+    d->acts[FORM_GROUPS] = c->precise ? RVM_ACTS_16 : RVM_ACTS_8;
+    d->acts[FORM_SUPER] = c->precise ? RVM_ACTS_SUPER_16 : RVM_ACTS_SUPER_8;
 }
 
 static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {

@@ -40,21 +40,20 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
     const linear *l;
     const size_t count = members(d, s->layer, r, &l), in = l->in;
     const float *x = rows_of(s, r, to, begin, end);
-    int quantised = 0, plain = 0;
+    int wanted[FORMS] = {0};
     if (r == ROLE_O && parts_of(s) > 1) {
         merge_parts(s, begin, end, to->x + begin * in);
         x = to->x + begin * in;
     }
     for (size_t i = 0; i < count; i++) {
-        if (l[i].quantised) quantised = 1;
-        else plain = 1;
+        wanted[l[i].form] = 1;
         if (l[i].lora.rank)
             checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
     x -= begin * in; /* acts counts tokens from the stage's first */
-    if (quantised) checked(s->c, d->matmul->acts(d->acts, x, in, s->n, in, begin, end, to->acts_q));
-    if (plain) checked(s->c, d->matmul->acts(RVM_ACTS_FLOAT, x, in, s->n, in, begin, end, to->acts_f));
+    for (size_t f = 0; f < FORMS; f++)
+        if (wanted[f]) checked(s->c, d->matmul->acts(d->acts[f], x, in, s->n, in, begin, end, to->acts[f]));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
@@ -73,8 +72,7 @@ static void multiply(const stage *s, const linear *l, size_t i, const input *fro
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
     const size_t row = begin * RVM_TILE_ROWS, rows = min_size(end * RVM_TILE_ROWS, l->out) - row;
-    checked(s->c, d->matmul->matmul(l->matrix, l->quantised ? d->acts : RVM_ACTS_FLOAT,
-                                    l->quantised ? from->acts_q : from->acts_f, s->n, begin, end, y, stride));
+    checked(s->c, d->matmul->matmul(l->matrix, d->acts[l->form], from->acts[l->form], s->n, begin, end, y, stride));
     if (l->bias)
         for (size_t t = 0; t < s->n; t++)
             for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
@@ -167,8 +165,7 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
     if (rank)
         checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.scale, end - begin, in, rank,
                                                d->shared.u + begin * rank));
-    checked(s->c, d->matmul->acts(l->quantised ? d->acts : RVM_ACTS_FLOAT, x, in, s->n, in, begin, end,
-                                  l->quantised ? d->shared.acts_q : d->shared.acts_f));
+    checked(s->c, d->matmul->acts(d->acts[l->form], x, in, s->n, in, begin, end, d->shared.acts[l->form]));
 }
 
 void head_phases(const stage *s) {

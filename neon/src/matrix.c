@@ -184,6 +184,13 @@ size_t rvm_matrix_rows(const rvm_matrix *w) { return is_packed(w) ? w->spec.rows
 size_t rvm_matrix_cols(const rvm_matrix *w) { return is_packed(w) ? w->spec.cols : 0; }
 size_t rvm_matrix_tiles(const rvm_matrix *w) { return is_packed(w) ? tile_count(&w->spec) : 0; }
 
+rvm_acts_kind rvm_matrix_acts(const rvm_matrix *w, int bits) {
+    if (!is_packed(w) || (bits != 8 && bits != 16)) return (rvm_acts_kind)0;
+    if (!is_quantised(w->spec.kind)) return RVM_ACTS_FLOAT;
+    if (is_super(w->spec.kind)) return bits == 8 ? RVM_ACTS_SUPER_8 : RVM_ACTS_SUPER_16;
+    return bits == 8 ? RVM_ACTS_8 : RVM_ACTS_16;
+}
+
 static void quantised_row(const rvm_matrix *w, size_t row, float *out) {
     const rvm_matrix_spec *spec = &w->spec;
     const size_t r = row % TILE;
@@ -220,8 +227,8 @@ size_t rvm_acts_bytes(rvm_acts_kind kind, size_t tokens, size_t cols) {
     const size_t limit = (size_t)1 << 31;
     if (tokens == 0 || cols == 0 || tokens >= limit || cols >= limit) return 0;
     if (kind == RVM_ACTS_FLOAT) return round_up(tokens * cols * 4, RVM_ALIGNMENT);
-    if ((kind != RVM_ACTS_8 && kind != RVM_ACTS_16) || cols % BLOCK_COLS) return 0;
-    return round_up(tokens * (cols / BLOCK_COLS) * act_bytes(act_planes(kind)), RVM_ALIGNMENT);
+    if ((kind != RVM_ACTS_8 && kind != RVM_ACTS_16 && !is_super_acts(kind)) || cols % act_cols(kind)) return 0;
+    return round_up(tokens * token_bytes(kind, cols), RVM_ALIGNMENT);
 }
 
 int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
@@ -233,7 +240,7 @@ int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t
 int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
                        size_t tile_begin, size_t tile_end, const float *y, size_t y_stride) {
     return !is_packed(w) || !acts || (uintptr_t)acts % RVM_ALIGNMENT || !y ||
-           is_quantised(w->spec.kind) == (kind == RVM_ACTS_FLOAT) ||
+           kind != rvm_matrix_acts(w, (int)act_planes(kind) * 8) ||
            rvm_acts_bytes(kind, tokens, w->spec.cols) == 0 || tile_begin > tile_end ||
            tile_end > tile_count(&w->spec) || y_stride < w->spec.rows;
 }

@@ -23,14 +23,19 @@
  * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
  *
  *   quantised panel: for each 32 columns
- *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n],
- *     -32 times the sum of the first 16 int32 [n]
+ *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
  *     8 bits: one plane, x = d q    16 bits: two, x = d (254 high + low)    sum: of what d multiplies
+ *   the same for super-blocks: for each 256 columns
+ *     q int8 [4][n][planes][64], d float [n], sum float [8 blocks of 32][n],
+ *     -32 times the sum of each plane int32 [16 halves of a block][planes][n]
  *   float panel: x [column][n]
  *
+ * In a full panel for super-blocks, 64 columns of a token and plane are a cache line: a row of an AMX tile.
+ *
  * 254 and not 256: then no part is -128, whose product with -128 or change of sign would overflow where the
- * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29.
- */
+ * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29;
+ * that of a plane and 256 columns, with integer scales, below 256 * 128 * 32 * 127 < 2^27. The two planes of
+ * super-blocks are joined as floats. */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
 
@@ -39,7 +44,8 @@
 
 #include <string.h>
 
-enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, SUPER_COLS = 256, SUPER_HEAD = 256, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
+enum { SUPER_COLS = 256, SUPER_HEAD = 256, LINE_COLS = 64 };
 
 /* v to high by rounding v * TO_HIGH. A little less than 1 / 254: halfway cases go towards 0, so that 32385
  * becomes 127, 127. */
@@ -61,12 +67,24 @@ static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2;
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* int8 planes that activations of a quantised kind have. */
-static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 ? 2 : 1; }
+static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 || kind == RVM_ACTS_SUPER_16 ? 2 : 1; }
 
-/* Bytes of one token's activations of 32 columns. */
-static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 20; }
+static inline int is_super_acts(uint32_t kind) { return kind == RVM_ACTS_SUPER_8 || kind == RVM_ACTS_SUPER_16; }
 
-/* What the largest of 32 activations becomes. */
+/* Bytes of one token's activations of 32 columns; of 256 for super-blocks. */
+static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 16; }
+static inline size_t super_act_bytes(size_t planes) { return (SUPER_COLS + 64) * planes + 36; }
+
+/* Columns with one scale. */
+static inline size_t act_cols(uint32_t kind) { return is_super_acts(kind) ? SUPER_COLS : BLOCK_COLS; }
+
+/* Bytes of one token's activations of a quantised kind. */
+static inline size_t token_bytes(uint32_t kind, size_t cols) {
+    const size_t planes = act_planes(kind);
+    return cols / act_cols(kind) * (is_super_acts(kind) ? super_act_bytes(planes) : act_bytes(planes));
+}
+
+/* What the largest of the activations with one scale becomes. */
 static inline float act_most(size_t planes) { return planes == 2 ? (float)MOST_16 : 127.0f; }
 
 /* Bytes of 16 rows x 32 columns. */
@@ -113,19 +131,48 @@ static inline float *acts_float(const void *acts, size_t cols, size_t t0) {
     return (float *)acts + t0 * cols;
 }
 
-static inline uint8_t *acts_panel(const void *acts, size_t planes, size_t cols, size_t t0) {
-    return (uint8_t *)acts + t0 * (cols / BLOCK_COLS) * act_bytes(planes);
+static inline uint8_t *acts_panel(const void *acts, uint32_t kind, size_t cols, size_t t0) {
+    return (uint8_t *)acts + t0 * token_bytes(kind, cols);
 }
 
-/* What follows the integers of a block; rest: where d[i] goes, first: the sum of the first 16. */
-static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum, int32_t first) {
+/* Where the 64 columns from column 64 * line on of token i begin, in 256 columns of n tokens for super-blocks. */
+static inline uint8_t *line_at(const uint8_t *super, size_t planes, size_t n, size_t line, size_t i) {
+    return (uint8_t *)super + LINE_COLS * planes * (line * n + i);
+}
+
+/* What follows their integers: where token i's d, sum of block b, and start of half h and a plane lie. */
+static inline uint8_t *super_d(const uint8_t *super, size_t planes, size_t n, size_t i) {
+    return (uint8_t *)super + SUPER_COLS * planes * n + 4 * i;
+}
+static inline uint8_t *super_sum(const uint8_t *super, size_t planes, size_t n, size_t i, size_t b) {
+    return super_d(super, planes, n, i) + 4 * n * (1 + b);
+}
+static inline uint8_t *super_start(const uint8_t *super, size_t planes, size_t n, size_t i, size_t h, size_t plane) {
+    return super_d(super, planes, n, i) + 4 * n * (9 + h * planes + plane);
+}
+
+/* What follows the integers of a block; rest: where d[i] goes. */
+static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     const float bias = d * (float)sum;
-    const int32_t zero[3] = {-8 * sum, -128 * sum, -32 * first};
+    const int32_t zero[2] = {-8 * sum, -128 * sum};
     memcpy(rest, &d, 4);
     memcpy(rest + 4 * n, &bias, 4);
     memcpy(rest + 8 * n, &zero[0], 4);
     memcpy(rest + 12 * n, &zero[1], 4);
-    memcpy(rest + 16 * n, &zero[2], 4);
+}
+
+/* The same for super-blocks, of token i.  sum, high: of each 16 columns, all of it and its first plane */
+static inline void store_super_sums(uint8_t *super, size_t planes, size_t n, size_t i, float d, const int32_t *sum,
+                                    const int32_t *high) {
+    memcpy(super_d(super, planes, n, i), &d, 4);
+    for (size_t b = 0; b < 8; b++) {
+        const float both = (float)(sum[2 * b] + sum[2 * b + 1]);
+        memcpy(super_sum(super, planes, n, i, b), &both, 4);
+    }
+    for (size_t h = 0; h < 16; h++) {
+        const int32_t start[2] = {-32 * (planes == 2 ? high[h] : sum[h]), -32 * (sum[h] - HIGH * high[h])};
+        for (size_t p = 0; p < planes; p++) memcpy(super_start(super, planes, n, i, h, p), &start[p], 4);
+    }
 }
 
 /* The i-th of an array of F16, BF16 or F32. */
@@ -168,7 +215,10 @@ void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *blocks, size_t row,
 void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out);
 
 /* Scale and low, or the scales of both halves, of row r and columns k .. k + 31. Returns their block. */
-const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float factors[2]);
+const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, int factors[2]);
+
+/* d, and -dmin or 0, of the same. */
+void rvm_super_floats(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float d[2]);
 
 /* Code of row r and column c in a block of 32. */
 static inline unsigned block_code(const uint8_t *block, uint32_t kind, size_t r, size_t c) {

@@ -39,10 +39,9 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return (f32x){load8(p, kind), load8(p + 8 * float_size(kind), kind)};
 }
 
-INLINE f32x f_bytes(const uint8_t *p) {
+INLINE i32x i_load8(const uint8_t *p) {
     const __m128i x = _mm_loadu_si128((const __m128i *)p);
-    return (f32x){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
-                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+    return (i32x){_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
 }
 
 INLINE void f_store(float *y, f32x x, size_t n) {
@@ -115,6 +114,10 @@ INLINE int32_t reduce_add(__m256i x) {
 /* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
 INLINE i32x i_round(f32x x) { return (i32x){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE i32x i_add(i32x x, i32x y) { return (i32x){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE i32x i_mla(i32x x, i32x y, i32x z) {
+    return (i32x){_mm256_add_epi32(x.a, _mm256_mullo_epi32(y.a, z.a)),
+                  _mm256_add_epi32(x.b, _mm256_mullo_epi32(y.b, z.b))};
+}
 INLINE int32_t i_sum(i32x x) { return reduce_add(_mm256_add_epi32(x.a, x.b)); }
 INLINE int32_t i_most(i32x x) { return reduce_max(_mm256_max_epi32(x.a, x.b)); }
 

@@ -26,9 +26,7 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-INLINE f32x f_bytes(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
+INLINE i32x i_load8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
 INLINE void f_store(float *y, f32x a, size_t n) {
     if (n >= TILE) _mm512_storeu_ps(y, a);
@@ -38,6 +36,7 @@ INLINE void f_store(float *y, f32x a, size_t n) {
 /* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
 INLINE i32x i_round(f32x a) { return _mm512_cvtps_epi32(a); }
 INLINE i32x i_add(i32x a, i32x b) { return _mm512_add_epi32(a, b); }
+INLINE i32x i_mla(i32x a, i32x b, i32x c) { return _mm512_add_epi32(a, _mm512_mullo_epi32(b, c)); }
 INLINE i32x i_larger(i32x top, f32x a) {
     return _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
 }

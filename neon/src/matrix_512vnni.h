@@ -9,15 +9,16 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     unpack_512(p, kind, OFFSET8, w);
 }
 
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
     (void)kind;
     UNROLL for (size_t t = 0; t < m; t++)
         UNROLL for (size_t j = from; j < from + n; j++)
-            acc[t] = _mm512_dpbusd_epi32(acc[t], w->v[j], _mm512_set1_epi32(act_i32(q + 32 * t + 4 * j)));
+            acc[t] = _mm512_dpbusd_epi32(acc[t], w->v[j], _mm512_set1_epi32(act_i32(q + apart * t + 4 * j)));
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    dots_part(acc, w, q, m, kind, 0, 8);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
 #include "matrix_kernel.h"

@@ -76,12 +76,11 @@ INLINE f32x f_load(const uint8_t *p, uint32_t kind) {
     return y;
 }
 
-INLINE f32x f_bytes(const uint8_t *p) {
+INLINE i32x i_load8(const uint8_t *p) {
     const int8x16_t x = vld1q_s8((const int8_t *)p);
     const int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_s8(vget_high_s8(x));
-    const i32x wide = {{vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_high_s16(a)), vmovl_s16(vget_low_s16(b)),
-                        vmovl_s16(vget_high_s16(b))}};
-    return f_of(wide);
+    return (i32x){{vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_high_s16(a)), vmovl_s16(vget_low_s16(b)),
+                   vmovl_s16(vget_high_s16(b))}};
 }
 
 INLINE void f_store(float *y, f32x a, size_t n) {
@@ -152,6 +151,11 @@ INLINE i32x i_round(f32x a) {
 
 INLINE i32x i_add(i32x a, i32x b) {
     EACH4 a.v[i] = vaddq_s32(a.v[i], b.v[i]);
+    return a;
+}
+
+INLINE i32x i_mla(i32x a, i32x b, i32x c) {
+    EACH4 a.v[i] = vmlaq_s32(a.v[i], b.v[i], c.v[i]);
     return a;
 }
 

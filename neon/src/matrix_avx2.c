@@ -17,23 +17,23 @@ INLINE i32x add_fours(i32x acc, i32x pairs) {
                   _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, ones))};
 }
 
-INLINE void dots_q4(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
+INLINE void dots_q4(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m) {
     i32x pairs[STEP];
     UNROLL for (size_t t = 0; t < m; t++) pairs[t] = i_all(0);
     UNROLL for (size_t j = 0; j < 4; j++) {
         i32x high, low = bytes_q4(w, j, &high);
-        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], low, four(q + 32 * t + 4 * j));
+        UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], low, four(q + apart * t + 4 * j));
         UNROLL for (size_t t = 0; t < m; t++) pairs[t] =
-            add_pairs(pairs[t], high, four(q + 32 * t + 16 + 4 * j));
+            add_pairs(pairs[t], high, four(q + apart * t + 16 + 4 * j));
     }
     UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_fours(acc[t], pairs[t]);
 }
 
-INLINE void dots_q8(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
+INLINE void dots_q8(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m) {
     UNROLL for (size_t j = 0; j < 8; j++) {
         const i32x v = bytes_q8(w, j, OFFSET8), size = {_mm256_abs_epi8(v.a), _mm256_abs_epi8(v.b)};
         UNROLL for (size_t t = 0; t < m; t++) {
-            const __m256i x = four(q + 32 * t + 4 * j);
+            const __m256i x = four(q + apart * t + 4 * j);
             const i32x pairs = {_mm256_maddubs_epi16(size.a, _mm256_sign_epi8(x, v.a)),
                                 _mm256_maddubs_epi16(size.b, _mm256_sign_epi8(x, v.b))};
             acc[t] = add_fours(acc[t], pairs);
@@ -41,23 +41,24 @@ INLINE void dots_q8(i32x *acc, const weights *w, const uint8_t *q, size_t m) {
     }
 }
 
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
     const size_t fit = kind == RVM_Q6_K ? 2 : 4;
     UNROLL for (size_t j = from; j < from + n; j += fit) {
         i32x pairs[STEP];
         UNROLL for (size_t t = 0; t < m; t++) pairs[t] = i_all(0);
         UNROLL for (size_t k = j; k < j + fit; k++) {
             const i32x v = bytes_super(w, k, kind);
-            UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], v, four(q + 32 * t + 4 * k));
+            UNROLL for (size_t t = 0; t < m; t++) pairs[t] = add_pairs(pairs[t], v, four(q + apart * t + 4 * k));
         }
         UNROLL for (size_t t = 0; t < m; t++) acc[t] = add_fours(acc[t], pairs[t]);
     }
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    if (kind == RVM_Q4) dots_q4(acc, w, q, m);
-    else if (is_super(kind)) dots_part(acc, w, q, m, kind, 0, 8);
-    else dots_q8(acc, w, q, m);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    if (kind == RVM_Q4) dots_q4(acc, w, q, apart, m);
+    else if (is_super(kind)) dots_part(acc, w, q, apart, m, kind, 0, 8);
+    else dots_q8(acc, w, q, apart, m);
 }
 
 /* 16-bit products of four rows' columns 4j .. 4j + 3, two to a sum: half the work of two 8-bit terms. */

@@ -28,12 +28,13 @@ INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind, siz
     return acc;
 }
 
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
-    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + 32 * t, kind, from, n);
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
+    UNROLL for (size_t t = 0; t < m; t++) acc[t] = dot(acc[t], w, q + apart * t, kind, from, n);
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    dots_part(acc, w, q, m, kind, 0, 8);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
 /* As in matrix_avx2.c. */

@@ -4,12 +4,13 @@
  *
  *   f32x     16 floats          f_zero()  f_all(float)  f_mul(a, b)  f_fma(a, b, c) = a * b + c
  *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
- *                               f_bytes(p)        16 int8
  *                               f_store(y, a, n)  the first n <= 16
  *   i32x     16 int32           i_all(int32)  f_of(i32x)  i_join(high, low) = 254 * high + low
+ *                               i_load8(p)  16 int8       i_mla(a, b, c) = a + b * c
  *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   for m planes in all
- *   dots(acc, w, q, m, kind)    acc[i] += w . q[i], i < m, for each row.  q: int8 [m][32], planes of activations
- *   dots_part(acc, w, q, m, kind, from, n)   the same of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
+ *   dots(acc, w, q, apart, m, kind)   acc[i] += w . q[i], i < m, for each row
+ *                               q: m planes of 32 activations, `apart` bytes from one to the next
+ *   dots_part(acc, w, q, apart, m, kind, from, n)   of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind)
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
@@ -31,7 +32,7 @@ static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     UNROLL for (size_t t = 0; t < MAX_T; t++) acc[t] = i_all(0);
     for (uint64_t i = 0; i < rounds; i++) {
         __asm__ volatile("" ::"r"(q), "r"(block) : "memory"); /* or products would be formed once for all rounds */
-        UNROLL for (size_t t = 0; t < MAX_T; t += STEP) dots(acc + t, &w, q + 32 * t, STEP, RVM_Q4);
+        UNROLL for (size_t t = 0; t < MAX_T; t += STEP) dots(acc + t, &w, q + 32 * t, 32, STEP, RVM_Q4);
     }
     *sum = 0;
     UNROLL for (size_t t = 0; t < MAX_T; t++) *sum ^= i_sum(acc[t]);
@@ -59,7 +60,7 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
         acc[planes * t] = i_all(0);
         acc[planes * t + planes - 1] = start_of(d + 4 * t, n, kind, affine);
     }
-    dots(acc, w, q, T * planes, kind);
+    dots(acc, w, q, 32, T * planes, kind);
     UNROLL for (size_t t = 0; t < T; t++) {
         const i32x dot = planes == 2 ? i_join(acc[2 * t], acc[2 * t + 1]) : acc[t];
         sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), f_of(dot), sum[t]);
@@ -224,14 +225,14 @@ static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     return n ? n : 1;
 }
 
-static void quantised_chunk(const rvm_matrix *w, size_t planes, const void *acts, size_t tokens, size_t begin,
+static void quantised_chunk(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t begin,
                             size_t end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
-    quantised_panel *panel = panel_for(spec, planes);
+    quantised_panel *panel = panel_for(spec, act_planes(kind));
     const size_t apart = tile_bytes(spec); /* two divisions: not for each tile */
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
-        const uint8_t *act = acts_panel(acts, planes, spec->cols, t), *p = tile_at(w, begin);
+        const uint8_t *act = acts_panel(acts, kind, spec->cols, t), *p = tile_at(w, begin);
         for (size_t tile = begin; tile < end; tile++, p += apart)
             panel(spec, p, act, n, y + t * y_stride + tile * TILE, y_stride, min_size(TILE, spec->rows - tile * TILE));
     }
@@ -259,39 +260,70 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     for (size_t tile = tile_begin; tile < tile_end; tile += step) {
         const size_t end = min_size(tile + step, tile_end);
         if (kind == RVM_ACTS_FLOAT) float_chunk(w, acts, tokens, tile, end, y, y_stride);
-        else quantised_chunk(w, act_planes(kind), acts, tokens, tile, end, y, y_stride);
+        else quantised_chunk(w, kind, acts, tokens, tile, end, y, y_stride);
     }
     return RVM_OK;
 }
 
-/* 32 activations as integers: high, then low when there are two planes. first: the sum of the first 16. Returns d. See matrix_scalar.c */
-INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum, int32_t *first) {
-    const f32x a = f_load((const uint8_t *)x, RVM_F32), b = f_load((const uint8_t *)(x + 16), RVM_F32);
-    const uint32_t top = (uint32_t)i_most(i_larger(i_larger(i_all(0), a), b));
+/* The d of n activations, as in matrix_scalar.c, and in *inverse 1 / d; 0 if all of them become 0. */
+INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inverse) {
+    i32x largest = i_all(0);
+    for (size_t k = 0; k < n; k += 16) largest = i_larger(largest, f_load((const uint8_t *)(x + k), RVM_F32));
+    const uint32_t top = (uint32_t)i_most(largest);
     const float most = float_of(top);
-    if (top >= 0x7f800000 || most < 1e-30f) {
-        memset(q, 0, 32 * planes);
-        *sum = *first = 0;
-        return top >= 0x7f800000 ? NAN : 0;
-    }
-    const f32x inverse = f_all(act_most(planes) / most), to_high = f_all(TO_HIGH), back = f_all(-TO_HIGH);
-    const f32x v[2] = {f_mul(a, inverse), f_mul(b, inverse)};
-    const i32x i[2] = {i_round(v[0]), i_round(v[1])};
-    UNROLL for (size_t k = 0; k < 2; k++) {
-        i_bytes(q + 16 * k, planes == 2 ? i_round(f_mul(v[k], to_high)) : i[k]);
-        if (planes == 2) i_bytes(q + 32 + 16 * k, i_join(i_round(f_mul(v[k], back)), i[k]));
-    }
-    *first = i_sum(i[0]);
-    *sum = *first + i_sum(i[1]);
-    return most / act_most(planes);
+    const int none = top >= 0x7f800000 || most < 1e-30f;
+    *inverse = none ? 0 : act_most(planes) / most;
+    return top >= 0x7f800000 ? NAN : none ? 0 : most / act_most(planes);
+}
+
+/* 16 activations as integers, into bytes of each plane. Returns them; *high: what their first plane has. */
+INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t apart, uint8_t *q, i32x *high) {
+    const f32x v = f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse));
+    const i32x whole = i_round(v);
+    *high = planes == 2 ? i_round(f_mul(v, f_all(TO_HIGH))) : whole;
+    i_bytes(q, *high);
+    if (planes == 2) i_bytes(q + apart, i_join(i_round(f_mul(v, f_all(-TO_HIGH))), whole));
+    return whole;
+}
+
+/* 32 activations. Returns d. */
+INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
+    float inverse;
+    const float d = scale_of(x, 32, planes, &inverse);
+    i32x high;
+    *sum = 0;
+    if (inverse == 0) memset(q, 0, 32 * planes);
+    else *sum = i_sum(i_add(integers(x, inverse, planes, 32, q, &high),
+                            integers(x + 16, inverse, planes, 32, q + 16, &high)));
+    return d;
 }
 
 /* Token i of a panel of n.  x: its row */
 INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *block) {
     for (size_t k = 0; k < cols; k += 32, block += n * act_bytes(planes)) {
-        int32_t sum, first;
-        const float d = quantise(x + k, planes, block + 32 * planes * i, &sum, &first);
-        store_sums(block + 32 * planes * n + 4 * i, n, d, sum, first);
+        int32_t sum;
+        const float d = quantise(x + k, planes, block + 32 * planes * i, &sum);
+        store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
+    }
+}
+
+/* The same for super-blocks. */
+INLINE void super_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *super) {
+    for (size_t k = 0; k < cols; k += SUPER_COLS, super += n * super_act_bytes(planes)) {
+        int32_t sum[16] = {0}, high[16] = {0};
+        float inverse;
+        const float d = scale_of(x + k, SUPER_COLS, planes, &inverse);
+        for (size_t h = 0; h < 16; h++) {
+            uint8_t *q = line_at(super, planes, n, h / 4, i) + h % 4 * 16;
+            i32x first;
+            if (inverse == 0) {
+                memset(q, 0, 16), memset(q + LINE_COLS * (planes - 1), 0, 16);
+                continue;
+            }
+            sum[h] = i_sum(integers(x + k + 16 * h, inverse, planes, LINE_COLS, q, &first));
+            high[h] = i_sum(first);
+        }
+        store_super_sums(super, planes, n, i, d, sum, high);
     }
 }
 
@@ -308,8 +340,10 @@ static int acts(rvm_acts_kind kind, const float *x, size_t x_stride, size_t toke
         const size_t i = t % PANEL, t0 = t - i, n = panel_tokens(tokens, t0);
         const float *row = x + t * x_stride;
         if (kind == RVM_ACTS_FLOAT) float_acts(row, cols, i, n, acts_float(to, cols, t0));
-        else if (kind == RVM_ACTS_8) quantised_acts(row, cols, 1, i, n, acts_panel(to, 1, cols, t0));
-        else quantised_acts(row, cols, 2, i, n, acts_panel(to, 2, cols, t0));
+        else if (kind == RVM_ACTS_8) quantised_acts(row, cols, 1, i, n, acts_panel(to, kind, cols, t0));
+        else if (kind == RVM_ACTS_16) quantised_acts(row, cols, 2, i, n, acts_panel(to, kind, cols, t0));
+        else if (kind == RVM_ACTS_SUPER_8) super_acts(row, cols, 1, i, n, acts_panel(to, kind, cols, t0));
+        else super_acts(row, cols, 2, i, n, acts_panel(to, kind, cols, t0));
     }
     return RVM_OK;
 }

@@ -24,14 +24,15 @@ INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t
     return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(a), vpaddlq_s16(b)));
 }
 
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
     const size_t fit = kind == RVM_Q8 ? 2 : kind == RVM_Q6_K ? 4 : 8;
     UNROLL for (size_t t = 0; t < m; t++) EACH4 UNROLL for (size_t j = from; j < from + n; j += fit)
-        acc[t].v[i] = rows4(acc[t].v[i], w, q + 32 * t, i, j, fit);
+        acc[t].v[i] = rows4(acc[t].v[i], w, q + apart * t, i, j, fit);
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    dots_part(acc, w, q, m, kind, 0, 8);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
 #include "matrix_kernel.h"

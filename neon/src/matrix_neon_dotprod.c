@@ -13,11 +13,12 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     UNROLL for (size_t t = 0; t < m; t++)                 \
         EACH4 acc[t].v[i] = vdotq_laneq_s32(acc[t].v[i], w->v[j][i], x[t], lane);
 
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
     int8x16_t x[STEP];
     (void)kind;
     UNROLL for (size_t j = from; j < from + n; j += 4) {
-        UNROLL for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + 32 * t + 4 * j);
+        UNROLL for (size_t t = 0; t < m; t++) x[t] = vld1q_s8((const int8_t *)q + apart * t + 4 * j);
         DOT(j, 0)
         DOT(j + 1, 1)
         DOT(j + 2, 2)
@@ -25,8 +26,8 @@ INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, u
     }
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    dots_part(acc, w, q, m, kind, 0, 8);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
 #include "matrix_kernel.h"

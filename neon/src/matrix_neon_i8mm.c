@@ -30,7 +30,8 @@ INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q, size_t from, s
 }
 
 /* m is 2 or 4: pairs of planes.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
-INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind, size_t from, size_t n) {
+INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
+                      size_t n) {
     int32x4_t sum[STEP / 2][8];
     (void)kind;
     if (m == 1) {
@@ -44,8 +45,8 @@ INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, u
     UNROLL for (size_t o = from / 2; o < (from + n) / 2; o++) {
         int8x16_t x[STEP / 2];
         UNROLL for (size_t p = 0; p < m / 2; p++) {
-            const int8_t *two = (const int8_t *)q + 64 * p + 8 * o;
-            x[p] = vcombine_s8(vld1_s8(two), vld1_s8(two + 32));
+            const int8_t *two = (const int8_t *)q + 2 * apart * p + 8 * o;
+            x[p] = vcombine_s8(vld1_s8(two), vld1_s8(two + apart));
         }
         EACH4 UNROLL for (size_t h = 0; h < 2; h++) UNROLL for (size_t p = 0; p < m / 2; p++)
             sum[p][2 * i + h] = vusmmlaq_s32(sum[p][2 * i + h], vreinterpretq_u8_s8(w->v[2 * o + h][i]), x[p]);
@@ -56,8 +57,8 @@ INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t m, u
     }
 }
 
-INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t m, uint32_t kind) {
-    dots_part(acc, w, q, m, kind, 0, 8);
+INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind) {
+    dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
 #define ODD_TOKENS 0

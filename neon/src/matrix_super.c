@@ -70,35 +70,38 @@ void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *from, size_t row, u
 /* ---- a row as floats ---- */
 
 /* Six-bit scale and low of group g; bytes b of row r at [16 b + r]. */
-static void six_bits(const uint8_t *bytes, size_t g, size_t r, unsigned out[2]) {
-    const unsigned scale = bytes[TILE * (g % 4) + r], low = bytes[TILE * (4 + g % 4) + r];
-    const unsigned rest = bytes[TILE * (8 + g % 4) + r];
+static void six_bits(const uint8_t *bytes, size_t g, size_t r, int out[2]) {
+    const int scale = bytes[TILE * (g % 4) + r], low = bytes[TILE * (4 + g % 4) + r];
+    const int rest = bytes[TILE * (8 + g % 4) + r];
     out[0] = g < 4 ? scale & 63 : (rest & 15) | scale >> 6 << 4;
     out[1] = g < 4 ? low & 63 : rest >> 4 | low >> 6 << 4;
 }
 
-const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float factors[2]) {
-    const size_t i = k / SUPER_COLS, b = k % SUPER_COLS / 32;
-    const uint8_t *p = tile + super_front(s) + i * super_bytes(s->kind);
-    const float d = float_at(super_scale(s, tile, i, p), RVM_F16, r);
-    if (s->kind == RVM_Q6_K) {
-        for (size_t h = 0; h < 2; h++) factors[h] = d * (float)(int8_t)p[TILE * (2 * b + h) + r];
-    } else {
-        unsigned six[2];
-        six_bits(p + 64, b, r, six);
-        factors[0] = d * (float)six[0];
-        factors[1] = -float_at(p + 32, RVM_F16, r) * (float)six[1];
-    }
+const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, int factors[2]) {
+    const size_t b = k % SUPER_COLS / 32;
+    const uint8_t *p = tile + super_front(s) + k / SUPER_COLS * super_bytes(s->kind);
+    if (s->kind != RVM_Q6_K) six_bits(p + 64, b, r, factors);
+    else for (size_t h = 0; h < 2; h++) factors[h] = (int8_t)p[TILE * (2 * b + h) + r];
     return p + SUPER_HEAD + b * block_bytes(s->kind);
+}
+
+void rvm_super_floats(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float d[2]) {
+    const size_t i = k / SUPER_COLS;
+    const uint8_t *p = tile + super_front(s) + i * super_bytes(s->kind);
+    d[0] = float_at(super_scale(s, tile, i, p), RVM_F16, r);
+    d[1] = s->kind == RVM_Q6_K ? 0 : -float_at(p + 32, RVM_F16, r);
 }
 
 void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out) {
     for (size_t k = 0; k < s->cols; k += 32) {
-        float f[2];
+        int f[2];
+        float d[2];
         const uint8_t *block = rvm_super_block(s, tile, k, row, f);
+        rvm_super_floats(s, tile, k, row, d);
         for (size_t c = 0; c < 32; c++) {
             const float q = (float)block_code(block, s->kind, row, c);
-            out[k + c] = s->kind == RVM_Q6_K ? f[c / 16] * (q - 32.0f) : f[0] * q + f[1];
+            if (s->kind == RVM_Q6_K) out[k + c] = d[0] * (float)f[c / 16] * (q - 32.0f);
+            else out[k + c] = d[0] * (float)f[0] * q + d[1] * (float)f[1];
         }
     }
 }

@@ -121,7 +121,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
         }
         unpack(tile, kind, T, &w);
         UNROLL for (size_t t = 0; t < T; t += STEP)
-            dots(acc + t, &w, q + 32 * t, T - t < STEP ? T - t : STEP, kind);
+            dots(acc + t, &w, q + 32 * t, 32, T - t < STEP ? T - t : STEP, kind);
     }
 }
 

@@ -68,6 +68,11 @@ static int failed;
 
 static int is_super(rvm_kind kind) { return kind >= RVM_Q4_K; }
 
+static rvm_acts_kind acts_of(int planes, int super) {
+    if (super) return planes == 2 ? RVM_ACTS_SUPER_16 : RVM_ACTS_SUPER_8;
+    return planes == 2 ? RVM_ACTS_16 : RVM_ACTS_8;
+}
+
 /* GGUF blocks of noise; their float16 numbers are finite. */
 static uint8_t *blocks(rvm_kind kind, size_t n) {
     const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
@@ -162,6 +167,7 @@ static int same(float a, float b) {
 static void compare(const rvm_matmul *m, const round_of *r) {
     rvm_matrix *w = matrix(r);
     float *x = activations(r);
+    CHECK(rvm_matrix_acts(w, r->acts & 31 ? r->acts & 31 : 16) == r->acts);
     const size_t bytes = rvm_acts_bytes(r->acts, r->tokens, r->cols),
                  n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
@@ -203,7 +209,7 @@ static void large(const rvm_matmul *m) {
         for (int planes = 1; planes <= 2; planes++) {
             const int super = is_super(kinds[i]);
             const round_of r = {kinds[i], 45, super ? 2304 : 2112, super ? 256 : 64, 291, RVM_F16,
-                                planes == 2 ? RVM_ACTS_16 : RVM_ACTS_8, i % 2 == 0 && !super, 0};
+                                acts_of(planes, super), i % 2 == 0 && !super, 0};
             state = (uint32_t)++rounds;
             compare(m, &r);
         }
@@ -218,8 +224,8 @@ static void all_kinds(const rvm_matmul *m) {
                     if (scale_kind == RVM_F16) all_sizes(m, kind, scale_kind, group, affine, RVM_ACTS_8);
                 }
     for (rvm_kind kind = RVM_Q4_K; kind <= RVM_Q6_K; kind++) {
-        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_16);
-        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_8);
+        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_SUPER_16);
+        all_sizes(m, kind, RVM_F16, 256, 0, RVM_ACTS_SUPER_8);
     }
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
@@ -276,8 +282,8 @@ static void extremes(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_Q4_K; kind <= RVM_Q6_K; kind++)
         for (int high = 0; high < 2; high++)
             for (int sign = -1; sign <= 1; sign += 2) {
-                extreme_super(m, kind, high, RVM_ACTS_8, (float)(127 * sign));
-                extreme_super(m, kind, high, RVM_ACTS_16, (float)(32385 * sign));
+                extreme_super(m, kind, high, RVM_ACTS_SUPER_8, (float)(127 * sign));
+                extreme_super(m, kind, high, RVM_ACTS_SUPER_16, (float)(32385 * sign));
             }
     for (rvm_kind kind = RVM_Q4; kind <= RVM_Q8; kind++)
         for (int high = 0; high < 2; high++)

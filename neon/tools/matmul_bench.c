@@ -7,7 +7,7 @@
  *         plain read of as many bytes
  *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
  * WORKING_SET: megabytes, 160 unless the environment says so; a few fit into the caches. BITS: of activations
- * before quantised weights, 8 or 16 (default). KIND, TOKENS and THREADS choose among the rows. */
+ * before quantised weights, 8 or 16 (default). KIND, COLS and THREADS choose among the rows; TOKENS says how many. */
 #define _DEFAULT_SOURCE
 #include "rvm.h"
 
@@ -188,7 +188,7 @@ static void bench(const rvm_matmul *impl, const char *name, rvm_matrix_spec spec
     }
     float *x = memory(4 * tokens * spec.cols), *y = memory(4 * tokens * spec.rows);
     for (size_t i = 0; i < tokens * spec.cols; i++) x[i] = (float)(rand() % 2001 - 1000) / 1000;
-    const rvm_acts_kind kind = spec.group ? (rvm_acts_kind)bits : RVM_ACTS_FLOAT;
+    const rvm_acts_kind kind = rvm_matrix_acts(w[0], bits);
     void *acts = memory(rvm_acts_bytes(kind, tokens, spec.cols));
     const double start = cpu_time();
     impl->acts(kind, x, spec.cols, tokens, spec.cols, 0, tokens, acts);
@@ -230,7 +230,8 @@ int main(int argc, char **argv) {
                  {"q5_k", {RVM_Q5_K, RVM_F16, 0, 256, 0, 0}}, {"q6_k", {RVM_Q6_K, RVM_F16, 0, 256, 0, 0}},
                  {"f16", {RVM_F16, 0, 0, 0, 0, 0}},
                  {"bf16", {RVM_BF16, 0, 0, 0, 0, 0}},        {"f32", {RVM_F32, 0, 0, 0, 0, 0}}};
-    const char *only_kind = getenv("KIND"), *only_tokens = getenv("TOKENS"), *threads = getenv("THREADS");
+    const char *only_kind = getenv("KIND"), *only_cols = getenv("COLS"), *only_tokens = getenv("TOKENS");
+    const char *threads = getenv("THREADS");
     if (getenv("WORKING_SET")) WORKING_SET = (size_t)atol(getenv("WORKING_SET")) << 20;
     if (getenv("BITS")) bits = atoi(getenv("BITS"));
     uint8_t *buffer = memory(WORKING_SET);
@@ -241,13 +242,13 @@ int main(int argc, char **argv) {
         if (!impl) return printf("no implementation %s here\n", argv[i]), 1;
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             for (size_t s = 0; s < 5; s++)
-                for (size_t t = 0; t < 3; t++)
+                for (size_t t = 0; t < (only_tokens ? 1 : 3); t++)
                     for (n_threads = 1; n_threads <= 2; n_threads++) {
-                        const size_t tokens = (const size_t[]){1, 2, 256}[t];
+                        const size_t tokens = only_tokens ? (size_t)atol(only_tokens) : (const size_t[]){1, 2, 256}[t];
                         rvm_matrix_spec spec = kinds[k].spec;
                         spec.rows = shapes[s][0], spec.cols = shapes[s][1];
                         if (only_kind && strncmp(only_kind, kinds[k].name, strlen(only_kind))) continue;
-                        if (only_tokens && (size_t)atol(only_tokens) != tokens) continue;
+                        if (only_cols && (size_t)atol(only_cols) != spec.cols) continue;
                         if (threads && atoi(threads) != n_threads) continue;
                         if (spec.rows * spec.cols > 1u << 25 && spec.group == 0) continue;
                         if (spec.cols % (spec.group ? spec.group : 1)) continue;

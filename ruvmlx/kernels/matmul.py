@@ -20,9 +20,8 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-BLOCK = 32  # activations with one scale
+BLOCK, SUPER_BLOCK = 32, 256  # activations with one scale; before super-blocks
 MOST = {8: 127, 16: 32385}  # what the largest of them becomes
-_FLOAT = 32  # activations in front of float weights
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
 # Field order and argument types of struct rvm_matmul.
@@ -46,6 +45,7 @@ def _lib() -> C.CDLL:
     lib.rvm_matmul_impl_name.restype, lib.rvm_matmul_impl_name.argtypes = C.c_char_p, [_N]
     lib.rvm_matrix_row.restype, lib.rvm_matrix_row.argtypes = _I, [_P, _N, _P]
     lib.rvm_matrix_check.restype, lib.rvm_matrix_check.argtypes = _I, [_P, _N]
+    lib.rvm_matrix_acts.restype, lib.rvm_matrix_acts.argtypes = _I, [_P, _I]
     lib.rvm_acts_bytes.restype, lib.rvm_acts_bytes.argtypes = _N, [_I, _N, _N]
     return lib
 
@@ -115,7 +115,7 @@ class Matrix:
 
     def acts_kind(self, bits: int) -> int:
         """What activations of so many bits are for this matrix: those of float weights stay float."""
-        return bits if self.group else _FLOAT
+        return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 
 def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
@@ -154,17 +154,17 @@ def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, b
     return q * scales.astype(np.float64).repeat(group, 1) + biases.astype(np.float64).repeat(group, 1)
 
 
-def quantise_ref(x: Array, bits: int) -> np.ndarray:
-    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MOST[bits] over 32 columns."""
-    blocks, top = x.reshape(len(x), -1, BLOCK), np.float32(MOST[bits])
+def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
+    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MOST[bits] over `block` columns."""
+    blocks, top = x.reshape(len(x), -1, block), np.float32(MOST[bits])
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.where(most < 1e-30, 0, top / np.where(most < 1e-30, 1, most)).astype(np.float32)
     return (np.rint(blocks * inverse) * (most / top).astype(np.float64)).reshape(x.shape)
 
 
-def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None) -> np.ndarray:
-    """x @ w^T in float64, with w dequantised and x quantised to so many bits."""
-    return (quantise_ref(x, bits) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
+def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None, block: int = BLOCK) -> np.ndarray:
+    """x @ w^T in float64, with w dequantised and x quantised to so many bits, as quantise_ref does."""
+    return (quantise_ref(x, bits, block) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
 
 
 def _done(rc: int) -> None:

@@ -48,7 +48,7 @@ def test_products_equal_their_formula(impl, kind, acts):
         w, plain = matrix(kind, rows, cols)
         for tokens in (1, 2, 3, 5, 16, 33):
             x = rng.normal(size=(tokens, cols)).astype(np.float32)
-            got, want = m.matmul(w, x, impl, acts), m.matmul_ref(plain, x, acts)
+            got, want = m.matmul(w, x, impl, acts), m.matmul_ref(plain, x, acts, m.SUPER_BLOCK)
             size = np.abs(x).astype(np.float64) @ np.abs(plain).T.astype(np.float64)
             parts = (
                 np.abs(x).sum(1, keepdims=True) * np.abs(plain).max()
@@ -66,6 +66,31 @@ def test_all_implementations_return_the_same_bits(kind, acts):
     for impl in IMPLS:
         assert np.array_equal(m.matmul(w, x, impl, acts), want), impl
         assert np.array_equal(m.matmul(w, x[7:8], impl, acts)[0], want[7]), impl
+
+
+@kinds
+@pytest.mark.parametrize(("acts", "most"), [(8, 0.012), (16, 5e-5)])
+def test_what_quantised_activations_cost(kind, acts, most):
+    """The whole error against exact activations, as a share of the result's spread."""
+    w, plain = matrix(kind, 64, 768, seed=4)
+    x = np.random.default_rng(4).normal(size=(8, 768)).astype(np.float32)
+    want = m.matmul_ref(plain, x)
+    error = m.matmul(w, x, bits=acts) - want
+    assert most / 10 < np.sqrt(np.mean(error**2) / np.mean(want**2)) < most
+
+
+@impls
+def test_activations_of_another_form_are_refused(impl):
+    """A scale per 32 columns before a super-block, or per 256 before groups of 32, is an error."""
+    w, y = matrix("Q4_K", 16, 256)[0], np.zeros((1, 16), np.float32)
+    scales = np.ones((16, 8), np.float32)
+    groups = m.Matrix(np.zeros((16, 32), np.uint32), scales, scales, 256)
+    memory, f = m.aligned(2048), m.functions(impl)
+    for this, other in [(w, groups), (groups, w)]:
+        for bits in (8, 16):
+            call = (memory.ctypes.data, 1, 0, 1, y.ctypes.data, 16)
+            assert f.matmul(this.memory.ctypes.data, this.acts_kind(bits), *call) == m.OK
+            assert f.matmul(this.memory.ctypes.data, other.acts_kind(bits), *call) == m.BAD_ARGUMENT
 
 
 @kinds

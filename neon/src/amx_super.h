@@ -1,0 +1,141 @@
+/* Super-blocks in tile registers; included by matrix_amx.c.
+ *
+ * When 256 columns of a tile are unpacked, the integer scale of a block multiplies its codes: w = scale * code, or
+ * scale * (code - 32) in Q6_K, |w| <= 4096. w = 256 high + low, high int8 and low uint8. A token times a row is
+ * then 256 (q . high) + (q . low) for all 256 columns at once. Vectors join, scale and add these two sums of each plane
+ * while the next unit's products are formed: once per 256 columns, not once per block. */
+
+/* 256 columns of a tile. */
+typedef struct {
+    _Alignas(64) uint8_t high[4][16 * 64], low[4][16 * 64]; /* of 64 columns each: [columns / 4][16 rows][4] */
+    float d[TILE], dmin[TILE], lows[8][TILE];               /* dmin: with its sign changed */
+} folded;
+
+/* The words scale[r], twice for each row. */
+INLINE __m512i scale_words(const uint8_t *scales) {
+    const __m512i s = i_load8(scales);
+    return _mm512_or_si512(_mm512_slli_epi32(s, 16), _mm512_and_si512(s, _mm512_set1_epi32(0xffff)));
+}
+
+/* v: codes of 4 columns   scale: as words   zero: what is taken off codes, in each word */
+INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uint8_t *low) {
+    const __m512i byte = _mm512_set1_epi16(255);
+    const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(v, byte), zero), scale);
+    const __m512i odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16(v, 8), zero), scale);
+    _mm512_store_si512(high, _mm512_or_si512(_mm512_srli_epi16(even, 8), _mm512_andnot_si512(byte, odd)));
+    _mm512_store_si512(low, _mm512_or_si512(_mm512_and_si512(even, byte), _mm512_slli_epi16(odd, 8)));
+}
+
+/* From column k on, which begins a super-block. */
+INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, const uint32_t kind, folded *to) {
+    const uint8_t *p = tile + super_front(spec) + k / SUPER_COLS * super_bytes(kind);
+    const uint8_t *at = super_scale(spec, tile, k / SUPER_COLS, p), *bytes = p;
+    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* of codes with one scale */
+    const __m512i zero = _mm512_set1_epi16(kind == RVM_Q6_K ? 32 : 0);
+    _Alignas(64) uint8_t six[SUPER_HEAD];
+    _mm512_storeu_ps(to->d, f_load(at, RVM_F16));
+    if (kind != RVM_Q6_K) {
+        unpack_six_bits(p + 4 * TILE, six), bytes = six;
+        _mm512_storeu_ps(to->dmin, f_mul(f_load(at + 2 * TILE, RVM_F16), f_all(-1)));
+        for (size_t b = 0; b < 8; b++) _mm512_storeu_ps(to->lows[b], f_of(i_load8(six + 128 + TILE * b)));
+    }
+    p += SUPER_HEAD;
+    for (size_t b = 0; b < 8; b++, p += block_bytes(kind)) {
+        weights w;
+        unpack(p, kind == RVM_Q4_K ? RVM_Q4 : kind, 0, &w);
+        UNROLL for (size_t h = 0; h < halves; h++) {
+            const __m512i scale = scale_words(bytes + TILE * (halves * b + h));
+            UNROLL for (size_t j = 0; j < vectors; j++) {
+                const size_t place = 64 * (b % 2 * 8 + vectors * h + j);
+                fold_four(w.v[vectors * h + j], scale, zero, to->high[b / 2] + place, to->low[b / 2] + place);
+            }
+        }
+    }
+}
+
+/* 256 columns of a tile for a panel. */
+typedef struct {
+    float *sums; /* [16 tokens][16 rows] */
+    const folded *w;
+    const uint8_t *act; /* the panel, from these columns on */
+} super_unit;
+
+/* The products of 64 columns with high and low: PRODUCTS_0 and _1 of the first plane, _2 and _3 of the second. With one
+ * plane they take odd lines: a sum that grows at each line would wait for itself. */
+INLINE void multiply_line(size_t line, const super_unit *u, const size_t planes) {
+    const uint8_t *q = line_at(u->act, planes, PANEL, line, 0);
+    _tile_loadd(ACTS_0, q, LINE_COLS * planes);
+    _tile_loadd(CODES_0, u->w->high[line], 64);
+    _tile_loadd(CODES_1, u->w->low[line], 64);
+    if (planes == 2 || line % 2 == 0) {
+        _tile_dpbssd(PRODUCTS_0, ACTS_0, CODES_0);
+        _tile_dpbsud(PRODUCTS_1, ACTS_0, CODES_1);
+    } else {
+        _tile_dpbssd(PRODUCTS_2, ACTS_0, CODES_0);
+        _tile_dpbsud(PRODUCTS_3, ACTS_0, CODES_1);
+    }
+    if (planes == 1) return;
+    _tile_loadd(ACTS_1, q + LINE_COLS, LINE_COLS * planes);
+    _tile_dpbssd(PRODUCTS_2, ACTS_1, CODES_0);
+    _tile_dpbsud(PRODUCTS_3, ACTS_1, CODES_1);
+}
+
+INLINE void zero_products(void) {
+    _tile_zero(PRODUCTS_0);
+    _tile_zero(PRODUCTS_1);
+    _tile_zero(PRODUCTS_2);
+    _tile_zero(PRODUCTS_3);
+}
+
+/* to: [4][16 tokens][16 rows] */
+INLINE void store_products(int32_t *to) {
+    _tile_stored(PRODUCTS_0, to, 64);
+    _tile_stored(PRODUCTS_1, to + 256, 64);
+    _tile_stored(PRODUCTS_2, to + 512, 64);
+    _tile_stored(PRODUCTS_3, to + 768, 64);
+}
+
+/* Token t's products with scale * code, from those with high and low. */
+INLINE i32x from_parts(const int32_t *c, size_t t) {
+    return i_add(_mm512_slli_epi32(_mm512_load_si512(c + TILE * t), 8), _mm512_load_si512(c + 256 + TILE * t));
+}
+
+/* The products of tokens [t, end) to their sums, as in super_tile. */
+INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t end, const size_t planes,
+                         const uint32_t kind) {
+    const f32x d = _mm512_load_ps(u->w->d), dmin = _mm512_load_ps(u->w->dmin);
+    f32x lows[8];
+    if (kind != RVM_Q6_K) {
+        UNROLL for (size_t b = 0; b < 8; b++) {
+            lows[b] = _mm512_load_ps(u->w->lows[b]);
+            __asm__("" : "+v"(lows[b])); /* or they would be loaded for each token: loads are what is short here */
+        }
+    }
+    UNROLL for (; t < end; t++) {
+        const i32x first = from_parts(c, t), second = from_parts(c + 512, t);
+        const i32x whole[2] = {planes == 2 ? first : i_add(first, second), second};
+        const f32x da = f_all(act_f32(super_d(u->act, planes, PANEL, t)));
+        f32x sum = f_fma(f_mul(d, da), f_join(whole, planes), _mm512_load_ps(u->sums + TILE * t));
+        if (kind != RVM_Q6_K) {
+            f32x m = f_zero();
+            UNROLL for (size_t b = 0; b < 8; b++)
+                m = f_fma(lows[b], f_all(act_f32(super_sum(u->act, planes, PANEL, t, b))), m);
+            sum = f_fma(f_mul(dmin, da), m, sum);
+        }
+        _mm512_store_ps(u->sums + TILE * t, sum);
+    }
+}
+
+/* All units: the products of one are formed while those of the one before are added. */
+INLINE void multiply_supers(const super_unit *units, size_t count, const size_t planes, const uint32_t kind) {
+    _Alignas(64) int32_t c[2][1024];
+    for (size_t i = 0; i < count; i++) {
+        zero_products();
+        UNROLL for (size_t line = 0; line < 4; line++) {
+            multiply_line(line, units + i, planes);
+            if (i) add_products(units + i - 1, c[(i - 1) % 2], 4 * line, 4 * line + 4, planes, kind);
+        }
+        store_products(c[i % 2]);
+    }
+    add_products(units + count - 1, c[(count - 1) % 2], 0, PANEL, planes, kind);
+}
