@@ -156,7 +156,7 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
-    left = given(status) if status.preferences else status.ratings
+    left = given(status) if status.preferences or status.undone == "preference" else status.ratings
     return f"Last {status.undone or 'rating'} taken back: {left} left, version {status.adapter_version}."
 
 
