@@ -25,7 +25,7 @@ def branch(number: int, of: int) -> str:
 
 
 def best_of(count: int | str, knows: bool) -> str:
-    """Say how many replies are written to a question; "auto" is a count, too. knows: there are ratings to
+    """Say how many replies are written to a question. count: a number or "auto". knows: there are ratings to
     choose by."""
     if count == AUTO:
         if not knows:

@@ -33,7 +33,8 @@ class UserPoint:
 @dataclass(frozen=True)
 class ArmSpread:
     """An arm over all users within reach. quantiles: of the users' win-rates, at QUANTILES. worst: the user
-    whose interval begins lowest. better, worse: users whose interval lies wholly above, or below, 50%."""
+    with the lowest lower end of the interval. better, worse: number of users whose whole interval is above,
+    or below, 50%."""
 
     arm: str
     ratings: int
@@ -50,10 +51,11 @@ class ArmSpread:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Seconds of the whole machine, of the median user: one trial during which the machine slept does not
-    count. rating: for each reply that was read, with its rating. training: a user.
-    reply: for a reply to an unseen question, in a batch. best_of: what the other replies to that question,
-    and the choice, add."""
+    """Seconds of the whole machine. The median over users, so that one interrupted trial changes little.
+
+    rating: per reply that is rated on, with its rating. training: per user. reply: per reply to an unseen
+    question, in a batch. best_of: what the other replies to that question, and the choice, add.
+    """
 
     learn: str
     users: int
@@ -68,7 +70,7 @@ def within_reach(results: Results) -> list[dict[str, Any]]:
 
 
 def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
-    """Of every user that has this arm, by number."""
+    """One for each user that has this arm, ordered by user number."""
     found = []
     for user in sorted({r["user"] for r in results}):
         of = [c for r in results if r["user"] == user for c in r["checkpoints"]]
