@@ -159,13 +159,15 @@ untouched model's reply for the same seed.
 
 * Win-rate: share of pairs in which the new reply has more stars; a tie counts half. A user's 95% interval
   resamples whole questions; that of the mean resamples users.
-* `+best-of-N`: the taste model picks among N replies by the same weights. `original+best-of-N`: among the
-  untouched model's, after the same ratings. Best of n plays no part in the replies that are rated.
+* `+best-of-N`: the taste model picks among N replies by the same weights. `original+best-of-N`: it picks
+  among N replies of the untouched model, after the same ratings. While a user rates, each question gets one
+  reply.
 * Within reach: the best of 8 replies of the untouched model, picked by a perfect judge, beats a random one of
   them in at least 70% of questions. It is computed before anything is learned; other users are not counted.
-* The worst user is the one whose interval begins lowest. KL (nats per token) and perplexity: on prose that no
-  rating is about, of the worst user and seed.
-* Only thumbs: someone who finds too little to rate stops after twice as many replies as ratings.
+* The worst user is the one with the lowest lower end of the interval. KL (nats per token) and perplexity: on
+  prose that no rating is about, of the worst user and seed.
+* A user who finds too little to rate, for example with one thumb only, stops after reading twice as many
+  replies as the checkpoint has ratings.
 """.splitlines()
 
 
