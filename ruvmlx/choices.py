@@ -1,4 +1,4 @@
-"""What the user prefers among replies: one of two, their own version of a reply, the one they go on from."""
+"""Preferences between replies: one of two chosen, a reply edited, a chat continued from one of several."""
 
 import contextlib
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Choices:
         return self._learning.required().prefer(better, worse, "compare")
 
     def rewrite(self, reply_id: str, text: str) -> PreferenceResult:
-        """As `edit`; but NotFound, and nothing is saved, without an adapter."""
+        """As `edit`. Raises NotFound without an adapter, and then saves nothing."""
         self._learning.required()
         learned = self.edit(reply_id, text).preference
         assert learned is not None
@@ -44,9 +44,9 @@ class Choices:
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
         """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
 
-        text: replaces the answer; a thought stays. place: (chat, message) of the reply; None: where it was
-        shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another model's
-        reply.
+        text: the new answer; the reply's thought is kept. place: (chat, message) of the reply; None: where it
+        was shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another
+        model's reply.
         """
         original = self._store.replies.get(reply_id)
         edited = self._edited(original, text)
@@ -71,37 +71,38 @@ class Choices:
         context = self._model.context
         tokens = len(edited.prompt_ids) + len(edited.sampled_ids)
         if tokens > context:
-            raise UsageError(f"the edited reply needs {tokens} tokens of context; the model has {context}.")
+            raise UsageError(
+                f"the edited reply needs {tokens} tokens of context; the model has {context}. Shorten it."
+            )
         return edited
 
     def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
         """The user goes on after a reply: if they had it written again, it is better than the last other one.
 
-        None, and nothing is learned, where that says nothing: there is no other reply that the user saw
-        whole, a preference between the two or ratings of both are known, or no adapter is in use. A failure
-        must not stop the user's message, so there are no errors.
+        Returns None and learns nothing if no other reply was shown complete, if a preference between the two
+        is in force, if both have ratings, or without an adapter. Errors are suppressed: they must not stop
+        the user's message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
             return None
-        left = self._left(session_id, turn)
-        if left is None or learner.history.pairs.between(mine, left):
-            return None
         with contextlib.suppress(RuvmlxError):
-            return learner.prefer(mine, left, "regenerated", REGENERATED)
+            other = self._other(session_id, turn)
+            if other is not None and not learner.history.pairs.between(mine, other):
+                return learner.prefer(mine, other, "regenerated", REGENERATED)
         return None
 
-    def _left(self, session_id: str, turn: Turn) -> str | None:
-        """The newest other reply in a reply's place; None if going on says nothing of the two."""
+    def _other(self, session_id: str, turn: Turn) -> str | None:
+        """The newest other reply to the same question; None if the preference would be empty or known."""
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
         others = [row for row in here if row.id != mine.id]
         if mine not in here or not others:
             return None
-        left = others[-1]  # a reply that was continued begins like the longer one
-        same = mine.content.startswith(left.content) or left.content.startswith(mine.content)
-        return None if same or (mine.rating and left.rating) else left.reply_id
+        other = others[-1]  # a reply that was continued begins like the longer one
+        same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
+        return None if same or (mine.rating and other.rating) else other.reply_id
 
     def _counts(self, row: MessageRow) -> bool:
         """Did this model write the reply, whole, and was it shown?"""

@@ -90,7 +90,7 @@ class Conversations:
         # An empty or too long message is refused here, before it is saved.
         request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of)
         self._notice_next(turns, before)
-        if before:
+        if before and instead_of is None:  # who edits a question has gone on from that reply before
             self._choices.continued(session_id, before[-1])
         if instead_of is not None:
             self._store.messages.set_head(session_id, before[-1].id if before else None)

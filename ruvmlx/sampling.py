@@ -3,8 +3,8 @@
 `FILTERS` and top_k say which ids may be drawn, by the distribution at temperature 1; one of those is drawn at
 the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and a seed must give the same
 reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on
-the GPU. C draws with the options in IN_C (neon/src/draw.c); what is here in NumPy is its slow twin, and draws
-with any other filter.
+the GPU. With the filters of IN_C alone, C draws (neon/src/draw.c); the NumPy code here is its slow twin, and
+draws when another filter is in force.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def _min_p(d: Distribution, share: float) -> Any:
 FILTERS = (Filter("top_p", 1, _top_p, sorts=True), Filter("min_p", 0, _min_p))
 
 
-IN_C = ("top_p", "min_p")  # filters that the C kernel knows
+IN_C = ("top_p", "min_p")  # filters that the C kernel applies
 
 
 def filters_of(sampling: Sampling, sorts: bool) -> list[tuple[Filter, Any]]:
@@ -182,7 +182,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
-    """The candidate at which the sum of probabilities exceeds u of the whole sum; u: 0 <= u < 1."""
+    """The first candidate at which the sum of probabilities exceeds u times the whole sum; 0 <= u < 1."""
     ids, logprobs = candidates(logits, sampling)
     scaled = logprobs.astype(np.float64) / sampling.temperature
     mass = np.cumsum(np.exp(scaled - scaled.max()))
@@ -191,7 +191,7 @@ def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
 
 
 def is_drawn_in_c(sampling: Sampling) -> bool:
-    """Does the C kernel know every filter in force?"""
+    """Does the C kernel apply every filter in force?"""
     return all(f.option in IN_C for sorts in (True, False) for f, _ in filters_of(sampling, sorts))
 
 
@@ -214,6 +214,6 @@ class Sampler:
         return self._kernel(logits, u) if self._kernel else drawn(logits, self.sampling, u)
 
     def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
-        """A call, to be done together with other replies' work; `drawn` then receives the token. None where
-        C does not draw."""
+        """A draw, to be run together with those of other replies; `drawn` then receives the token. None if
+        C does not draw with these options."""
         return self._kernel.work(logits, self._rng.random(), drawn) if self._kernel else None

@@ -175,7 +175,7 @@ class Settings:
         int,
         1,
         "replies that are written at once to a question; your taste, known from your ratings, picks one; "
-        "auto: up to 4, as many as take at most half as long again as one",
+        "auto: as many, up to 4, as take at most 1.5 times as long as one",
         least=1,
         most=16,
         word="auto",

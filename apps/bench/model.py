@@ -169,7 +169,7 @@ def best_of(ours: OnStage, rounds: int) -> Row:
 
 
 def _parts(turns: Sequence[Mapping[str, float]]) -> str:
-    """Medians of `best_of` of players.py; the rest of a token is drawing, its trace and its text."""
+    """Medians of the parts that `best_of` of players.py returns; the rest is drawing, traces and text."""
     whole, read, decode = (
         1e3 * statistics.median(t[part] for t in turns) for part in ("seconds", "prompt", "decode")
     )

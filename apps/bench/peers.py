@@ -53,7 +53,7 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # a setting that it lacks is no reason to leave it out
+            if not suffix:  # if it only lacks a setting, the other settings are still measured
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:

@@ -131,7 +131,8 @@ class Ruvmlx:
 
     def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
         """Read a prompt and write `count` replies of n tokens each, as one batch: sampled, under an adapter,
-        with their traces, as in a chat. Seconds of all, and of it of the prompt and of the decode steps."""
+        with their traces, as in a chat. Returns the seconds of the whole, of the prompt, and of the decode
+        steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
 
         clocked = Clocked(self._backend)

@@ -25,7 +25,7 @@ def branch(number: int, of: int) -> str:
 
 
 def best_of(count: int | str, knows: bool) -> str:
-    """Say how many replies are written to a question; "auto" is a count, too. knows: there are ratings to
+    """Say how many replies are written to a question. count: a number or "auto". knows: there are ratings to
     choose by."""
     if count == AUTO:
         if not knows:
@@ -156,7 +156,7 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
-    left = given(status) if status.preferences else status.ratings
+    left = given(status) if status.preferences or status.undone == "preference" else status.ratings
     return f"Last {status.undone or 'rating'} taken back: {left} left, version {status.adapter_version}."
 
 

@@ -30,7 +30,7 @@ def _click_type(spec: config.SettingSpec) -> click.ParamType:
     if spec.kind is bool or spec.choices:
         return click.Choice(spec.choices or ("on", "off"))
     if spec.word:
-        return click.STRING  # the list of settings checks it
+        return click.STRING  # `SettingSpec.parse` checks it
     if spec.kind is int:
         return click.INT if spec.least is None else click.IntRange(spec.least, spec.most)
     return click.FLOAT if spec.kind is float else click.STRING

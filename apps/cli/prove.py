@@ -41,12 +41,14 @@ from .output import json_option, log, print_json, show
     type=click.IntRange(min=1),
     default=24,
     show_default=True,
-    help="Unseen ones of --as-chat and --drawn.",
+    help="Questions to test on, for --as-chat and --drawn.",
 )
-@click.option("--drawn", type=click.IntRange(min=1), help="N users drawn from a space of tastes.")
-@click.option("--held-out", is_flag=True, help="Draw them from the family that tuning never sees.")
 @click.option(
-    "--rater", type=click.Choice(list(RATERS)), help="How drawn users rate; by default each their own."
+    "--drawn", type=click.IntRange(min=1), help="Simulate N users whose tastes are drawn at random."
+)
+@click.option("--held-out", is_flag=True, help="Draw tastes from properties that nothing was tuned on.")
+@click.option(
+    "--rater", type=click.Choice(list(RATERS)), help="How all drawn users rate; by default drawn for each."
 )
 @click.option(
     "--best-of",
@@ -88,6 +90,8 @@ def prove(as_json: bool, **flags: Any) -> None:
     if flags["drawn"]:
         _drawn(flags, as_json)
         return
+    if flags["held_out"] or flags["rater"]:
+        raise UsageError("--held-out and --rater are for drawn users; add --drawn N.")
     if flags["suite"]:
         _suite(flags)
         return
@@ -159,10 +163,12 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
         _drawn_report(file, Path(flags["report"]))
         return
     if flags["learn"] == "off":
-        raise UsageError("drawn users rate, so something must learn: --learn instant or full.")
+        raise UsageError("--learn off is not for drawn users: something must learn; give instant or full.")
     for name in _NOT_DRAWN:
         if flags[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is not for drawn users; leave out it or --drawn.")
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not for drawn users; leave out that flag or --drawn."
+            )
     started, ratings, every = time.monotonic(), flags["ratings"], flags["every"]
     points = range(every, ratings, every) if every else (10, 30)
     chat = as_chat.ChatSetup(
@@ -196,7 +202,9 @@ def _drawn_report(file: Path | None, report: Path) -> None:
 
     found = drawn_suite.results(file) if file else []
     if not found:
-        raise UsageError("--report writes what --suite FILE holds; run `--drawn N --suite FILE` first.")
+        raise UsageError(
+            "there are no results for the report; run `--drawn N --suite FILE` first, then add --report."
+        )
     picture = report.with_suffix(".svg")
     report.write_text(drawn_report.markdown(found, picture.name), encoding="utf-8")
     picture.write_text(drawn_report.picture(found), encoding="utf-8")

@@ -33,7 +33,8 @@ class UserPoint:
 @dataclass(frozen=True)
 class ArmSpread:
     """An arm over all users within reach. quantiles: of the users' win-rates, at QUANTILES. worst: the user
-    whose interval begins lowest. better, worse: users whose interval lies wholly above, or below, 50%."""
+    with the lowest lower end of the interval. better, worse: number of users whose whole interval is above,
+    or below, 50%."""
 
     arm: str
     ratings: int
@@ -50,10 +51,11 @@ class ArmSpread:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Seconds of the whole machine, of the median user: one trial during which the machine slept does not
-    count. rating: for each reply that was read, with its rating. training: a user.
-    reply: for a reply to an unseen question, in a batch. best_of: what the other replies to that question,
-    and the choice, add."""
+    """Seconds of the whole machine. The median over users, so that one interrupted trial changes little.
+
+    rating: per reply that is rated on, with its rating. training: per user. reply: per reply to an unseen
+    question, in a batch. best_of: what the other replies to that question, and the choice, add.
+    """
 
     learn: str
     users: int
@@ -68,7 +70,7 @@ def within_reach(results: Results) -> list[dict[str, Any]]:
 
 
 def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
-    """Of every user that has this arm, by number."""
+    """One for each user that has this arm, ordered by user number."""
     found = []
     for user in sorted({r["user"] for r in results}):
         of = [c for r in results if r["user"] == user for c in r["checkpoints"]]
@@ -157,13 +159,15 @@ untouched model's reply for the same seed.
 
 * Win-rate: share of pairs in which the new reply has more stars; a tie counts half. A user's 95% interval
   resamples whole questions; that of the mean resamples users.
-* `+best-of-N`: the taste model picks among N replies by the same weights. `original+best-of-N`: among the
-  untouched model's, after the same ratings. Best of n plays no part in the replies that are rated.
+* `+best-of-N`: the taste model picks among N replies by the same weights. `original+best-of-N`: it picks
+  among N replies of the untouched model, after the same ratings. While a user rates, each question gets one
+  reply.
 * Within reach: the best of 8 replies of the untouched model, picked by a perfect judge, beats a random one of
   them in at least 70% of questions. It is computed before anything is learned; other users are not counted.
-* The worst user is the one whose interval begins lowest. KL (nats per token) and perplexity: on prose that no
-  rating is about, of the worst user and seed.
-* Only thumbs: someone who finds too little to rate stops after twice as many replies as ratings.
+* The worst user is the one with the lowest lower end of the interval. KL (nats per token) and perplexity: on
+  prose that no rating is about, of the worst user and seed.
+* A user who finds too little to rate, for example with one thumb only, stops after reading twice as many
+  replies as the checkpoint has ratings.
 """.splitlines()
 
 

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from . import suite
-from .as_chat import PATIENCE
 from .drawn_trial import DrawnSetup, FrozenReplies, reach, run
 from .drawn_users import DrawnStars, DrawnUser
 from .trial import Bench
 
 Log = Callable[[str], None]
-ALONE = 2.5  # seconds for a reply that is written alone, in those of one of a full batch
+ALONE = 2.5  # time for a reply that is written alone, divided by the time per reply in a full batch
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """Which users are run, with how many seeds. rater: the way in which all of them rate; None: each their
-    own."""
+    """Which users are run, with how many seeds. rater: how all of them rate; None: drawn for each."""
 
     setup: DrawnSetup
     users: Sequence[DrawnUser]
@@ -41,8 +39,8 @@ def results(path: Path) -> list[dict[str, Any]]:
 def run_missing(
     bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log
 ) -> list[dict[str, Any]]:
-    """Run what the file lacks, and add it; returns what was wanted. path: None keeps no file. machine: where
-    and when, kept with each result."""
+    """Run the trials that the file lacks and add them to it; returns the results of all of them. path: None:
+    no file. machine: machine and day, kept with each result."""
     setting = wanted.setting(bench.model.name)
     old = {_key(r): r for r in results(path)} if path else {}
     keys = {
@@ -75,8 +73,8 @@ def run_missing(
 def estimate(wanted: DrawnRun, trials: int, seconds: float) -> str:
     """About how long the trials take. seconds: for one reply of a full batch."""
     chat, full = wanted.setup.chat, wanted.setup.learn == "full"
-    pressing = 1.3 if PATIENCE > 1 else 1.0  # replies read for each rating, over all kinds of raters
-    read = chat.presses[-1] * pressing * (ALONE if full else 1.5)  # a batch of people is not always full
+    # 1.3 replies are read for each rating, over all kinds of raters; a batch of people is not always full.
+    read = chat.presses[-1] * 1.3 * (ALONE if full else 1.5)
     tested = len(chat.presses) * len(chat.heldout) * wanted.setup.best_of
     minutes = trials * (read + tested) * seconds / 60
     return (

@@ -1,8 +1,7 @@
 """Tastes drawn at random: weights over measurable properties of a text, some wanted, others unwanted.
 
-The properties are defined here and not by the taste model's own measures, so that a drawn taste is not known
-to it in advance. Those of HELD_OUT are in no taste that anything was tuned on; results of them are read once,
-at the end.
+The properties are not the taste model's own measures, so that it does not know a drawn taste in advance.
+Nothing was tuned on tastes from HELD_OUT; their results are read once, at the end.
 """
 
 import re
@@ -58,19 +57,19 @@ def _echo(question: str, text: str) -> float:
 
 
 def _sentences(text: str) -> list[int]:
-    """Words of each sentence; a text without words is one sentence of none."""
+    """Number of words of each sentence; [0] for a text without words."""
     return [count for part in re.split(r"[.!?\n]+", text) if (count := len(part.split()))] or [0]
 
 
 def _repeated(text: str) -> float:
-    """Share of the longer words that are in the text already."""
+    """Share of the words of four or more letters that occurred earlier in the text."""
     words = re.findall(r"\w{4,}", text.lower())
     return 1 - len(set(words)) / max(1, len(words))
 
 
 @dataclass(frozen=True)
 class DrawnTaste:
-    """names [K]: properties. weights [K]: how much each is wanted (above zero) or unwanted."""
+    """names [K]: properties. weights [K]: above zero for wanted ones, below zero for unwanted ones."""
 
     names: tuple[str, ...]
     weights: tuple[float, ...]

@@ -1,9 +1,10 @@
 """Trials of drawn users: they read and rate replies, then unseen questions are answered again.
 
-Several users take turns in one batch (readers.py). Each unseen question gets `best_of` replies by the weights
-of the moment: the first is the reply of the arm "instant" or "full"; among all of them the taste model picks
-that of "+best-of-N". "original+best-of-N" is its pick among the untouched model's replies. Every reply is
-compared with the untouched model's reply for the same seed. Best of n plays no part while the user rates.
+Several users are run in one batch (readers.py). At each checkpoint, `best_of` replies to each unseen question
+are written with the user's weights. The first is the reply of the arm "instant" or "full"; the taste model's
+pick among all of them is the reply of "+best-of-N". "original+best-of-N" is its pick among the untouched
+model's replies. Every reply is compared with the untouched model's reply for the same seed. While a user
+rates, each question gets one reply.
 """
 
 import time
@@ -110,9 +111,12 @@ def _written(
 
 @dataclass
 class TrialSeconds:
-    """What one user's trial took; of what was done in a batch, this user's share. ratings: replies that were
-    read, and what each rating did. training: the background loop. replies: one reply to every unseen question
-    at every checkpoint. best_of: the other replies to them, and the taste model."""
+    """Seconds of one user's trial; of a batch, this user's share.
+
+    ratings: writing and rating the replies that are rated on. training: the background loop. replies: one
+    reply to every unseen question at every checkpoint. best_of: the other replies to them, and the taste
+    model.
+    """
 
     ratings: float = 0.0
     training: float = 0.0
@@ -156,12 +160,12 @@ class _Drawn:
         return self.stars(question, response.text, response.finish_reason == "stop")
 
     def due(self, chat: ChatSetup) -> bool:
-        """Is the next checkpoint reached, or has this user found too little to rate until it?"""
+        """Are there ratings enough for the next checkpoint, or has this user read enough replies to stop?"""
         ratings = chat.presses[len(self.tested)]
         return self.given >= ratings or self.read >= PATIENCE * ratings
 
     def train(self) -> None:
-        """The background loop, when the chat would begin it."""
+        """Run the background loop if it is due."""
         if self.runtime.learning.due():
             started = time.perf_counter()
             self.runtime.consolidate()

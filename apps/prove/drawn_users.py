@@ -1,8 +1,9 @@
 """Simulated users drawn from a space of tastes, and how each of them rates.
 
-A user likes two to five properties of a text more or less (drawn_tastes.py). Every third or so has two such
-tastes: one for questions about what the reader does ("How do I ..."), one for all others. Stars compare a
-reply with the untouched model's replies to the same question: about as many get 1 star as 2, 3, 4 or 5.
+A taste gives weights, above or below zero, to two to five properties of a text (drawn_tastes.py). About one
+user in three has two tastes: one for questions about what the reader does ("How do I ..."), one for all
+others. Stars compare a reply with the untouched model's replies to the same question, so that each number of
+stars, 1 to 5, is about equally frequent.
 """
 
 import re
@@ -14,7 +15,7 @@ import numpy as np
 from .drawn_tastes import HELD_OUT, PROPERTIES, DrawnTaste, fifths, in_fifths
 from .raters import RATERS
 
-FLIPPED = 0.2  # share of a noisy rater's ratings that are turned around
+FLIPPED = 0.2  # share of a noisy rater's ratings that are reversed: 6 - stars
 LEAST, MOST = 2, 5  # properties of one taste
 BY_TOPIC = 1 / 3  # share of users with two tastes
 
@@ -32,7 +33,7 @@ class DrawnUser:
 
     @classmethod
     def draw(cls, number: int, held_out: bool, rater: str | None = None) -> "DrawnUser":
-        """The user with this number. held_out: of the family that tuning never sees. rater: None draws it."""
+        """The user with this number. held_out: draw from HELD_OUT, not PROPERTIES. rater: None draws it."""
         rng = np.random.default_rng([number, 23, int(held_out)])
         family = list(HELD_OUT if held_out else PROPERTIES)
         drawn = str(rng.choice(list(RATERS), p=list(RATERS.values())))

@@ -1,5 +1,5 @@
-"""Several simulated people who take turns: their replies are written as one batch, each with that person's
-own weights, and committed as the chat does, so that they can be rated."""
+"""Replies for several simulated people, written as one batch, each with that person's own weights, and
+committed as the chat commits them, so that they can be rated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar

@@ -94,8 +94,8 @@ def append(path: Path, result: dict[str, Any]) -> None:
 
 
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
-    """The results in the file, without lines that a killed run left half-written. of: the field that tells
-    these results from others."""
+    """The results in the file, without lines that a killed run left half-written. of: only results with
+    this field."""
     if not path.exists():
         return []
     found = []

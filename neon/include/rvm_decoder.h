@@ -100,11 +100,11 @@ RVM_API int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const
  * RVM_LM_HEAD only if asked for. */
 RVM_API int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits);
 
-/* Work on one token of a reply: `draw` or `trace_accumulate` of rvm_kernels, whose arguments the fields are. */
+/* One call of `draw` or `trace_accumulate` (rvm_kernels) for one token of a reply; the fields are its arguments. */
 typedef enum { RVM_REPLY_DRAW, RVM_REPLY_TRACE } rvm_reply_work;
 typedef struct {
-    int what, status; /* an rvm_reply_work; what the kernel returned */
-    int32_t token;    /* drawn, or to be traced */
+    int what, status; /* an rvm_reply_work; the kernel's return code */
+    int32_t token;    /* output of DRAW, input of TRACE */
     float scale;
     const float *hidden, *logits, *lora_a, *lora_b;
     float *e_a, *e_b;
@@ -114,7 +114,7 @@ typedef struct {
     double logprob[2];
 } rvm_reply;
 
-/* The work on n replies, which share no array that is written, on the decoder's threads. Not beside another call. */
+/* Run n such calls on the decoder's threads. No two may write to the same array. RVM_BUSY during another call. */
 RVM_API int rvm_decoder_replies(rvm_decoder *d, rvm_reply *replies, size_t n);
 
 /* y += scale * (x A) B at one linear layer from the next call on; both are copied. rank 0 takes it off.

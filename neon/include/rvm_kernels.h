@@ -12,9 +12,12 @@ typedef struct {
     size_t n;
 } rvm_param;
 
-/* How a token is drawn (ruvmlx/sampling.py). The filters look at the distribution p at temperature 1.
- * temperature: over 0   top_p, 1 is off: the fewest most likely ids whose p reach it   min_p, 0 is off: least share
- * of the largest p   top_k, 0 is off: the k most likely   u: from 0 to below 1, the token's place in the sum */
+/* How a token is drawn (ruvmlx/sampling.py). The filters see the distribution p at temperature 1.
+ *   temperature: > 0
+ *   top_p: keep the fewest most likely ids whose p sum to top_p; 1 is off
+ *   min_p: keep ids with p >= min_p * max(p); 0 is off
+ *   top_k: keep the k most likely ids; 0 is off
+ *   u: a uniform random number, 0 <= u < 1 */
 typedef struct {
     double temperature, top_p, min_p, u;
     size_t top_k;

@@ -58,7 +58,7 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
-/* Tokens of one chunk: of few, one, or a single thread would prepare them all while the others wait. */
+/* Tokens in one chunk: 1 if there are few, so that all threads take part. */
 static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
 
 void prepare_phase(const stage *s, role r) {

@@ -44,7 +44,8 @@ static inline float logit_of(uint64_t key) {
     return float_of(b >> 31 ? b : ~b & 0x7fffffffu);
 }
 
-/* Keys of the ids with log p >= floor, by id; returns how many. Few groups hold one: the others are passed by. */
+/* Keys of the ids with log p >= floor, in the order of ids; returns how many. A group of STRIDE ids whose largest
+ * log p is under the floor is skipped: most are. */
 static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     enum { STRIDE = 128 };
     size_t n = 0;
@@ -57,7 +58,7 @@ static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     return n;
 }
 
-/* keys[0..n) is a heap with the largest on top, but for keys[at]. */
+/* Move keys[at] down until keys[0..n) is a heap with the largest key on top; the rest of it is one already. */
 static void sift_down(uint64_t *keys, size_t n, size_t at) {
     const uint64_t key = keys[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
@@ -78,7 +79,7 @@ static void heap_sort(uint64_t *keys, size_t n) {
     }
 }
 
-/* Keys that are in the order of their ids; `to` receives them by one digit more. */
+/* One pass of a radix sort: copy the keys to `to`, ordered by the 11 bits from `shift` on, ties as they were. */
 static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     enum { DIGIT = 11 };
     uint32_t at[1 << DIGIT] = {0}, sum = 0;
@@ -91,7 +92,7 @@ static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     for (size_t i = 0; i < n; i++) to[at[keys[i] >> shift & ((1 << DIGIT) - 1)]++] = keys[i];
 }
 
-/* Sorts keys that are in the order of their ids. */
+/* Sort keys that are in the order of their ids: the stable passes need to look at the upper half alone. */
 static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     enum { FEW_KEYS = 256 };
     if (n <= FEW_KEYS) {
@@ -104,7 +105,7 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     memcpy(keys, spare, n * sizeof *keys);
 }
 
-/* How many of n sorted ids may be drawn. Equal to n also where the filters would have kept more than n. */
+/* How many of the n most likely ids the filters keep. If it is all n, the filters may keep further ids, too. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
     const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
@@ -117,7 +118,8 @@ static size_t keep_likely(const distribution *d, const rvm_drawing *how, const u
     return most;
 }
 
-/* Log-probabilities down to which ids are looked at in turn: no more than e^7 = 1,096 ids can have over e^-7. */
+/* Only ids with log p over the first floor are sorted, at most e^7 = 1,096 ids; the next floor is tried if the filters
+ * keep all of those. */
 static const float FLOORS[] = {-7, -10, -13, -16, -20, -INFINITY};
 
 /* keys: [2 V] */

@@ -136,10 +136,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Together(Protocol):
-    """A backend whose threads can also draw the tokens of several replies, and record their traces."""
+    """A backend whose threads can also draw tokens and record traces, for several replies in parallel."""
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Do the work of several replies at once."""
+        """Run the kernel calls of several replies in parallel, then their `done`."""
 
 
 class TokenStream(Protocol):

@@ -1,5 +1,5 @@
-"""How many replies best of n writes when it is set to "auto": as many as this machine decodes at little more
-cost than one.
+"""How many replies best of n writes when it is set to "auto": the most, up to 4, whose decode step takes at
+most 1.5 times as long as that of one reply.
 
 A step for n replies is timed beside a step for one, on the model that is open, and the times are kept in
 DATA/batch_costs.json:
@@ -19,10 +19,14 @@ from ..backends.base import Backend
 from .engine import LLMInferenceEngine
 
 AUTO = "auto"  # a value of `best_of`
-MOST, LIMIT = 4, 1.5  # replies; times the cost of one
+MOST, LIMIT = 4, 1.5  # replies; time of a step, in those of a step for one reply
 PROMPT = 32  # tokens
-ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0  # rounds of steps; so few are enough after so many seconds
-FORMAT, KEPT = 1, 32  # models in the file
+ROUNDS, LEAST_ROUNDS, SECONDS = (
+    15,
+    3,
+    1.0,
+)  # ROUNDS steps of each size; after SECONDS, LEAST_ROUNDS are enough
+FORMAT, KEPT = 1, 32  # version of the file; models kept in it
 
 
 def path() -> Path:
@@ -39,7 +43,7 @@ def affordable(engine: LLMInferenceEngine) -> int:
     held = _read()
     if key not in held:
         held[key] = step_seconds(engine.backend)
-        with suppress(OSError):  # then the next start measures again
+        with suppress(OSError):  # if it cannot be written, the next question measures again
             _write(dict(list(held.items())[-KEPT:]))
     return most_within(held[key])
 

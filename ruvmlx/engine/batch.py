@@ -73,8 +73,7 @@ def _admit(
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> None:
-    """Draw the next token of every run, and record it: of several runs at once, if the backend has threads
-    for that."""
+    """Draw and record the next token of every run; several runs in parallel if the backend is a Together."""
     backend = engine.backend
     if len(running) < 2 or not isinstance(backend, Together):
         for run in running:

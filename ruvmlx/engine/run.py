@@ -35,7 +35,8 @@ class Recorder(Protocol):
 @runtime_checkable
 class WorkRecorder(Protocol):
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """As Recorder.add, but returns what has to be done, at most one piece for each recorder."""
+        """As Recorder.add, but returns the kernel call, to be run together with those of other recorders. At
+        most one, because calls for one recorder must not run at the same time."""
 
 
 class EngineParts(Protocol):
@@ -163,7 +164,7 @@ class Run:
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
     def draw_work(self) -> ReplyWork | None:
-        """What `draw` will draw, to be done together with other runs'; None where that cannot be."""
+        """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
         if self.over or self.request.cancel.is_set() or not isinstance(self.source, StepSource):
             return None
         return self.source.draw_work()
@@ -175,7 +176,7 @@ class Run:
                 self.recorder.add(*drawn)
 
     def record_work(self) -> list[ReplyWork]:
-        """`record`, but a recorder that can returns its work, to be done together with other runs'."""
+        """As `record`, but returns the kernel call of a WorkRecorder, to be run with those of other runs."""
         work: list[ReplyWork] = []
         for drawn in self._unrecorded():
             if isinstance(self.recorder, WorkRecorder):

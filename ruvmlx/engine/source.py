@@ -44,7 +44,7 @@ class StepSource:
         self._sampler = Sampler(sampling)
         self._step: Step | None = None  # output of the last step
         self._token: int | None = None  # drawn from `_step`
-        self._ahead: int | None = None  # drawn from `_step` already, for the next `read`
+        self._ahead: int | None = None  # drawn from `_step` by `draw_work`; the next `read` returns it
         self._fresh: Step | None = None  # the step of the newest token, until `drawn_from` returns it
         self.prefilled_at = time.perf_counter()
 
@@ -62,8 +62,8 @@ class StepSource:
         return self._token
 
     def draw_work(self) -> ReplyWork | None:
-        """What `read` would draw, to be done together with other replies' work: `read` then returns it. None
-        where that cannot be."""
+        """The draw of the next token, to be run together with those of other replies; the next `read` returns
+        its token. None if `read` itself must draw."""
         if self._token is not None or self._step is None or self._ahead is not None:
             return None
 

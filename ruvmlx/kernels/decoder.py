@@ -300,7 +300,7 @@ class Decoder:
         return hidden, logits
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Do the work of several replies on this decoder's threads."""
+        """Run the kernel calls of several replies on this decoder's threads, then their `done`."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):

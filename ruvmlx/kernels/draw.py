@@ -20,14 +20,14 @@ class TokenDrawing:
         self._scratch = np.empty(0, np.uint64)
 
     def __call__(self, logits: Array, u: float) -> int:
-        """logits [V] -> token id. u: from 0 to below 1, the token's place in the sum of probabilities."""
+        """logits [V] -> token id. u: a uniform random number, 0 <= u < 1."""
         self._how.u = u
         how, token = self._addresses
         self._check(self._draw(_in(logits), logits.size, how, self._room(logits.size), token))
         return self._token.value
 
     def work(self, logits: Array, u: float, drawn: Callable[[int], None]) -> ReplyWork:
-        """The same, to be done together with other replies' work; `drawn` then receives the token."""
+        """The same call, to be run together with those of other replies; `drawn` then receives the token."""
         self._how.u = u
         fields = ReplyStruct(what=DRAW, logits=_in(logits), vocab=logits.size, drawing=self._how)
         fields.scratch = self._room(logits.size)

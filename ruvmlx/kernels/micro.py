@@ -133,8 +133,8 @@ def trace_work(
     e_b: Array,
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
-    """trace_accumulate, to be done together with other replies' work; `traced` then receives both logprobs.
-    The shapes are the caller's to check."""
+    """A trace_accumulate, to be run together with those of other replies; `traced` then receives both
+    logprobs. Shapes are not checked here."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)

@@ -1,9 +1,9 @@
-"""Work on one token of several replies at once, on the threads of a decoder (neon/src/replies.c)."""
+"""Kernel calls for several replies, one token each, on the threads of a decoder (neon/src/replies.c)."""
 
 import ctypes as C
 from collections.abc import Callable
 
-DRAW, TRACE = 0, 1  # what a reply's work is
+DRAW, TRACE = 0, 1  # ReplyStruct.what: draw a token, or add one to a trace
 
 _P, _N, _D = C.c_void_p, C.c_size_t, C.c_double
 
@@ -30,8 +30,8 @@ class ReplyStruct(C.Structure):
 
 
 class ReplyWork:
-    """fields: what C does. done: receives the fields afterwards; it raises what their status says. held:
-    arrays that must outlive the work."""
+    """One such call. fields: its arguments. done: called with the fields after the call; raises if the call
+    failed. held: arrays that the fields point to, kept alive."""
 
     def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):
         self.fields, self.done, self._held = fields, done, held

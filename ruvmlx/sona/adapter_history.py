@@ -188,7 +188,7 @@ class AdapterHistory:
             rated = self._store.ratings.last_version(*self._key, self.version())
             version = max(rated, self.pairs.last_version())
             if version == 0:
-                raise NotFound("there is no rating to take back.")
+                raise NotFound("there is no rating or preference to take back.")
             self._store.versions.move_head(*self._key, self.adapter(version).parent, "undo")
         return replace(self.status(), undone="rating" if version == rated else "preference")
 

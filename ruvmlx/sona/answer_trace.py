@@ -22,7 +22,7 @@ class AnswerTrace:
             self._trace.add(*drawn)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """As Trace.work. Two tokens of one trace may not be added at the same time: all but the last are
+        """As Trace.work. Two tokens of one trace must not be added at the same time, so all but the last are
         added here."""
         decided = self._decided(hidden, logits, token)
         for drawn in decided[:-1]:
@@ -30,7 +30,7 @@ class AnswerTrace:
         return [work for drawn in decided[-1:] for work in self._trace.work(*drawn)]
 
     def _decided(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[_Drawn]:
-        """Tokens of the answer that are known to be so with this one."""
+        """The waiting tokens and this one, if they are now known to be part of the answer; else none."""
         in_thought = self._counter.in_thought
         self._counter.add(token)
         if in_thought or self._counter.in_thought:

@@ -1,4 +1,4 @@
-"""A reply that the user rewrote: a reply of its own, beside the one that it was made from."""
+"""The user's version of a reply, as a new reply; the original stays."""
 
 import uuid
 from dataclasses import replace
@@ -11,14 +11,18 @@ from .user_taste import reply_features
 
 
 def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
-    """The original with another answer; its thought stays. UsageError if the answer is empty or the same.
+    """The original with another answer; its thought stays.
 
-    The tokens are those of the text, then the end of a reply: the model never drew them, so there is no
-    log-probability at which they were drawn.
+    UsageError if the answer is empty or the same, or if the original has no answer.
+
+    Its tokens are the encoded text and an end-of-reply token. The model did not draw them: logprob is None.
     """
     if not answer.strip():
         raise UsageError("the edited reply is empty; give some text.")
-    before = thinking.split(original.text).answer
+    parts = thinking.split(original.text)
+    if parts.is_open:
+        raise UsageError("that reply ended inside its thought, so it has no answer to rewrite.")
+    before = parts.answer
     if answer.strip() == before.strip():
         raise UsageError("the edited reply is the same as before; nothing was saved.")
     head = original.text[: len(original.text) - len(before)]

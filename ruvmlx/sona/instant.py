@@ -26,8 +26,8 @@ that the reply goes on for so long; a push against it makes an end likelier wher
 A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
 who likes half of all long replies is not asking for shorter ones.
 
-A preference between two replies to one question is one piece of evidence: w_i g_i is the sum of both, so what
-the replies share cancels.
+A preference between two replies to one question is one piece of evidence: its w_i g_i is the sum of both
+replies' terms, so what the replies share cancels.
 
 Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
 over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
@@ -70,7 +70,7 @@ SHORT = 100  # tokens up to which the end of a reply counts in full in a rating 
 LARGEST = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
-FAR = 3.0  # a gain that is so many times as large, and over a cap, is no reason to stay at the small one
+FAR = 3.0  # if a gain over a cap is this many times an accepted one, a gain between the two is tried
 SLACK = 1.2  # a gain is accepted if this many times as much would be over a cap
 
 
@@ -163,7 +163,7 @@ def _evidence_of(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """(gradient, information, weight) of one piece of evidence.
 
-    What two replies to one question share cancels in their sum, and is no noise in S either.
+    What two replies to one question share cancels in their sum, and does not count as noise in S.
     """
     gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
     if len(given) == 1:

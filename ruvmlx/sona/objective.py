@@ -44,7 +44,7 @@ def pair_weights(
 ) -> tuple[float, float]:
     """(w of the better reply, in [0, 1]; w of the worse one, in [-1, 0]) of a preference.
 
-    strength: r, 1 for a clear preference. V(x) falls out, because both replies answer one question.
+    strength: r, 1 for a clear preference. V(x) cancels, because both replies answer the same question.
     better_ratio, worse_ratio: rho.
     """
     better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio

@@ -116,7 +116,7 @@ def _examples(
 ) -> list[RatedExample]:
     out = []
     for row in rows:
-        # Both replies of a preference answer one question, so what is usual for it falls out.
+        # V(x) is 0 for a preference: both replies answer the same question, so it would cancel.
         reward, value = (
             (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
         )

@@ -10,7 +10,7 @@ word. Variances and columns are chosen by the evidence p(y), so ten ratings sele
 have made, and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
 
 A preference is a row, too: the difference of the two replies' columns, in which the intercept cancels, with
-y = GAP stars. This is Bradley and Terry's model with a straight line in place of the logistic.
+y = GAP stars. This is a Bradley-Terry model with a linear link in place of the logistic one.
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
@@ -30,8 +30,8 @@ STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 NEWEST = 1000  # ratings that are used at most
-GAP = 2.0  # stars that a preferred reply is better than the other
-PAIR = 0.5  # of a rating: a difference of two replies has the noise of both
+GAP = 2.0  # y of a preference: stars by which the better reply leads
+PAIR = 0.5  # weight of a preference, in ratings: a difference has the noise of two replies
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ class TasteFit:
 
 @dataclass(frozen=True)
 class Rows:
-    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. worse: where it is a
-    reply, the row is a pair, and y is by how many stars its reply is better than that one. coarse: variance
-    of y within what one rating can stand for, which is the least noise."""
+    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. worse [R]:
+    the worse reply of a pair, None for a rating; in a pair y is the difference in stars, reply minus worse.
+    coarse: variance of y within what one rating can stand for, which is the least noise."""
 
     replies: Sequence[ReplyFeatures]
     y: np.ndarray
@@ -93,8 +93,8 @@ class Rows:
         return [row for row, worse in enumerate(self.worse) if worse is not None]
 
     @property
-    def everyone(self) -> list[ReplyFeatures]:
-        """The replies, then the worse ones of the pairs."""
+    def all_replies(self) -> list[ReplyFeatures]:
+        """[E]: the replies, then the worse replies of the pairs."""
         return [*self.replies, *(worse for worse in self.worse if worse is not None)]
 
     @property
@@ -103,18 +103,18 @@ class Rows:
         return np.delete(self.y, self.pairs)
 
     def differences(self, values: np.ndarray) -> np.ndarray:
-        """[R, C] of the rows, from [E, C] of everyone."""
+        """Values of all replies [E, C] -> of the rows [R, C]; of a pair, reply minus worse."""
         found = values[: len(self.replies)].copy()
         found[self.pairs] -= values[len(self.replies) :]
         return found
 
     def design(self, columns: Sequence[Column], scale: Scale) -> np.ndarray:
-        """[R, 1 + M + K]: of a pair the difference, in which the intercept is 0."""
-        return self.differences(design(self.everyone, columns, scale))
+        """[R, 1 + M + K]; the row of a pair is a difference, so its intercept is 0."""
+        return self.differences(design(self.all_replies, columns, scale))
 
     def candidates(self, scale: Scale) -> Candidates:
         """The columns that may be selected, with their values for the rows."""
-        pool = candidates(self.everyone, scale)
+        pool = candidates(self.all_replies, scale)
         return replace(pool, values=self.differences(pool.values)) if self.pairs else pool
 
     def sums(self, x: np.ndarray) -> Sums:
@@ -122,9 +122,9 @@ class Rows:
 
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
-    """ratings: and pairs, oldest first. background: replies that were seen and not rated."""
+    """ratings: ratings and pairs, oldest first. background: replies that were seen and not rated."""
     rows = ratings + _neutral(ratings, background)
-    scale = Scale.of(rows.everyone)
+    scale = Scale.of(rows.all_replies)
     begun = selected(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:

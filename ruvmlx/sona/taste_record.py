@@ -1,4 +1,4 @@
-"""How well the taste model has known its user: each rating beside what was predicted before it was given."""
+"""How well the taste model predicts its user: each rating beside its prediction from earlier ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ import numpy as np
 
 from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
 
-GROWTH = 20  # the model is fitted again once it has seen 1 / GROWTH more ratings; until then after each
+GROWTH = (
+    20  # the model is refitted after each rating, later once there are 1 / GROWTH more than at the last fit
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class PredictedRating:
 
 @dataclass(frozen=True)
 class TasteRecord:
-    """All ratings, oldest first. error, usual_error: how far predictions, and the mean of the ratings before,
-    are off on average, in stars. correlation: of predicted and given stars; None where one of them never
-    varies."""
+    """All ratings, oldest first.
+
+    error, usual_error: mean absolute error, in stars, of the predictions, and of always predicting the mean
+    of the earlier ratings. correlation: of predicted and given stars; None where one of them never varies.
+    """
 
     ratings: tuple[PredictedRating, ...]
 

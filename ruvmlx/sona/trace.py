@@ -95,7 +95,7 @@ class Trace:
         self._added(hidden, token, logprob, frozen)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """`add`, to be done together with other replies' work."""
+        """The kernel call of `add`, to be run together with those of other traces."""
         a = self.adapter
         return [
             kernels.trace_work(

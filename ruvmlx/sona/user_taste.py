@@ -15,8 +15,8 @@ BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
 
 @dataclass(frozen=True)
 class TasteStatus:
-    """ratings: those that the model was fitted to, and preferences. turned: how many of them, the oldest,
-    count no more because the taste changed. preferences: what the others support, the strongest first."""
+    """ratings: ratings and preferences that the model was fitted to. turned: how many of the oldest of them
+    no longer count, because the taste changed. preferences: what the others support, the strongest first."""
 
     ratings: int
     turned: int
@@ -55,10 +55,15 @@ class UserTaste:
         if self._fitted is None or self._fitted[0] != version:
             model = self._fit()
             # Only words need the texts, to get their names back.
-            texts = [(asked, said) for asked, said, _ in self._history.examples()] if model.has_words else []
+            texts = self._texts() if model.has_words else []
             status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
             self._fitted = version, model, status
         return self._fitted
+
+    def _texts(self) -> list[tuple[str, str]]:
+        """(question, reply) of every rating and preference in force."""
+        rated = [(asked, said) for asked, said, _ in self._history.examples()]
+        return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
     def _fit(self) -> TasteModel:
         given = [(version, one) for _, version, one in self._rated()] + self._preferred()

@@ -20,7 +20,8 @@ _PAIR = "min(better, worse), max(better, worse)"  # the same two replies, whiche
 @dataclass(frozen=True)
 class PreferenceRow:
     """better, worse: ids of replies. strength: 1 for a choice that the user was asked for or made by writing,
-    less for one that follows from what they did. weight: by how much both replies were pushed apart."""
+    less for one that is inferred from what they did. weight: w of the better reply minus w of the worse one
+    (sona/objective.py)."""
 
     better: str
     worse: str
@@ -174,11 +175,15 @@ class Preferences:
         return newest_version(self._db, "preferences", fingerprint, name, head)
 
     def of_chat(self, session_id: str) -> list[tuple[str, str, str]]:
-        """(better reply, worse reply, kind) of the preferences in force between replies of a chat."""
+        """(better reply, worse reply, kind) of the preferences in force between replies of a chat.
+
+        Of all adapters; each once, although a saved adapter has copies.
+        """
         shown = "(SELECT reply_id FROM messages WHERE session_id = ?1)"
         rows = self._db.rows(
             "SELECT better, worse, kind FROM preferences WHERE in_force"
-            f" AND better IN {shown} AND worse IN {shown} ORDER BY id",
+            f" AND better IN {shown} AND worse IN {shown}"
+            " GROUP BY better, worse, kind ORDER BY min(id)",
             session_id,
         )
         return [(row["better"], row["worse"], row["kind"]) for row in rows]

@@ -168,7 +168,7 @@ class ScriptedRuntime:
     def undo(self):
         self._called()
         if not self.ratings:
-            raise NotFound("there is no rating to take back")
+            raise NotFound("there is no rating or preference to take back")
         reply_id, before, _ = self.ratings.pop()
         self._set_rating(reply_id, before)
         return self.status()

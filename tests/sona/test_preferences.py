@@ -1,6 +1,7 @@
 """Preferences between two replies change the model, survive restarts, and can be taken back."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from ruvmlx.chat_file import as_json
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, StoreBusy, UsageError
 from ruvmlx.sona import instant, objective
+from ruvmlx.sona.edited_reply import edited_reply
 from ruvmlx.sona.export_examples import rows
 from ruvmlx.store.audit import disagreement
 
@@ -311,6 +313,13 @@ def test_an_edited_reply_can_be_rated_and_edited_again(open_tiny):
         assert second.preference.worse == first.reply_id and runtime.status().preferences == 2
 
 
+def test_a_reply_without_an_answer_cannot_be_rewritten(open_tiny):
+    with open_tiny() as runtime:
+        original = runtime.store.replies.get(reply(runtime))
+        with pytest.raises(UsageError, match="ended inside its thought"):
+            edited_reply(runtime.model.tokenizer, replace(original, text="<think>so far"), "my answer")
+
+
 # -- regenerated replies -------------------------------------------------------------------------------------
 
 
@@ -326,6 +335,18 @@ def test_going_on_after_a_regenerated_reply_prefers_it_weakly(open_tiny):
         assert (found.better, found.worse) == (mine, left) and 0 < found.strength < 1
         say(runtime, chat, "and on")
         assert runtime.status().preferences == 1
+
+
+def test_an_edited_question_does_not_bring_back_what_undo_took(open_tiny):
+    with open_tiny() as runtime:
+        chat, _ = chatted(runtime)
+        again(runtime, chat)
+        say(runtime, chat, "go on")
+        runtime.undo()
+        edited = {"instead_of": runtime.chats.turns(chat)[-2].id}
+        for _ in runtime.chats.say(chat, "go on!", max_new_tokens=4, cancel=threading.Event(), **edited):
+            pass
+        assert runtime.chats.turns(chat)[-2].content == "go on!" and runtime.status().preferences == 0
 
 
 def test_going_on_after_the_older_one_prefers_that(open_tiny):
@@ -403,6 +424,9 @@ def test_preferences_are_exported_with_the_chat_and_as_training_data(open_tiny):
         edited = runtime.chats.edit_reply(chat, message, "hello, short")
         data = as_json(runtime.store, chat)
         assert data["preferences"] == [{"better": edited.message, "worse": message, "kind": "edit"}]
+        runtime.store.adapters.copy(runtime.model.fingerprint, runtime.learner.history.name, "copy")
+        assert len(as_json(runtime.store, chat)["preferences"]) == 1  # the copy's is the same one
+        runtime.store.adapters.delete(runtime.model.fingerprint, "copy")
         history = runtime.learner.history
         assert list(rows(history, "dpo")) == [
             {"prompt": "hello", "chosen": "hello, short", "rejected": original}

@@ -82,7 +82,7 @@ def test_a_pair_is_the_difference_of_its_replies_columns():
     whole = taste_columns.candidates(shown, scale).values
     np.testing.assert_array_equal(pool.values, [whole[0], whole[1] - whole[3], whole[2] - whole[4]])
     both = rows[:1] + rows[1:]
-    assert both.pairs == [1, 2] and both.everyone == rows.everyone
+    assert both.pairs == [1, 2] and both.all_replies == rows.all_replies
 
 
 def test_the_stores_preferences_are_learned_from_in_the_order_in_which_they_were_given(store, history):  # noqa: F811

@@ -1,4 +1,4 @@
-"""Rewriting a reply in the app: the user's version stands beside it, and is preferred to it."""
+"""Rewriting a reply in the app: the user's version becomes a branch beside it and is preferred to it."""
 
 from functools import partial
 
@@ -20,17 +20,17 @@ class RewriteActions:
 
     def as_typed(self, argument: str) -> None:
         """Save the argument as the user's version of the chosen reply; without one, put it into the input."""
-        if self.begin() and argument:
+        if self.begin(argument) and argument:
             self.save(argument)
 
-    def begin(self) -> bool:
-        """Put the chosen reply into the input; False if there is none."""
+    def begin(self, text: str = "") -> bool:
+        """Put a text, or else the chosen reply, into the input; False if no reply can be rewritten now."""
         chat, reply = self._chat, self._chat.chosen()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")
             return False
         chat.editing = reply
-        chat.prompt.begin_edit(reply.answer, HEADING)
+        chat.prompt.begin_edit(text or reply.answer, HEADING)
         return True
 
     def is_begun(self) -> bool:
