@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 
 from .context_window import Turn
-from .errors import AdapterMismatch, RuvmlxError, UsageError
+from .errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
 from .learning import Learning
 from .models.model import Model
 from .sona.edited_reply import edited_reply
@@ -46,14 +46,17 @@ class Choices:
 
         text: the new answer; the reply's thought is kept. place: (chat, message) of the reply; None: where it
         was shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another
-        model's reply.
+        model's reply, NotFound for one whose chat was deleted.
         """
         original = self._store.replies.get(reply_id)
         edited = self._edited(original, text)
         session, message = place or self._store.messages.place_of(original.id) or (None, None)
-        if session is not None and message is not None:
-            self._store.messages.set_head_before(session, message)
-        self._store.replies.add(edited, session)
+        if session is None and self._store.messages.is_in_deleted_chat(original.id):
+            raise NotFound(
+                "that reply's chat was deleted, so it cannot be rewritten; "
+                "`ruvmlx sessions restore` lists the chats that can come back."
+            )
+        self._store.replies.add(edited, session, beside=message)
         learner = self._learning.learner
         return EditedReply(
             edited.id,
@@ -102,7 +105,14 @@ class Choices:
             return None
         other = others[-1]  # a reply that was continued begins like the longer one
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
-        return None if same or (mine.rating and other.rating) else other.reply_id
+        # Only /compare writes one reply by the untouched model: leaving it without a choice says nothing.
+        compared = self._is_untouched(mine) != self._is_untouched(other)
+        return None if same or compared or (mine.rating and other.rating) else other.reply_id
+
+    def _is_untouched(self, row: MessageRow) -> bool:
+        """Did the model write the reply without anything learned?"""
+        assert row.reply_id is not None
+        return self._store.replies.get(row.reply_id).adapter_version == 0
 
     def _counts(self, row: MessageRow) -> bool:
         """Did this model write the reply, whole, and was it shown?"""

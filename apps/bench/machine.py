@@ -40,7 +40,7 @@ def hardware(threads: int) -> dict[str, Any]:
         "cores": physical_cores(),
         "threads": threads,
         "memory": total_memory(),
-        "system": f"{platform.system()} {platform.release().split("-")[0]}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "power": _power(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},

@@ -114,19 +114,28 @@ class Messages:
 
         NotFound if the chat has no such message.
         """
-        known = "SELECT 1 FROM messages WHERE id = ? AND session_id = ?"
-        if message_id is not None and not self._db.row(known, message_id, session_id):
-            raise NotFound(f"no message {message_id} in chat {session_id!r}.")
+        if message_id is not None:
+            self._require(session_id, message_id)
         with self._db.transaction():
             self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", message_id, session_id)
 
-    def set_head_before(self, session_id: str, message_id: int) -> None:
-        """Continue the chat where a message of it was written, so that the next one stands beside it.
+    def _require(self, session_id: str, message_id: int) -> None:
+        known = "SELECT 1 FROM messages WHERE id = ? AND session_id = ?"
+        if not self._db.row(known, message_id, session_id):
+            raise NotFound(f"no message {message_id} in chat {session_id!r}.")
+
+    def go_before(self, session_id: str, message_id: int) -> None:
+        """Continue the chat before a message, so that the next one stands beside it. Call inside a
+        transaction.
 
         NotFound if the chat has no such message.
         """
-        self.set_head(session_id, message_id)  # refuses a message of another chat
-        self.set_head(session_id, self._db.value("SELECT parent FROM messages WHERE id = ?", message_id))
+        self._require(session_id, message_id)
+        self._db.execute(
+            "UPDATE sessions SET head = (SELECT parent FROM messages WHERE id = ?) WHERE id = ?",
+            message_id,
+            session_id,
+        )
 
     def place_of(self, reply_id: str) -> tuple[str, int] | None:
         """(chat, message) where a reply was shown last; None: in no chat that is there."""
@@ -136,6 +145,14 @@ class Messages:
             reply_id,
         )
         return (row["session_id"], row["id"]) if row else None
+
+    def is_in_deleted_chat(self, reply_id: str) -> bool:
+        """Do only soft-deleted chats show this reply?"""
+        rows = self._db.rows(
+            "SELECT s.deleted FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.reply_id = ?",
+            reply_id,
+        )
+        return bool(rows) and all(row["deleted"] is not None for row in rows)
 
     def next_sibling(self, session_id: str, message_id: int, step: int) -> int:
         """Show the sibling `step` places after a message, wrapping around; returns the sibling's id.

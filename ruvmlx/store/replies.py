@@ -90,16 +90,20 @@ class Replies:
         session_id: str | None,
         kv: KVObservation | None = None,
         route: RouteRow | None = None,
+        beside: int | None = None,
     ) -> None:
         """Commit a reply with the state of its KV cache, its route and, in a chat, its message.
 
-        The reply replaces the chat's draft.
+        The reply replaces the chat's draft. beside: id of a message of the chat; the reply becomes another
+        branch next to it. None: it follows the current branch. NotFound if the chat has no such message.
         """
         now = time.time()
         with self._db.transaction():
             newest = self._db.value("SELECT coalesce(max(seq), 0) FROM replies")
             self._db.insert("replies", seq=newest + 1, created=now, **_to_columns(reply))
             if session_id is not None:
+                if beside is not None:
+                    self._messages.go_before(session_id, beside)
                 self._messages.append(session_id, "assistant", reply.text, reply.id, now)
                 self._db.execute("DELETE FROM drafts WHERE session_id = ?", session_id)
             self._witness.record("reply", _facts(reply))

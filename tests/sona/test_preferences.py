@@ -39,9 +39,9 @@ def chatted(runtime, text="hello", n=12) -> tuple[str, int]:
     return chat, message
 
 
-def again(runtime, chat, seed=7, n=12) -> None:
-    sampling = Sampling(seed=seed)
-    for _ in runtime.chats.again(chat, sampling=sampling, max_new_tokens=n, cancel=threading.Event()):
+def again(runtime, chat, seed=7, n=12, untouched=False) -> None:
+    options = {"sampling": Sampling(seed=seed), "max_new_tokens": n, "untouched": untouched}
+    for _ in runtime.chats.again(chat, cancel=threading.Event(), **options):
         pass
 
 
@@ -303,6 +303,31 @@ def test_without_an_adapter_an_edit_is_saved_and_nothing_is_learned(open_tiny):
         assert runtime.chats.turns(chat)[-1].content == "mine"
 
 
+def test_an_edit_that_fails_leaves_the_chat_as_it_was(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        chat, message = chatted(runtime)
+        before = runtime.chats.turns(chat)
+
+        def fail(*_):
+            raise StoreBusy("locked")
+
+        monkeypatch.setattr(runtime.store.witness, "record", fail)
+        with pytest.raises(StoreBusy):
+            runtime.chats.edit_reply(chat, message, "mine")
+        assert runtime.chats.turns(chat) == before
+
+
+def test_a_reply_of_a_deleted_chat_cannot_be_rewritten(open_tiny):
+    """Its words would outlive the chat."""
+    with open_tiny() as runtime:
+        chat, _ = chatted(runtime)
+        original = runtime.chats.turns(chat)[-1].reply_id
+        runtime.store.chats.soft_delete(chat)
+        with pytest.raises(NotFound, match="chat was deleted"):
+            runtime.choices.edit(original, "mine")
+        assert runtime.store.replies.get("last").id == original
+
+
 def test_an_edited_reply_can_be_rated_and_edited_again(open_tiny):
     with open_tiny() as runtime:
         chat, message = chatted(runtime)
@@ -347,6 +372,17 @@ def test_an_edited_question_does_not_bring_back_what_undo_took(open_tiny):
         for _ in runtime.chats.say(chat, "go on!", max_new_tokens=4, cancel=threading.Event(), **edited):
             pass
         assert runtime.chats.turns(chat)[-2].content == "go on!" and runtime.status().preferences == 0
+
+
+def test_going_on_after_a_comparison_without_a_choice_says_nothing(open_tiny):
+    """A comparison writes one of its two replies by the untouched model."""
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        for untouched in (True, False):
+            chat, _ = chatted(runtime)
+            again(runtime, chat, untouched=untouched)
+            say(runtime, chat, "go on")
+            assert runtime.status().preferences == (0 if untouched else 1)
 
 
 def test_going_on_after_the_older_one_prefers_that(open_tiny):
