@@ -71,7 +71,7 @@ COMMANDS = {
         "Write the reply again",
     ),
     "best": CommandSpec(
-        "/best [N]", "write N replies at once (or auto), show the best", write.best,
+        "/best [N]", "write N (or auto) replies, show the best", write.best,
         title="Best of several replies", takes_argument=True, asks=True,
     ),
     "more": CommandSpec(

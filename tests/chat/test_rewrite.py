@@ -87,7 +87,7 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
         await until(pilot, lambda: "same as before" in screen_text(app) and not reply.progress)
         runtime = app.host.holder.opened
 
-        def busy(*_):
+        def busy(*_, **__):
             raise StoreBusy("locked by a test")
 
         with monkeypatch.context() as patched:
@@ -137,6 +137,6 @@ def test_plain_mode_rewrites(open_tiny, capsys):
         assert code == 0, capsys.readouterr().err
         assert "To change it: /rewrite and your text." in said
         assert "Learned that you prefer your version; /undo takes it back. Its log-probability" in said
-        assert "Last preference taken back: 0 left" in said and "Assistant: My own words." in said
+        assert "Last preference taken back: 0 ratings left" in said and "Assistant: My own words." in said
         code, said = plain(runtime, "/rewrite x")
         assert code == 1 and said == ""
